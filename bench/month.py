@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from drumbeat.agent.lead.decide import Requeue, Restart, decide
-from drumbeat.agent.lead.member import Member
-from drumbeat.agent.lead.outcome import FAILED, Outcome
+from drumbeat.agent.lead.model import FAILED, Member, Outcome
 from drumbeat.findings.model import ERROR, Finding
 
 HOUR, DAY = 3600.0, 86400.0

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.lead.blame import blame
-from drumbeat.agent.lead.rank_end import RankEnd
+from drumbeat.agent.lead.attempt import RankEnd, blame
 from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
 
 

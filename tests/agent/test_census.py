@@ -5,10 +5,10 @@ import socket
 import subprocess
 import sys
 
-from drumbeat.agent.watchers import census
-from drumbeat.agent.watchers.census import Census, CensusLooks
+from drumbeat.agent.watchers import world
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.rank_processes import look
+from drumbeat.agent.watchers.world import Census, CensusLooks
 
 WORLD = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "61234"}
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -134,7 +134,7 @@ def test_connections_that_were_seen_at_different_looks_add_up():
 
 
 def test_looks_are_frequent_while_there_is_something_new_and_rare_later(monkeypatch):
-    monkeypatch.setattr(census, "_COST", 0.0)  # whatever a look takes here
+    monkeypatch.setattr(world, "_COST", 0.0)  # whatever a look takes here
     with Started(WAITS, RANK="0", **WORLD) as rank:
         looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
         at = [tick / 4 for tick in range(4 * 120) if looks.poll(tick / 4)]
@@ -163,7 +163,7 @@ def test_ranks_of_a_scripts_second_launcher_are_marked():
 
 
 def test_ranks_of_mpi_which_no_connection_proves_are_told_before_the_looks_end(monkeypatch):
-    monkeypatch.setattr(census, "_COST", 0.0)
+    monkeypatch.setattr(world, "_COST", 0.0)
     with Started(WAITS, RANK="0", PMIX_RANK="0", **{**WORLD, "WORLD_SIZE": "1"}) as rank:
         looks, watcher = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None), Census()
         looked = [(tick / 4, saw) for tick in range(4 * 20) for saw in looks.poll(tick / 4)]

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.agent.lead.decide import Requeue, Restart, Stop, decide
-from drumbeat.agent.lead.member import Member
-from drumbeat.agent.lead.outcome import CANCELLED, FAILED, FINISHED, Outcome
+from drumbeat.agent.lead.model import CANCELLED, FAILED, FINISHED, Member, Outcome
 from drumbeat.causes import table
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, Evidence, Finding
 

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from drumbeat.agent.ranks.end import End
-from drumbeat.agent.ranks.explain import Explainer, with_last_step
+from drumbeat.agent.ranks.ends import Explainer, with_last_step
 from drumbeat.agent.ranks.launchers import launcher_of
-from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.start import End, start
 from drumbeat.machine.model import Identity
 from drumbeat.runfolder.layout import NodeFolder
 from tests.agent.test_lead import order

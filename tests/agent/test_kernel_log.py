@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from drumbeat.agent.lead.blame import hardware_behind
+from drumbeat.agent.lead.attempt import hardware_behind
 from drumbeat.agent.looks import kernel_log
 from drumbeat.agent.looks.kernel_log import KernelLog, open_log
 from drumbeat.agent.looks.log_position import LogPosition, stamp_of

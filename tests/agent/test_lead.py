@@ -8,11 +8,8 @@ import pytest
 
 from drumbeat.agent.lead.connections import Connection, Connections
 from drumbeat.agent.lead.lead import Lead
-from drumbeat.agent.lead.lead_acts import Finish, Record, Tell
-from drumbeat.agent.lead.member import Member
-from drumbeat.agent.lead.outcome import DOUBTFUL, FINISHED, TIME_LIMIT
-from drumbeat.agent.lead.stop_requests import SIGNAL, StopRequest
-from drumbeat.agent.ranks_meeting import RanksMeeting
+from drumbeat.agent.lead.model import DOUBTFUL, FINISHED, SIGNAL, TIME_LIMIT, Finish, Member, Record, StopRequest, Tell
+from drumbeat.agent.lead_side import RanksMeeting
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start, Stop
 from drumbeat.base.order import Order
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT

@@ -2,9 +2,7 @@
 
 import signal
 
-from drumbeat.agent.lead.lead_acts import Record, Tell
-from drumbeat.agent.lead.outcome import CANCELLED
-from drumbeat.agent.lead.stop_requests import SIGNAL, StopRequest
+from drumbeat.agent.lead.model import CANCELLED, SIGNAL, Record, StopRequest, Tell
 from drumbeat.agent.wire.messages import Done, Prepare, RankEnded
 from drumbeat.base.signals import EXIT_PREFLIGHT
 from drumbeat.findings.model import ERROR, Finding

@@ -8,7 +8,7 @@ from drumbeat import backends
 from drumbeat.backends.contract import Backend, job_handle
 from drumbeat.backends.local import own_handle
 from drumbeat.base.problem import Problem
-from drumbeat.desk.job_state import array_tasks
+from drumbeat.desk.status import array_tasks
 from drumbeat.machine.model import Identity
 from tests.machine.test_identity import read
 

@@ -16,7 +16,7 @@ from drumbeat.backends.contract import Backend, Launch, Request, Status, overall
 from drumbeat.base.order import dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.pinned import start_argv
-from drumbeat.desk.job_state import array_tasks
+from drumbeat.desk.status import array_tasks
 
 STATES = ("queued", "running", "finished", "failed", "cancelled")
 

@@ -3,7 +3,7 @@
 import os
 import pwd
 
-from drumbeat.base.home import users_folder
+from drumbeat.base.folders import users_folder
 from drumbeat.desk.start.create import index_folder
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from drumbeat.base.data import parse_yaml
 from drumbeat.bundle.build import _BROUGHT, _LEFT_OUT, bundle_bytes
-from drumbeat.logs.meaning.rulebook import check
+from drumbeat.logs.meaning.rules import check
 
 ROOT = Path(__file__).parent.parent.parent
 

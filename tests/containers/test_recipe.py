@@ -3,8 +3,8 @@
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.containers.recipe import recipe
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.containers.image import recipe
+from drumbeat.jobfile.site import load_site
 
 LIBRARY = "libbnxt_re-235.1.160.0.tar.gz"
 

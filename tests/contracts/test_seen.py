@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drumbeat.agent.watchers.contract import Saw
-from drumbeat.agent.watchers.transport import Gate
-from drumbeat.agent.watchers.transport_meant import Place
+from drumbeat.agent.watchers.transport import Gate, Place
 from drumbeat.base.order import Expect, Floor
 from drumbeat.doctor.case import make_case
 from drumbeat.doctor.compare import compare

@@ -9,9 +9,8 @@ import pytest
 
 from drumbeat.commands.script import read
 from drumbeat.convert.convert import convert
-from drumbeat.convert.literal import literal
-from drumbeat.convert.text import job_file
-from drumbeat.jobfile.expand import expand
+from drumbeat.convert.draft import job_file, literal
+from drumbeat.jobfile.fields import expand
 from drumbeat.jobfile.job import job_from_text
 
 GOOD = Path(__file__).parent.parent / "lint" / "good"

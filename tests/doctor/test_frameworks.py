@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from drumbeat.doctor.frameworks import examine_framework
+from drumbeat.doctor.software import examine_framework
 from drumbeat.machine.framework_answers import FRAMEWORKS, FrameworkAnswers
 from drumbeat.machine.frameworks import _stale_locks, ask
 from drumbeat.machine.host import LiveHost

@@ -7,10 +7,10 @@ import pytest
 from drumbeat.base.problem import Problem
 from drumbeat.jobfile.fields import keys_of
 from drumbeat.jobfile.flags import add_job_flags, load_job
-from drumbeat.jobfile.here import Here
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 
 HERE = Here("h", "/w", {"HOME": "/h", "KEPT": "1"}, 4, None, "u", 0.0, "e")
 

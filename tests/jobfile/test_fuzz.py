@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from drumbeat.base.problem import Problem
 from drumbeat.jobfile.fields import keys_of
-from drumbeat.jobfile.here import Here
 from drumbeat.jobfile.job import Job, job_from_text
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 from drumbeat.jobfile.yamlfile import decode
 
 SITE = load_site("localhost", {})

@@ -3,10 +3,8 @@
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.duration import parse_duration
-from drumbeat.jobfile.fields import keys_of
-from drumbeat.jobfile.job import Job, job_from_text
-from drumbeat.jobfile.job_tables import JobWrap
+from drumbeat.jobfile.fields import keys_of, parse_duration
+from drumbeat.jobfile.job import Job, JobWrap, job_from_text
 from drumbeat.jobfile.site import Site, site_from_text
 
 

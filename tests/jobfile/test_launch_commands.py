@@ -3,8 +3,8 @@
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.commands.shell_syntax import shell_syntax
-from drumbeat.desk.start.named_in_command import named_in_command
+from drumbeat.commands.shell import shell_syntax
+from drumbeat.desk.start.make_order import named_in_command
 from drumbeat.jobfile.job import job_from_text
 from tests.jobfile.test_resolve import order, refusal
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.here import Here
+from drumbeat.jobfile.flags import about_preset, preset_names, with_preset
 from drumbeat.jobfile.job import job_from_text
-from drumbeat.jobfile.preset_files import about_preset, preset_names, with_preset
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 
 HERE = Here("login1", "/w", {"HOME": "/h"}, 8, None, "u", 0.0, "e")
 

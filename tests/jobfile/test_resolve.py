@@ -8,12 +8,10 @@ import pytest
 
 from drumbeat.base.order import EnvVar, dump_order
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.here import Here
 from drumbeat.jobfile.job import Job, job_from_text
-from drumbeat.jobfile.names import default_name
-from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site import site_from_text
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.jobfile.resolve import default_name, resolve
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site, site_from_text
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LOCALHOST = load_site("localhost", {})

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from drumbeat.base.secret import in_text, in_words, is_secret, redact
+from drumbeat.base.redact import in_text, in_words, is_secret, redact
 from drumbeat.findings.model import Evidence, Finding
 from tests.jobfile.test_resolve import refusal
 

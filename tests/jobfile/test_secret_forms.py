@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.base.secret import in_words, redact
+from drumbeat.base.redact import in_words, redact
 from drumbeat.findings.model import Evidence, Finding, Verdict, clipped
 
 FORMS = [

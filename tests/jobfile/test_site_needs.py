@@ -6,10 +6,10 @@ import pytest
 
 from drumbeat import backends
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.here import Here
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 
 HERE = Here("login1", "/w", {"HOME": "/h"}, 8, None, "u", 0.0, "e")
 
@@ -64,7 +64,7 @@ def test_a_line_before_the_agent(tmp_path):
     """`$WITH_CONDA` is known only inside the image: nothing of it is filled in here."""
     text = script("container: /images/a.sif\nbefore-agent: $WITH_CONDA\n")
     assert "$WITH_CONDA; exec" in text
-    from drumbeat.containers.wrap import before
+    from drumbeat.containers.runtimes import before
 
     words = before(order("before-agent: export FOUND=it\\'s\n"))
     done = subprocess.run(["sh", "-c", f"{words} sh -c 'echo \"$FOUND\"'"], capture_output=True, text=True, check=False)

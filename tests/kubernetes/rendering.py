@@ -2,7 +2,7 @@
 
 import json
 
-from drumbeat.backends.kubernetes.render import render
+from drumbeat.backends.kubernetes.submit import render
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.jobfile.resolve import Here, resolve
 from drumbeat.jobfile.site import site_from_text

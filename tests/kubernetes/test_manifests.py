@@ -14,7 +14,7 @@ import yaml
 from drumbeat.backends.kubernetes.kinds import hosts_of
 from drumbeat.backends.kubernetes.options import ONCE, SEVERAL
 from drumbeat.backends.kubernetes.payload import LARGEST, packed
-from drumbeat.backends.kubernetes.render import documents_of, object_name
+from drumbeat.backends.kubernetes.submit import documents_of, object_name
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import bundle_bytes
 from tests.kubernetes.rendering import EVERYTHING, JOB, KINDS, OPTIONS, SITE, manifest

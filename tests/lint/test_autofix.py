@@ -2,9 +2,8 @@
 
 import pytest
 
-from drumbeat.lint.autofix import apply_edits
-from drumbeat.lint.engine import lint
-from drumbeat.lint.rules import rules
+from drumbeat.lint.context import rules
+from drumbeat.lint.engine import apply_edits, lint
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 
 from drumbeat.commands.script import read
-from drumbeat.lint.document import blocks
 from drumbeat.lint.engine import lint
+from drumbeat.lint.pages import blocks
 
 
 def texts(text):

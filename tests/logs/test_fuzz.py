@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drumbeat.logs.exits import explain_exit
-from drumbeat.logs.meaning.rulebook import MAX_TEXT, rulebook
+from drumbeat.logs.meaning.rules import MAX_TEXT, rulebook
 from drumbeat.logs.read.flight import DumpError, parse
 from drumbeat.logs.reader import Reader
 from drumbeat.logs.show import render

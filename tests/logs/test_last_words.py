@@ -4,8 +4,8 @@ stays NaN, and words that steer a terminal."""
 import pytest
 
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, Evidence, Finding
-from drumbeat.logs.meaning.rulebook import rulebook
-from drumbeat.logs.read import losses
+from drumbeat.logs.meaning.rules import rulebook
+from drumbeat.logs.read import progress
 from drumbeat.logs.reader import Reader
 from drumbeat.logs.show import render
 from tests.logs.reading import read
@@ -266,7 +266,7 @@ def test_none_is_not_certain_where_a_value_was_not_finite(lines, code):
 
 def test_the_rule_and_the_reader_mean_the_same_training_loss():
     rule = next(rule for rule in rulebook().rules if rule.id == "T2")
-    assert losses.NOT_A_NUMBER in rule.pattern
+    assert progress.NOT_A_NUMBER in rule.pattern
 
 
 def test_an_error_behind_which_the_log_goes_on_does_not_end_it():

@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.desk.log_sources import Source, lines
-from drumbeat.logs.nccl.nccl import records
+from drumbeat.logs.nccl.grammar import records
 from drumbeat.logs.read.prefixes import MAX_LINE, clean
 from drumbeat.logs.reader import Reader
 from tests.logs.reading import IB, channels, read, start_up

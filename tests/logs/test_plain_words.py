@@ -2,8 +2,8 @@
 
 import pytest
 
-from drumbeat.logs.read.plain_words import KEPT, MAX_FILES, Tails, speaks_of_failure
 from drumbeat.logs.read.prefixes import clean
+from drumbeat.logs.read.records import KEPT, MAX_FILES, Tails, speaks_of_failure
 from tests.logs.reading import read, read_files
 
 HEALTHY = {

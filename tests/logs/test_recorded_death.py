@@ -6,7 +6,7 @@ import pytest
 
 from drumbeat.desk.log_sources import Source, lines
 from drumbeat.findings.model import CERTAIN
-from drumbeat.logs.meaning.rulebook import CONSEQUENCE, OTHER, rulebook
+from drumbeat.logs.meaning.rules import CONSEQUENCE, OTHER, rulebook
 from drumbeat.logs.reader import Reader
 from tests.corpus import folders
 from tests.logs.reading import read

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from drumbeat.logs.meaning.prefilter import Prefilter
-from drumbeat.logs.meaning.rulebook import Match, Rulebook, RuleError, parse, rulebook
+from drumbeat.logs.meaning.rules import Match, Prefilter, Rulebook, RuleError, parse, rulebook
 from drumbeat.logs.reader import Reader
 
 try:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Verdict
-from drumbeat.logs.meaning.rulebook import rulebook
+from drumbeat.logs.meaning.rules import rulebook
 from drumbeat.logs.reader import Reader
 from tests.logs.reading import CXI, IB, ROCE, channels, run, start_up
 

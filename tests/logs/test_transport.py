@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.findings.model import CERTAIN, LIKELY
-from drumbeat.logs.nccl.nccl import observe, records
+from drumbeat.logs.nccl.grammar import observe, records
 from drumbeat.logs.nccl.records import Channel, Ranks
 from drumbeat.logs.show import render
 from tests.logs.reading import CXI, IB, ROCE, channels, read, run, start_up

@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.cli.diagnose import read
-from drumbeat.logs.read.wrapped import unwrap
+from drumbeat.logs.read.records import unwrap
 
 STUCK = (
     "[rank6]:[E429 13:55:49.384372190 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 6] "

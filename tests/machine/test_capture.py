@@ -9,11 +9,10 @@ import pytest
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import from_plain
 from drumbeat.cli import main
-from drumbeat.machine.capture import RecordingHost
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts
-from drumbeat.machine.replay import CaptureHost, FolderHost
+from drumbeat.machine.replay import CaptureHost, FolderHost, RecordingHost
 from tests.trees.archetypes import NAMES
 
 SECRETS = {

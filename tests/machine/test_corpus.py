@@ -2,9 +2,9 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from drumbeat.base.hostlist import HostlistError, expand
-from drumbeat.machine import identity, interfaces, rdma
-from drumbeat.machine.dynamic_loader import parse_cache
+from drumbeat.base.ranges import HostlistError, expand
+from drumbeat.machine import identity, network
+from drumbeat.machine.libraries import parse_cache
 from drumbeat.machine.model import Gpu, RdmaDevice
 from drumbeat.machine.parse import cpulist, natural, pci_address, properties
 from drumbeat.machine.topology import nearest
@@ -15,11 +15,11 @@ PARSERS = (
     gpus_nvidia.parse_query,
     amd_tools.parse_rocm_smi,
     amd_tools.parse_amd_smi,
-    interfaces.parse_fib_trie,
-    interfaces.parse_routes,
-    interfaces.parse_if_inet6,
-    rdma.parse_gid,
-    rdma.parse_rate,
+    network.parse_fib_trie,
+    network.parse_routes,
+    network.parse_if_inet6,
+    network.parse_gid,
+    network.parse_rate,
     telemetry.parse_nvidia_csv,
     telemetry.parse_rocm_smi_table,
     telemetry.parse_amd_smi_monitor,
@@ -82,7 +82,7 @@ def test_amd_smi_monitor():
 def test_gids_of_a_card_without_version_1_entries():
     text = (corpus("C_topology") / "ib/show_gids_bluefield_v2_only_index1.txt").read_text()
     rows = [line.split() for line in text.splitlines()[2:]]
-    four = [(row[0], int(row[2])) for row in rows if (rdma.parse_gid(row[3]) or "").startswith("::ffff:")]
+    four = [(row[0], int(row[2])) for row in rows if (network.parse_gid(row[3]) or "").startswith("::ffff:")]
     assert ("mlx5_2", 1) in four, "the usual index 3 is not there"
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from drumbeat.machine import environment
+from drumbeat.machine import gather
 
 
 @pytest.mark.parametrize(
@@ -13,8 +13,8 @@ from drumbeat.machine import environment
     ],
 )  # fmt: skip
 def test_what_looks_secret(name, value):
-    assert environment.secret(name, value)
-    assert environment.read({name: value}) == environment.for_capture({name: value}) == {}
+    assert gather.secret(name, value)
+    assert gather.read({name: value}) == gather.for_capture({name: value}) == {}
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def test_what_looks_secret(name, value):
     ],
 )  # fmt: skip
 def test_what_matters_to_a_job(name, value):
-    assert environment.read({name: value}) == {name: value}
+    assert gather.read({name: value}) == {name: value}
 
 
 def test_what_only_identity_needs_is_in_a_capture_and_not_in_facts():
     variables = {"SLURM_JOB_NODELIST": "n[1-2]", "KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOME": "/home/u"}
-    assert environment.read(variables) == {}
-    assert sorted(environment.for_capture(variables)) == ["KUBERNETES_SERVICE_HOST", "SLURM_JOB_NODELIST"]
+    assert gather.read(variables) == {}
+    assert sorted(gather.for_capture(variables)) == ["KUBERNETES_SERVICE_HOST", "SLURM_JOB_NODELIST"]

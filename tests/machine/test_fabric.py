@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumbeat.machine import elf, fabric
-from drumbeat.machine.dynamic_loader import Loader, parse_cache
+from drumbeat.machine import fabric
+from drumbeat.machine import libraries as elf
 from drumbeat.machine.host import LiveHost
+from drumbeat.machine.libraries import Loader, parse_cache
 from drumbeat.machine.model import CxiDevice, RdmaDevice
 from drumbeat.machine.replay import FolderHost
 from tests.trees.tree import Tree

@@ -6,13 +6,13 @@ import shlex
 import pytest
 
 from drumbeat.doctor.examine import examine
-from drumbeat.machine import packages
-from drumbeat.machine.board import hypervisor, virtual_machine
+from drumbeat.machine import fabric
 from drumbeat.machine.container import read as read_container
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Gpu, of_program
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.table import table
+from drumbeat.machine.topology import hypervisor, virtual_machine
 from drumbeat.machine.vendors import gpu_health
 from drumbeat.machine.vendors.gpus_amd import rocm_version
 from drumbeat.machine.vendors.gpus_nvidia import cuda_version, driver_cuda
@@ -123,7 +123,7 @@ def test_torch_without_importing_it(put):
     put(f"{site}/deepspeed-0.17.1.dist-info/METADATA")
     host = put(f"{site}/torch/version.py", "__version__ = '2.9.0+rocm6.4'\ncuda: Optional[str] = None\nhip = '6.4.1'\n",
                environ={"VIRTUAL_ENV": "/home/u/venv"})  # fmt: skip
-    assert packages.versions(host) == {"torch": "2.9.0+rocm6.4", "deepspeed": "0.17.1", "torch-rocm": "6.4.1"}
+    assert fabric.package_versions(host) == {"torch": "2.9.0+rocm6.4", "deepspeed": "0.17.1", "torch-rocm": "6.4.1"}
 
 
 @pytest.mark.parametrize(

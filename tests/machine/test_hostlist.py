@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumbeat.base.hostlist import HostlistError, expand
+from drumbeat.base.ranges import HostlistError, expand
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Which packages a run records."""
 
+from drumbeat.machine.fabric import all_versions, package_versions
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts
-from drumbeat.machine.packages import all_versions, versions
 from drumbeat.machine.table import table
 
 
@@ -35,7 +35,7 @@ def test_a_torch_in_a_folder_that_a_pth_file_names_is_found_and_what_is_not_is_n
     monkeypatch.setenv("VIRTUAL_ENV", str(venv))
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    found = versions(LiveHost())
+    found = package_versions(LiveHost())
     assert found == {"torch": "2.13.0"}
     assert "no torch among the packages" not in table(Facts("h", versions=found))
     assert "no torch among the packages of the active environment" in table(Facts("h"))

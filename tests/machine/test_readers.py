@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from drumbeat.machine import container, cpus, interfaces, kernel, limits, netlink, rdma
+from drumbeat.machine import container, cpus, network
+from drumbeat.machine import host as netlink
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu, RdmaDevice
@@ -71,12 +72,12 @@ def test_pci_addresses(text, expected):
 
 
 def test_rates_and_gids():
-    assert rdma.parse_rate("400 Gb/sec (4X NDR)") == 400.0 and rdma.parse_rate("2.5 Gb/sec (1X SDR)") == 2.5
-    assert rdma.parse_rate("fast") is rdma.parse_rate(None) is None
-    assert rdma.parse_gid("0000:0000:0000:0000:0000:ffff:0a00:0107") == "::ffff:10.0.1.7"
-    assert rdma.parse_gid("fe80:0000:0000:0000:9c63:c003:0028:4a10") == "fe80::9c63:c003:28:4a10"
-    assert rdma.parse_gid("0000:0000:0000:0000:0000:0000:0000:0000") is None
-    assert rdma.parse_gid("fe80:0000:0000:0000:0000:0000:0000:0000") is None
+    assert network.parse_rate("400 Gb/sec (4X NDR)") == 400.0 and network.parse_rate("2.5 Gb/sec (1X SDR)") == 2.5
+    assert network.parse_rate("fast") is network.parse_rate(None) is None
+    assert network.parse_gid("0000:0000:0000:0000:0000:ffff:0a00:0107") == "::ffff:10.0.1.7"
+    assert network.parse_gid("fe80:0000:0000:0000:9c63:c003:0028:4a10") == "fe80::9c63:c003:28:4a10"
+    assert network.parse_gid("0000:0000:0000:0000:0000:0000:0000:0000") is None
+    assert network.parse_gid("fe80:0000:0000:0000:0000:0000:0000:0000") is None
 
 
 def test_gfx_names():
@@ -270,14 +271,14 @@ def test_addresses_from_proc_alone(tree):
     tree.file("/proc/net/fib_trie", FIB_TRIE)
     tree.file("/proc/net/route", ROUTE)
     tree.file("/proc/net/if_inet6", "fe800000000000000242acfffe110002 02 40 20 80     eth0\nbroken line")
-    assert interfaces.proc_addresses(host(tree)) == {
+    assert network.proc_addresses(host(tree)) == {
         "lo": ("127.0.0.1/8",),
         "eth0": ("10.42.3.20/24", "fe80::242:acff:fe11:2/64"),
         "net1": ("192.168.50.20/22",),
     }
     del tree.told["addresses"]
     tree.net("eth0")
-    assert {card.name: card.addresses for card in interfaces.read(host(tree))}["eth0"][0] == "10.42.3.20/24"
+    assert {card.name: card.addresses for card in network.read_interfaces(host(tree))}["eth0"][0] == "10.42.3.20/24"
 
 
 FIB_TRIE = """Main:
@@ -306,7 +307,7 @@ net1	0030A8C0	00000000	0001	0	0	0	00FCFFFF	0	0	0"""
 def test_proc_agrees_with_the_kernel_here():
     live = LiveHost()
     four = {name: tuple(text for text in items if ":" not in text) for name, items in (live.addresses() or {}).items()}
-    from_files = interfaces.proc_addresses(live)
+    from_files = network.proc_addresses(live)
     for name, items in four.items():
         if len(items) == 1 and not items[0].endswith("/32"):
             assert items[0] in from_files.get(name, ()), name
@@ -320,9 +321,9 @@ def test_an_interface_whose_operstate_does_not_say_all(tree, state, without_carr
     tree.net("eth7")
     base = (tree.root / "sys/class/net/eth7").resolve()
     (base / "operstate").write_text(f"{state}\n")
-    assert {card.name: card.up for card in interfaces.read(host(tree))}["eth7"] is without_carrier
+    assert {card.name: card.up for card in network.read_interfaces(host(tree))}["eth7"] is without_carrier
     (base / "carrier").write_text(f"{carrier}\n")
-    assert {card.name: card.up for card in interfaces.read(host(tree))}["eth7"] is with_carrier
+    assert {card.name: card.up for card in network.read_interfaces(host(tree))}["eth7"] is with_carrier
 
 
 # RDMA
@@ -334,14 +335,14 @@ def test_an_interface_whose_operstate_does_not_say_all(tree, state, without_carr
 )
 def test_rdma_drivers(module, driver, tree):
     tree.rdma("rdma0", "pci0000:10/0000:10:01.0/0000:11:00.0", 0, driver=module)
-    assert [one.driver for one in rdma.read(host(tree))] == [driver]
+    assert [one.driver for one in network.read_rdma(host(tree))] == [driver]
 
 
 def test_software_roce_names_the_interface_below_it(tree):
     for path, text in (("parent", "eth0"), ("ports/1/state", "4: ACTIVE"), ("ports/1/link_layer", "Ethernet")):
         tree.file(f"/sys/devices/virtual/infiniband/rxe0/{path}", text)
     tree.link("/sys/class/infiniband/rxe0", "/sys/devices/virtual/infiniband/rxe0")
-    (one,) = rdma.read(host(tree))
+    (one,) = network.read_rdma(host(tree))
     assert (one.driver, one.pci, one.ports[0].state, one.ports[0].rate_gbps) == ("rxe", None, "ACTIVE", None)
 
 
@@ -361,11 +362,11 @@ def test_reserved_cores_are_a_pattern_not_a_gap():
 def test_isolated_cpus_are_reserved(tree):
     tree.cpus(8, 1, 8)
     tree.file("/sys/devices/system/cpu/isolated", "6-7")
-    assert cpus.read(host(tree)).reserved == (6, 7)
+    assert cpus.read_cpus(host(tree)).reserved == (6, 7)
 
 
 def test_this_machines_cpus():
-    found = cpus.read(LiveHost())
+    found = cpus.read_cpus(LiveHost())
     assert found.allowed == tuple(sorted(os.sched_getaffinity(0))) and set(found.allowed) <= set(found.online)
     assert sorted(cpu for core in found.siblings for cpu in core) == list(found.online)
 
@@ -388,7 +389,7 @@ def test_iommu(words, group, expected, tree):
     tree.file("/proc/cmdline", words)
     if group:
         tree.file("/sys/kernel/iommu_groups/0/type", group)
-    assert kernel.read(host(tree)).iommu == expected
+    assert cpus.read_kernel(host(tree)).iommu == expected
 
 
 def config_space(control):
@@ -402,13 +403,13 @@ def config_space(control):
 def test_acs_as_far_as_it_may_be_read(space, expected, tree):
     base = tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", "0x10de", "0x2330", "0x030200", 0)
     tree.file(f"{os.path.dirname(base)}/config", space)
-    assert kernel.read(host(tree), ["pci0000:10/0000:10:01.0/0000:11:00.0"]).acs_enabled is expected
+    assert cpus.read_kernel(host(tree), ["pci0000:10/0000:10:01.0/0000:11:00.0"]).acs_enabled is expected
 
 
 def test_a_capability_chain_that_bites_its_tail_ends():
     space = bytearray(4096)
     struct.pack_into("<I", space, 0x100, 0x0001 | 0x100 << 20)
-    assert kernel.acs_on(bytes(space)) is False
+    assert cpus.acs_on(bytes(space)) is False
 
 
 def test_cgroup_v1(tree):
@@ -416,14 +417,14 @@ def test_cgroup_v1(tree):
     tree.file("/sys/fs/cgroup/memory/slurm/job_1/memory.limit_in_bytes", 9223372036854771712)
     tree.file("/sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", 64 << 30)
     tree.file("/sys/fs/cgroup/cpuset/slurm/job_1/cpuset.cpus", "2-3")
-    found = limits.read(host(tree))
+    found = cpus.read_limits(host(tree))
     assert found.cgroup_memory_bytes == 64 << 30 and found.cgroup_cpuset == (2, 3)
 
 
 def test_no_cgroup_limit_is_not_the_same_as_an_unknown_one(tree):
-    assert limits.read(host(tree)).cgroup_memory_bytes is None
+    assert cpus.read_limits(host(tree)).cgroup_memory_bytes is None
     tree.file("/sys/fs/cgroup/memory.max", "max")
-    assert limits.read(host(tree)).cgroup_memory_bytes == -1
+    assert cpus.read_limits(host(tree)).cgroup_memory_bytes == -1
 
 
 def test_containers(tree):

@@ -7,7 +7,7 @@ import pytest
 
 from drumbeat.metrics.document import with_table
 from drumbeat.metrics.grammar import KINDS, VALUES, WHOSE, compiled, rules
-from drumbeat.metrics.reader import _COLOUR, RATES, WORDS, read_line
+from drumbeat.metrics.printed import _COLOUR, RATES, WORDS, read_line
 
 RULES = {rule.rule.id: rule for rule in compiled()}
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from drumbeat.metrics import reader
+from drumbeat.metrics import printed as reader
 from drumbeat.metrics.grammar import compiled, rules
-from drumbeat.metrics.reader import PrintedMetrics, Reader, read_line
+from drumbeat.metrics.printed import PrintedMetrics, Reader, read_line
 
 IMAGENET = (
     "Epoch: [{epoch}][{batch}/{batches}]\tTime 18.230 (26.264)\tData  0.118 ( 0.154)\tLoss 6.5161e+00 (6.0681e+00)"

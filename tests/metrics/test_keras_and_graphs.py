@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.metrics.grammar import compiled
-from drumbeat.metrics.reader import read_line
+from drumbeat.metrics.printed import read_line
 
 BAR, DONE = "━" * 20, "=" * 30
 FORMS = [

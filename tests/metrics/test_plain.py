@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.metrics.grammar import compiled
-from drumbeat.metrics.reader import PrintedMetrics, read_line
+from drumbeat.metrics.printed import PrintedMetrics, read_line
 
 FORMS = {
     "step 5 loss 44.7": {"step": 5, "loss": 44.7},

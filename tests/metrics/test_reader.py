@@ -4,7 +4,7 @@ import json
 import os
 import time
 
-from drumbeat.metrics.reader import PrintedMetrics, Reader, read_line
+from drumbeat.metrics.printed import PrintedMetrics, Reader, read_line
 
 ITER = "iter {step}: loss {loss}, time 1.50ms, mfu 1.00%"
 
@@ -49,7 +49,7 @@ def test_a_validation_beside_a_step_is_a_record_of_its_own():
 
 
 def test_both_streams_of_every_rank(tmp_path, monkeypatch):
-    monkeypatch.setattr("drumbeat.metrics.reader._EVERY", 0.0)
+    monkeypatch.setattr("drumbeat.metrics.printed._EVERY", 0.0)
     printed = PrintedMetrics(str(tmp_path / "0"))
     assert printed.read() == []
     (tmp_path / "0").mkdir()
@@ -96,9 +96,9 @@ def test_steps_of_an_epoch_become_steps_of_the_run():
 
 def test_a_line_has_the_time_at_which_it_was_written(tmp_path, monkeypatch):
     """However late it is read. Lines that are read together are spread over the time since the last look."""
-    monkeypatch.setattr("drumbeat.metrics.reader._EVERY", 0.0)
+    monkeypatch.setattr("drumbeat.metrics.printed._EVERY", 0.0)
     log, clock = tmp_path / "rank-0.out", [100.0]
-    monkeypatch.setattr("drumbeat.metrics.reader.time.time", lambda: clock[0])
+    monkeypatch.setattr("drumbeat.metrics.printed.time.time", lambda: clock[0])
 
     def write(steps, at):
         with open(log, "a") as file:
@@ -118,7 +118,7 @@ def test_a_line_has_the_time_at_which_it_was_written(tmp_path, monkeypatch):
 
 
 def test_a_log_in_the_place_of_another_is_read_from_its_start(tmp_path, monkeypatch):
-    monkeypatch.setattr("drumbeat.metrics.reader._EVERY", 0.0)
+    monkeypatch.setattr("drumbeat.metrics.printed._EVERY", 0.0)
     log, printed = tmp_path / "rank-0.out", PrintedMetrics(str(tmp_path))
     log.write_text(ITER.format(step=1, loss=3) + "\n")
     assert [record["step"] for record in printed.read()] == [1] and printed.read() == []

@@ -4,14 +4,14 @@ import functools
 import os
 import tempfile
 
-from drumbeat.jobfile.here import Here
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Peer, Peers
 from drumbeat.machine.replay import FolderHost
-from drumbeat.plan.interfaces import address_of, candidates
+from drumbeat.plan.network import address_of, candidates
 from drumbeat.plan.node_plan import plan_node
 from tests.trees.archetypes import build
 

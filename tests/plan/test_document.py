@@ -3,12 +3,9 @@
 import re
 from pathlib import Path
 
-from drumbeat.plan.computed_variables import COMPUTED
 from drumbeat.plan.document import environment_page
-from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD, SPELT
-from drumbeat.plan.scene import FABRICS
-from drumbeat.plan.variables import SETTINGS
-from drumbeat.plan.versions import fits, parse
+from drumbeat.plan.scene import FABRICS, fits, parse
+from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS, SPELT
 
 ROOT = Path(__file__).parent.parent.parent
 

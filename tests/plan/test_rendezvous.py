@@ -3,7 +3,7 @@
 import dataclasses
 
 from drumbeat.machine.model import Interface, Peer, Peers
-from drumbeat.plan.interfaces import choose
+from drumbeat.plan.network import choose
 from drumbeat.plan.rendezvous import CANDIDATES, ports, rendezvous
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, order, peers

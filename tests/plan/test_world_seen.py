@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.watchers.agent_census import WorldCount
 from drumbeat.agent.watchers.rank_processes import Identity, rows_of
+from drumbeat.agent.watchers.world import WorldCount
 from drumbeat.plan.world_seen import Planned, Row, copies, judge
 from drumbeat.runfolder.events import FindingMade, VerdictGiven
-from drumbeat.runfolder.world import CODES, world_of
+from drumbeat.runfolder.state import CODES, world_of
 
 PLAN = Planned(4, 2, True)
 M = "10.0.0.1:62000"

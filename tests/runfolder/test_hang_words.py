@@ -6,20 +6,18 @@ import time
 from drumbeat.base.record import to_plain
 from drumbeat.cli.status import going_on
 from drumbeat.desk.console import Console
-from drumbeat.desk.lost_lead import summary_without_lead
+from drumbeat.desk.foreground import summary_without_lead
 from drumbeat.desk.state import state_of
 from drumbeat.findings.model import WARNING, Finding
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import lines_of
-from drumbeat.runfolder.closing import closing_lines, progress_line
 from drumbeat.runfolder.events import AttemptEnded, AttemptStarted, FindingMade, Resumed
-from drumbeat.runfolder.hang import hangs_of
-from drumbeat.runfolder.lead_clock import LeadClock, lead_now
 from drumbeat.runfolder.ledger import ledger
-from drumbeat.runfolder.pace import RankPace, slowest_rank
-from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.lines import closing_lines, progress_line
+from drumbeat.runfolder.progress import Progress, RankPace, slowest_rank
 from drumbeat.runfolder.records import Metric
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import LeadClock, Run, lead_now
+from drumbeat.runfolder.state import hangs_of
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import glance

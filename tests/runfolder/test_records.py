@@ -9,11 +9,11 @@ import pytest
 
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError
+from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.follow import Follower
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Metric, parse_metric
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import EventLog
 from tests.runfolder.folders import events, make_run, metrics
 
 HOSTILE = {

@@ -5,12 +5,11 @@ import os
 import sys
 import time
 
-from drumbeat.agent.wire.ports import free_port
+from drumbeat.agent.wire.meet import free_port
 from drumbeat.base.order import Order, Timing, dump_order, load_order
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.foreground import Foreground
-from drumbeat.desk.start.create import create_run
-from drumbeat.desk.start.token import fresh_token
+from drumbeat.desk.start.create import create_run, fresh_token
 
 
 def start_with_timing(drumbeat, command, env, first_port=None, nodes=2, grace=2.0, prefix=(), **timing):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drumbeat.agent.member.node_metrics import in_our_time
+from drumbeat.agent.member.progress import in_our_time
 from drumbeat.base import clock
 from tests.conftest import wait_for
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from drumbeat.agent.folder.folder_child import NAME
+from drumbeat.agent.folder.child import NAME
 from drumbeat.base.processes import children
 from tests.conftest import marked, wait_for
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.agent.folder.folder_child import NAME
+from drumbeat.agent.folder.child import NAME
 from drumbeat.desk.foreground import Foreground
 from drumbeat.runfolder.layout import RunFolder
 from tests.conftest import marked, wait_for

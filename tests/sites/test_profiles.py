@@ -6,14 +6,12 @@ import pytest
 
 from drumbeat.base.order import HostPath
 from drumbeat.cli import main
-from drumbeat.jobfile.here import Here
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.new_site import new_site, site_lines
-from drumbeat.jobfile.paths import expand_pattern, find_paths
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site import site_from_text
-from drumbeat.jobfile.site_files import built_in, detect, detect_of, load_site
-from drumbeat.plan.known_variables import SPELT
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import built_in, detect, detect_of, expand_pattern, find_paths, load_site, site_from_text
+from drumbeat.plan.variables import SPELT
 from tests.plan.archetype import SITES, facts_of
 
 BUILT_IN = (

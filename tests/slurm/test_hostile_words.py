@@ -8,10 +8,10 @@ import pytest
 from drumbeat import backends
 from drumbeat.backends.slurm.render import render
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.here import Here
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 
 KEYS = (
     "account", "partition", "qos", "constraint", "reservation", "dependency", "mail", "memory", "array", "gpus-as",

@@ -6,10 +6,10 @@ import pytest
 
 from drumbeat.backends import get
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.here import Here
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 
 JOB = {"name": "a", "site": "slurm", "nodes": 2, "ranks-per-node": 1, "command": "true"}
 

@@ -14,7 +14,7 @@ from drumbeat.backends.ssh import Ssh, connection
 from drumbeat.backends.ssh.loader import MARK
 from drumbeat.base.order import Option, Resources
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.hostfile import read_hostfile
+from drumbeat.jobfile.flags import read_hostfile
 from drumbeat.jobfile.job import job_from_text
 from tests.conftest import wait_for
 from tests.plan.making import order

@@ -6,18 +6,29 @@ from hypothesis import strategies as st
 
 from drumbeat.base.problem import Problem
 from drumbeat.findings.model import ERROR, Finding
-from drumbeat.jobfile.placeholders import fill, places
+from drumbeat.jobfile.resources import fill, places
 from drumbeat.train.parallel.layout import Layout
-from drumbeat.tune.candidates import layouts, ranked
-from drumbeat.tune.classify import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, classify
-from drumbeat.tune.command import find_recipe, layout_text, read_layout, tunable
-from drumbeat.tune.cost import cost
-from drumbeat.tune.judge import Judgement, judge
+from drumbeat.tune.command import find_recipe, layout_text, own_batch, read_layout, tunable
+from drumbeat.tune.judge import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, Judgement, classify, judge
 from drumbeat.tune.observe import Observed
-from drumbeat.tune.own_batch import own_batch
-from drumbeat.tune.point import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED, Point, Result
 from drumbeat.tune.progress import closing
-from drumbeat.tune.search import Done, divisors, most_trials
+from drumbeat.tune.search import (
+    FAILED,
+    HANG,
+    NAN,
+    OK,
+    OOM,
+    REFUSED,
+    STOPPED,
+    Done,
+    Point,
+    Result,
+    cost,
+    divisors,
+    layouts,
+    most_trials,
+    ranked,
+)
 from drumbeat.tune.trial_list import Plan
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from drumbeat.base.record import from_plain, to_plain
-from drumbeat.jobfile.here import Here
 from drumbeat.jobfile.job import Job, job_from_text
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site_files import load_site
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 from drumbeat.tune.request import Asked
-from drumbeat.tune.session import settle, sized
-from drumbeat.tune.site_of_trials import place_in_queue
-from drumbeat.tune.submit import make_request
+from drumbeat.tune.session import make_request, settle, sized
+from drumbeat.tune.trial_list import place_in_queue
 
 GOLDEN = Path(__file__).parent / "golden" / "lumi.sh"
 JOB = (

@@ -3,9 +3,8 @@
 import pytest
 
 from drumbeat.base.order import Floor
-from drumbeat.machine.links import gpu_link_rate
-from drumbeat.verify.ceiling import ceilings
-from drumbeat.verify.judge import judge
+from drumbeat.machine.peaks import gpu_link_rate
+from drumbeat.verify.judge import ceilings, judge
 from tests.verify.making import ethernet, gemm, measured, pair, rails, results, slingshot
 
 

@@ -13,8 +13,8 @@ import sys
 
 import pytest
 
+from drumbeat.jobfile.flags import with_preset
 from drumbeat.jobfile.job import job_from_text
-from drumbeat.jobfile.preset_files import with_preset
 
 PYTHON = os.environ.get("PRESETS_PYTHON", sys.executable)
 

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from drumbeat.base.processes import start_time
+from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import replace_json
 from tests.conftest import SOURCE
 
 

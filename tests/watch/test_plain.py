@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from drumbeat.watch.plain import screen, table
 from drumbeat.watch.session import Session
+from drumbeat.watch.text import screen, table
 from tests.runfolder.folders import events, make_run
 from tests.watch.recorded import begin, recorded
 

@@ -9,9 +9,9 @@ import time
 from typing import List, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
-from drumbeat.agent.lead.lead_findings import no_room_finding, storage_finding
+from drumbeat.agent.lead.attempt import no_room_finding, storage_finding
 from drumbeat.agent.lead_side import LeadSide
-from drumbeat.agent.member.place import task_meeting
+from drumbeat.agent.member.preflight import task_meeting
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_STORAGE

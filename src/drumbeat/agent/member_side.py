@@ -9,10 +9,10 @@ import time
 from typing import List, Optional, Tuple
 
 from drumbeat.agent.agent import Agent
-from drumbeat.agent.folder.folder_start import MemberFolder, member_folder
+from drumbeat.agent.folder.child import MemberFolder, member_folder
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.dial import dial
 from drumbeat.agent.wire.files import files_of
+from drumbeat.agent.wire.meet import dial
 from drumbeat.agent.wire.messages import (
     Beat,
     End,
@@ -28,13 +28,12 @@ from drumbeat.agent.wire.messages import (
     WireError,
 )
 from drumbeat.base import clock
-from drumbeat.base.forked import in_child
 from drumbeat.base.order import Order
+from drumbeat.base.processes import in_child
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.signals import EXIT_MUSTER
 from drumbeat.findings.model import Finding
-from drumbeat.runfolder.layout import NodeFolder, RunFolder
-from drumbeat.runfolder.stop_file import StopFile
+from drumbeat.runfolder.layout import NodeFolder, RunFolder, StopFile
 
 _LEAVE = 60.0  # seconds for a member's files to reach the lead
 _ELSEWHERE = 10.0  # seconds to find our lead on the other ports, once another run's lead has answered

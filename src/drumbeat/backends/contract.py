@@ -18,7 +18,7 @@ from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.machine.model import Identity
-from drumbeat.runfolder.read import Files
+from drumbeat.runfolder.files import Files
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
     "queued",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drumbeat.base.printable import indented
+from drumbeat.base.redact import indented
 
 
 class Problem(Exception):

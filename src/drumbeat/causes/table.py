@@ -9,7 +9,9 @@ from typing import Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import Finding
-from drumbeat.runfolder.hang import CODE as HANG
+from drumbeat.runfolder.state import CODE as HANG
+
+NOT_ZERO = "let the failure end the program: raise the exception again, or leave with an exit code other than 0"
 
 NEVER, SAME_STEP, SAME_WORDS = "never", "same step", "same words"
 LONGEST_WAIT = 600.0  # seconds between two attempts

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, List
 
 from drumbeat.base.problem import Problem
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 if TYPE_CHECKING:
     from drumbeat.desk.log_sources import Source
@@ -101,10 +101,10 @@ def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
 
 def _add_record(reader: Reader, run: Run) -> None:
     """What the run itself recorded: its end, what its checks found, and which rank ended first, by the lead's clock."""
-    from drumbeat.desk.recorded import recorded_end, with_paths
+    from drumbeat.desk.state import recorded_end, with_paths
     from drumbeat.findings.model import Evidence
-    from drumbeat.logs.read.elastic import FirstFailure
-    from drumbeat.runfolder.closing import near
+    from drumbeat.logs.read.launchers import FirstFailure
+    from drumbeat.runfolder.lines import near
 
     reader.of_a_run = True
     reader.recorded = with_paths(run, recorded_end(run))
@@ -119,7 +119,7 @@ def _add_record(reader: Reader, run: Run) -> None:
 
 
 def _rules(as_json: bool) -> int:
-    from drumbeat.logs.meaning.rulebook import rulebook
+    from drumbeat.logs.meaning.rules import rulebook
 
     if as_json:
         from drumbeat.base.record import to_json

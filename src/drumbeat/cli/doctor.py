@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -62,7 +62,7 @@ def run(args: Any) -> int:
 
 
 def _framework(args: Any) -> int:
-    from drumbeat.doctor.frameworks import examine_framework
+    from drumbeat.doctor.software import examine_framework
     from drumbeat.findings.model import ERROR, worst
     from drumbeat.machine.frameworks import ask
     from drumbeat.machine.gather import gather

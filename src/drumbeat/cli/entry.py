@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, List
 
 if TYPE_CHECKING:
-    from drumbeat.watch.textfile import TextFile
+    from drumbeat.watch.prometheus import TextFile
 
 
 def main(arguments: List[str]) -> int:
@@ -17,7 +17,7 @@ def main(arguments: List[str]) -> int:
 
         return run_agent(arguments[1:], _open_textfile)
     if arguments[:1] == ["_node"]:
-        from drumbeat.base.process_signals import heed_interrupts
+        from drumbeat.base.signals import heed_interrupts
 
         heed_interrupts()
         from drumbeat.bundle.pinned import removed_after
@@ -32,7 +32,7 @@ def main(arguments: List[str]) -> int:
     if arguments[:1] == ["_files"]:
         import sys
 
-        from drumbeat.runfolder.remote import serve
+        from drumbeat.runfolder.mirror import serve
 
         return serve(arguments[1], sys.stdin.buffer, sys.stdout.buffer)
     if arguments[:1] == ["_code"]:
@@ -59,6 +59,6 @@ def main(arguments: List[str]) -> int:
 
 
 def _open_textfile(folder: str, run_path: str) -> TextFile:
-    from drumbeat.watch.textfile import TextFile
+    from drumbeat.watch.prometheus import TextFile
 
     return TextFile(folder, run_path)

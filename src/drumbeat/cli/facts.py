@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from drumbeat.base.printable import printable
-from drumbeat.cli.options import add_json
+from drumbeat.base.redact import printable
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from drumbeat.base.problem import Problem
-    from drumbeat.machine.capture import RecordingHost
     from drumbeat.machine.gather import gather
     from drumbeat.machine.host import Host, LiveHost
-    from drumbeat.machine.replay import open_host
+    from drumbeat.machine.replay import RecordingHost, open_host
 
     host: Host = open_host(args.root) if args.root else LiveHost()
     recording = RecordingHost(host) if args.capture else None

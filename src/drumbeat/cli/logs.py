@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
-from drumbeat.cli.options import add_json, add_run
+from drumbeat.cli import add_json, add_run
 
 if TYPE_CHECKING:
     from drumbeat.runfolder.follow import Record
@@ -87,7 +87,7 @@ def follow(found: Run) -> None:
 
 def _follow(found: Run, args: Any) -> bool:
     from drumbeat.backends.contract import ALIVE, UNKNOWN
-    from drumbeat.desk.gathering import Gathering
+    from drumbeat.desk.state import Gathering
     from drumbeat.desk.status import status
     from drumbeat.runfolder.follow import LINES, Follower
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -32,11 +32,10 @@ def run(args: Any) -> int:
     from dataclasses import replace
 
     from drumbeat.base.problem import Problem
-    from drumbeat.desk.start.preview import prepare
+    from drumbeat.desk.start.submit import prepare
     from drumbeat.findings.model import ERROR, worst
-    from drumbeat.jobfile.flags import load_job
-    from drumbeat.jobfile.paths import find_paths
-    from drumbeat.jobfile.preset_files import about_preset
+    from drumbeat.jobfile.flags import about_preset, load_job
+    from drumbeat.jobfile.site import find_paths
     from drumbeat.plan.node_plan import differences, plan_node
     from drumbeat.plan.show import wrapped
 
@@ -103,8 +102,8 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
 def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: List[Any]) -> None:
     from dataclasses import replace
 
+    from drumbeat.plan.argv import AT_START
     from drumbeat.plan.node_plan import differences
-    from drumbeat.plan.ranks import AT_START
     from drumbeat.plan.show import difference_lines, finding_lines, plan_lines
 
     changes = [(plan, differences(plans[0], plan)) for plan in plans[1:]]

@@ -8,8 +8,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, List
 
-from drumbeat.base.printable import printable
-from drumbeat.cli.options import add_json
+from drumbeat.base.redact import printable
+from drumbeat.cli import add_json
 
 if TYPE_CHECKING:
     from drumbeat.report.figures import Figures
@@ -43,7 +43,7 @@ def run(args: Any) -> int:
     if args.export:
         return _export(args)
     from drumbeat.base.record import to_plain
-    from drumbeat.report.page import page_of
+    from drumbeat.report.tables import page_of
     from drumbeat.report.text import lines_of
 
     figures = _figures(args.runs[0] if args.runs else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from drumbeat.cli.options import add_run
+from drumbeat.cli import add_run
 
 
 def add_arguments(parser: Any) -> None:

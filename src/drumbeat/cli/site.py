@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -37,8 +37,8 @@ def _image(args: Any) -> int:
     import os
 
     from drumbeat.base.problem import Problem
-    from drumbeat.containers.recipe import recipe
-    from drumbeat.jobfile.site_files import find_site
+    from drumbeat.containers.image import recipe
+    from drumbeat.jobfile.site import find_site
 
     if not args.base:
         raise Problem("an image is built on another one", "add --base docker.io/rocm/pytorch-training")
@@ -54,7 +54,7 @@ def _list(args: Any) -> int:
     import os
     import socket
 
-    from drumbeat.jobfile.site_files import detect, load_site, site_names, user_profiles
+    from drumbeat.jobfile.site import detect, load_site, site_names, user_profiles
     from drumbeat.machine.host import LiveHost
     from drumbeat.machine.identity import read as identity
 
@@ -79,7 +79,7 @@ def _show(args: Any) -> int:
 
     from drumbeat.base.record import to_plain
     from drumbeat.jobfile.new_site import site_lines
-    from drumbeat.jobfile.site_files import load_site, site_from_path, user_profiles
+    from drumbeat.jobfile.site import load_site, site_from_path, user_profiles
     from drumbeat.jobfile.yamlfile import read_file
 
     path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
@@ -114,8 +114,7 @@ def _check(args: Any) -> int:
 
     from drumbeat import backends
     from drumbeat.base.order import HostPath
-    from drumbeat.jobfile.paths import find_paths
-    from drumbeat.jobfile.site_files import site_from_path
+    from drumbeat.jobfile.site import find_paths, site_from_path
 
     site = site_from_path(args.site, "site check")
     backends.get(site.backend, site.where("backend"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -74,9 +74,9 @@ def _wait(folder: str, show: bool) -> int:
     import sys
 
     from drumbeat.cli.logs import follow
+    from drumbeat.desk.cancel import exit_code, wait_for_end
     from drumbeat.desk.runs import open_run
-    from drumbeat.desk.waiting import exit_code, wait_for_end
-    from drumbeat.runfolder.closing import closing_lines
+    from drumbeat.runfolder.lines import closing_lines
 
     run = open_run(folder, os.environ)
     if show:

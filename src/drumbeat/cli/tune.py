@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 _NOT_OURS = ("array", "restarts")
 _HELP = {
@@ -62,7 +62,7 @@ def run(args: Any) -> int:
 
     from drumbeat.jobfile.flags import load_job
     from drumbeat.tune.session import settle, sized
-    from drumbeat.tune.site_of_trials import place_here
+    from drumbeat.tune.trial_list import place_here
 
     job, asked = load_job(args.job, args), _asked(args)
     asked.check()
@@ -78,9 +78,8 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
 
     from drumbeat import backends
     from drumbeat.desk.start.submit import queued_order
-    from drumbeat.tune.session import settle, sized
-    from drumbeat.tune.site_of_trials import place_in_queue
-    from drumbeat.tune.submit import make_request, submit
+    from drumbeat.tune.session import make_request, settle, sized, submit
+    from drumbeat.tune.trial_list import place_in_queue
 
     order = queued_order(sized(job, asked.given), os.environ)
     tuning = settle(asked, job, place_in_queue(order))
@@ -108,9 +107,8 @@ def run_submitted(request: str) -> int:
     import sys
 
     from drumbeat.base.problem import Problem
-    from drumbeat.tune.session import settle, sized
-    from drumbeat.tune.site_of_trials import place_here
-    from drumbeat.tune.submit import read_request
+    from drumbeat.tune.session import read_request, settle, sized
+    from drumbeat.tune.trial_list import place_here
 
     try:
         asked, job, folder = read_request(request)
@@ -127,8 +125,8 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
 
     from drumbeat.tune.progress import Shown, closing, table
     from drumbeat.tune.session import outcome_code, run_tuning
-    from drumbeat.tune.site_of_trials import seconds_left
     from drumbeat.tune.trial import Interruption
+    from drumbeat.tune.trial_list import seconds_left
 
     shown, interruption = Shown(), Interruption()
     shown.say("tune", f"{tuning.asked.kind} of {tuning.place.order.name} (site {tuning.place.order.site})")
@@ -154,9 +152,9 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
 
 def _asked(args: Any) -> Any:
     from drumbeat.base.problem import Problem
-    from drumbeat.jobfile.placeholders import NAMES
-    from drumbeat.tune.candidates import HOOKS
+    from drumbeat.jobfile.resources import NAMES
     from drumbeat.tune.request import Asked
+    from drumbeat.tune.search import HOOKS
 
     given = {}
     for each in args.given:

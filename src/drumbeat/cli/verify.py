@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 _NOT_OURS = ("command", "launcher", "restarts", "name")
 
@@ -55,7 +55,7 @@ def run(args: Any) -> int:
     if args.json:
         print(json.dumps(plain, indent=2))
     elif results and judgement:
-        from drumbeat.verify.table import table
+        from drumbeat.verify.show import table
 
         print(table(results, judgement))
     return code
@@ -65,10 +65,9 @@ def _mpi(args: Any) -> int:
     import json
     import os
 
-    from drumbeat.desk.start.verify import run_verify
-    from drumbeat.desk.start.verify_mpi import mpi_job, mpi_results, require_mpi_launcher
+    from drumbeat.desk.start.verify import mpi_job, mpi_results, require_mpi_launcher, run_verify
     from drumbeat.jobfile.flags import load_job
-    from drumbeat.verify.mpi import NOT_MEASURED, mpi_failed, mpi_lines
+    from drumbeat.verify.show import NOT_MEASURED, mpi_failed, mpi_lines
 
     require_mpi_launcher(os.environ)
     code, folder = run_verify(mpi_job(load_job(args.job, args), args.quick, args.python), args.node_rank, args.master)

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drumbeat.cli.options import add_json, add_run
+from drumbeat.cli import add_json, add_run
 
 if TYPE_CHECKING:
     from drumbeat.watch.session import Session
@@ -64,7 +64,7 @@ def _page(session: Session, args: Any) -> int:
 
 
 def _terminal(session: Session, args: Any) -> int:
-    from drumbeat.watch.plain import watch_plain
+    from drumbeat.watch.text import watch_plain
 
     once = args.once or not sys.stdout.isatty()
     if once or args.plain:

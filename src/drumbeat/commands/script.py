@@ -8,9 +8,7 @@ from dataclasses import field
 from typing import Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.commands.brackets import MAX_DEPTH
-from drumbeat.commands.lexer import Lexer
-from drumbeat.commands.tokens import Fault, Heredoc, Token, Word
+from drumbeat.commands.shell import MAX_DEPTH, Fault, Heredoc, Lexer, Token, Word
 
 # Where a command stands, outermost first.
 SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file"

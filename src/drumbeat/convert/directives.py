@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 
 from drumbeat.commands.script import Directive
 from drumbeat.convert.draft import Draft
-from drumbeat.jobfile.duration import parse_duration
+from drumbeat.jobfile.fields import parse_duration
 
 _SAME = {
     "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint", "mail-user": "mail",

@@ -13,10 +13,10 @@ from dataclasses import field
 from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.printable import printable
 from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 from drumbeat.logs.read.prefixes import MAX_LINE as LONGEST
-from drumbeat.logs.read.wrapped import MAX_LINES, unwrap
+from drumbeat.logs.read.records import MAX_LINES, unwrap
 
 if TYPE_CHECKING:
     from drumbeat.runfolder.run import Run
@@ -116,7 +116,7 @@ def _folder(path: str, found: Sources) -> None:
 def _run_folder(path: str, found: Sources) -> None:
     """The logs of the last attempt, what NCCL wrote, and what the scheduler's job printed."""
     from drumbeat.base.record import RecordError
-    from drumbeat.runfolder.closing import near
+    from drumbeat.runfolder.lines import near
     from drumbeat.runfolder.run import Run
 
     try:

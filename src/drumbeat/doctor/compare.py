@@ -9,8 +9,8 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 from drumbeat.doctor.case import bad, seen
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
 from drumbeat.machine.model import Facts, Peer, Peers
-from drumbeat.plan.known_variables import steers
-from drumbeat.plan.nics import active_ports, compute_nics
+from drumbeat.plan.network import active_ports, compute_nics
+from drumbeat.plan.variables import steers
 
 CLOCK_SECONDS = 2.0  # more than this makes logs of several nodes hard to read together
 MEMORY_FACTOR = 1.5

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Iterable, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.printable import harmless
-from drumbeat.base.secret import redact
+from drumbeat.base.redact import harmless, redact
 
 OK, INFO, WARNING, ERROR = "ok", "info", "warning", "error"
 SEVERITIES = (OK, INFO, WARNING, ERROR)

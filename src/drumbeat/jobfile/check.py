@@ -10,12 +10,11 @@ import difflib
 import shlex
 from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple, Type, TypeVar
 
-from drumbeat.base.hostlist import HostlistError, expand
 from drumbeat.base.problem import Problem
+from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
-from drumbeat.commands.shell_syntax import refuse_shell, shell_syntax
-from drumbeat.jobfile.duration import parse_duration
-from drumbeat.jobfile.fields import KINDS, Key, keys_of, required_keys
+from drumbeat.commands.shell import refuse_shell, shell_syntax
+from drumbeat.jobfile.fields import KINDS, Key, keys_of, parse_duration, required_keys
 from drumbeat.jobfile.yamlfile import Items, Node, Table, Text, kind_of, shown
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import List, Mapping, Optional, Union
 
 from drumbeat.jobfile.site import Site, SitePath, SiteVariable
 from drumbeat.machine.model import Facts
-from drumbeat.plan.interfaces import candidates, slingshot_interfaces
+from drumbeat.plan.network import candidates, slingshot_interfaces
 
 
 def site_lines(site: Site) -> List[str]:

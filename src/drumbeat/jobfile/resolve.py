@@ -2,36 +2,151 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import os.path
 import re
 import signal
 import time
 from dataclasses import replace
-from typing import Dict, Optional, Tuple
+from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wrap
 from drumbeat.base.problem import Problem
-from drumbeat.commands import accelerate
-from drumbeat.commands.find import Found, find_launcher
-from drumbeat.commands.shell_syntax import refuse_assignment, refuse_shell
+from drumbeat.commands import launchers
+from drumbeat.commands.launch import Found, find_launcher
+from drumbeat.commands.shell import refuse_assignment, refuse_shell
 from drumbeat.jobfile.check import check_limits
-from drumbeat.jobfile.environment import environment
-from drumbeat.jobfile.expand import expand
-from drumbeat.jobfile.fields import keys_of
-from drumbeat.jobfile.here import Here
+from drumbeat.jobfile.fields import expand, keys_of
 from drumbeat.jobfile.job import Job
-from drumbeat.jobfile.meeting import find_hosts, port_seed, run_identity
-from drumbeat.jobfile.names import default_name
-from drumbeat.jobfile.placeholders import places
-from drumbeat.jobfile.resources import container, flag_of, image_of, resources
+from drumbeat.jobfile.resources import Here, container, environment, flag_of, image_of, places, resources
 from drumbeat.jobfile.site import Site
-from drumbeat.jobfile.sweep import combinations, with_array
 from drumbeat.jobfile.yamlfile import shown
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.plan.visibility import count_shown
+
+# The name of a job that was given none: that of its script.
+
+
+_SCRIPT = (".py", ".sh", ".jl", ".R")
+
+
+def default_name(command: Sequence[str]) -> str:
+    """train.py gives train, `python -m pkg.train` gives train, anything else its program's name."""
+    found = command[0]
+    for index, word in enumerate(command):
+        if word.endswith(_SCRIPT):
+            found = os.path.splitext(word)[0]
+            break
+        if word == "-m" and index + 1 < len(command):
+            found = command[index + 1].rsplit(".", 1)[-1]
+            break
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(found)).strip("-._")
+    return safe[:64] or "job"
+
+
+# `sweep`: several jobs from one file, one for each combination of values, as an array of the scheduler.
+
+
+_MOST = 1000
+
+
+def combinations(sweep: Mapping[str, Sequence[str]]) -> Tuple[Dict[str, str], ...]:
+    """The last name's values change fastest."""
+    if not sweep:
+        return ()
+    return tuple(dict(zip(sweep, values)) for values in itertools.product(*sweep.values()))
+
+
+def with_array(job: Job) -> Job:
+    """A job with a sweep is an array: its numbers count the combinations."""
+    if not job.sweep:
+        return job
+    where = job.where("sweep")
+    limit = job.array or ""
+    if limit and not re.fullmatch(r"%\d{1,4}", limit):
+        raise Problem(
+            f"{job.where('array')}: a sweep makes its own array", "leave it out; array: '%2' runs two at a time"
+        )
+    for name in job.sweep:
+        if not any("{" + name + "}" in word for word in job.command):
+            raise Problem(f"{where}: the command has no {{{name}}}", f"write {{{name}}} where its values belong")
+    count = len(combinations(job.sweep))
+    if count > _MOST:
+        raise Problem(f"{where}: {count:,} jobs; at most {_MOST:,}", "fewer values, or several sweeps")
+    return dataclasses.replace(job, array=(f"0-{count - 1}" if count > 1 else "0") + limit)
+
+
+# Where the nodes of a run meet: their hosts, which of them is node 0, and what tells this run from another there.
+
+
+def find_hosts(
+    job: Job, site: Site, here: Here, nodes: int, emulated: bool
+) -> Tuple[Tuple[str, ...], str, Optional[int]]:
+    """The hosts, node 0 among them, and the port, where one was given. `nodes` counts the spares too."""
+    if emulated:
+        hosts = tuple(f"127.0.{number >> 8}.{number & 255}" for number in range(1, nodes + 1))
+        return hosts, hosts[0], None
+    if here.hosts and len(here.hosts) != nodes:
+        with_spares = f" ({job.spares} of them spares)" if job.spares else ""
+        raise Problem(
+            f"{job.where('nodes')}: {nodes} nodes requested{with_spares}, but the scheduler gave {len(here.hosts)}",
+            f"leave it out, or say {max(1, len(here.hosts) - job.spares)}",
+        )
+    master, port = _split_port(here.master)
+    master = master or (here.hosts[0] if here.hosts else "")
+    if nodes > 1 and (master == "localhost" or master.startswith("127.") or master == "::1"):
+        raise Problem(
+            f"{master} cannot be the master of {nodes} nodes: each of them would dial itself",
+            "name node 0 as the others see it: --master HOST",
+        )
+    if nodes > 1 and not master and site.backend == "local":
+        raise Problem(
+            f"{nodes} nodes, but which machine is node 0 is not known",
+            "on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one",
+        )
+    # Where a scheduler chooses the nodes, nobody knows node 0 before it has.
+    return here.hosts, master or (here.hostname if site.backend == "local" else ""), port
+
+
+def _split_port(master: str) -> Tuple[str, Optional[int]]:
+    """HOST, HOST:PORT, [ADDRESS]:PORT; a bare IPv6 address has no port."""
+    if master.startswith("["):
+        host, _, port = master[1:].partition("]")
+        port = port[1:] if port.startswith(":") else port
+    elif master.count(":") == 1:
+        host, port = master.split(":")
+    else:
+        host, port = master, ""
+        if "]" in master:
+            raise Problem(f"{master!r} is not HOST or HOST:PORT")
+    if master and not host:
+        raise Problem(f"{master!r} names no host", "write HOST or HOST:PORT")
+    if port == "" and not master.endswith(":"):
+        return host, None
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
+        raise Problem(f"{master!r}: {port!r} is not a port (1 to 65535)", "write HOST or HOST:PORT")
+    return host, int(port)
+
+
+def port_seed(run_id: str, name: str, master: str, here: Here) -> str:
+    """What the candidate ports are derived from, the same on every node. A job typed by hand on each machine has no id that
+    all share: then it is who runs what, and where node 0 is."""
+    if here.job_id:
+        return f"{here.job_id}.{here.step_id or ''}"
+    return f"{here.user}/{name}/{master}" if here.master else run_id
+
+
+def run_identity(order: Order, here: Here) -> str:
+    """What the nodes of one run share where each makes an order of its own. By hand that includes the command itself: two
+    runs with the same name may start on the same machines at once."""
+    if here.job_id:
+        return f"{here.job_id}.{here.step_id or ''}"
+    return f"{here.user}/{order.name}/{order.master}/{order.digest()}" if here.master else ""
+
 
 _TUNED = {"batch": "batch", "accumulate": "batch", "hook": "hooks"}  # a place in a command -> what tunes it
 
@@ -60,7 +175,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     ranks = _ranks_of_launch(job, launch, here) or inside or _ranks_per_node(job, site, here)
     _check_range(launch, nodes)
     if launch and launch.kind == "accelerate":
-        accelerate.refuse_cpu_ranks(launch.flags, launch.script, nodes, ranks)
+        launchers.refuse_cpu_ranks(launch.flags, launch.script, nodes, ranks)
     _check_gpus(job, site, here)
     if emulated:
         _check_room(job, nodes, ranks, here)
@@ -201,8 +316,8 @@ def _existing_launch(command: Tuple[str, ...], here: Here) -> Optional[Found]:
     found = find_launcher(command)
     if found is None or found.kind != "accelerate":
         return found
-    path = accelerate.config_path(found.flags, here.environ)
-    return find_launcher(command, accelerate.from_config(here.read_yaml(path)) if path else {})
+    path = launchers.config_path(found.flags, here.environ)
+    return find_launcher(command, launchers.from_config(here.read_yaml(path)) if path else {})
 
 
 def _ranks_of_launch(job: Job, launch: Optional[Found], here: Here) -> Optional[int]:

@@ -6,15 +6,21 @@ Nothing here knows a scheduler: what only some of them understand travels by its
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.base.order import Container, Option, Resources
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Container, EnvVar, Option, Resources
 from drumbeat.base.problem import Problem
+from drumbeat.base.redact import in_text, in_words, is_secret
+from drumbeat.base.regex import regex
+from drumbeat.commands.inside import Script
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.jobfile.expand import expand
+from drumbeat.jobfile.check import check_variable_name
+from drumbeat.jobfile.fields import expand
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site
 from drumbeat.jobfile.yamlfile import shown
+from drumbeat.plan.argv import IDENTITY
 
 # Keys of a job file that not every scheduler has; the backend that has one checks its value.
 SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail")
@@ -119,3 +125,117 @@ def container(job: Job, site: Site, here: Any) -> Optional[Container]:
             raise Problem(f"{job.where('binds')}: {shown(bind)} is not HOST or HOST:INSIDE with absolute paths")
     vendor = of_site.vendor if of_site else ""
     return Container(runtime, image, tuple(binds), vendor, options=of_site.options if of_site else ())
+
+
+# Here: what must be known about the place where an order is made. Filled in at the desk, read by resolve.
+
+
+@dataclass(frozen=True)
+class Here:
+    hostname: str
+    cwd: str
+    environ: Mapping[str, str]
+    cpus: int  # that this process may use
+    gpus: Optional[int]  # None: unknown
+    user: str
+    now: float  # seconds since 1970
+    entropy: str  # new for every run
+    job_id: Optional[str] = None  # the scheduler's
+    step_id: Optional[str] = None
+    hosts: Tuple[str, ...] = ()  # in the scheduler's order
+    master: str = ""  # HOST or HOST:PORT of node 0, where the user or the scheduler names it
+    read_yaml: Callable[[str], Any] = lambda path: None  # a launcher's configuration file; None: it is not there
+    script: Callable[[Tuple[str, ...], str], Script] = lambda command, workdir: Script()  # what the command runs
+
+
+# The variables that a job and its site set for every rank, with their reasons; nothing secret is ever written down.
+
+
+_INSTEAD = {
+    "WORLD_SIZE": "; nodes and ranks-per-node say how many ranks there are",
+    "LOCAL_WORLD_SIZE": "; ranks-per-node says how many ranks each node has",
+    "NNODES": "; nodes says how many there are",
+    "NODE_RANK": "; --node-rank says which node this is",
+    "MASTER_ADDR": "; --master says where nodes that you start by hand meet",
+    "MASTER_PORT": "; export MASTER_PORT before drumbeat to choose the ranks' port",
+}
+
+
+def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple[EnvVar, ...], Tuple[str, ...]]:
+    """(variables with value and reason, names of those that are passed on as exported here)"""
+    _check_no_secret(job)
+    variables: Dict[str, EnvVar] = {}
+    # An emulating site's variables are about emulation.
+    for name, asked in site.env.items() if emulated == site.emulated else ():
+        value = expand(asked.value, here.environ, site.where(f"env.{name}.value"))
+        if is_secret(name, value):
+            raise Problem(
+                f"{site.where(f'env.{name}')}: looks secret, and what stands here is written into every run folder",
+                f"leave it out of the profile; each user exports {name} and hands it on: --env {name}",
+            )
+        why = f"{asked.why} ({asked.source})" if asked.source else asked.why
+        variables[name] = EnvVar(name, value, why, "site")
+    passed = []
+    for name, text in job.env.items():
+        place = job.where(f"env.{name}")
+        check_variable_name(name, place)
+        if name in IDENTITY:
+            raise Problem(
+                f"{place}: drumbeat sets {name} itself, for each rank", f"leave it out{_INSTEAD.get(name, '')}"
+            )
+        overruled = variables.pop(name, None)
+        if text is None:
+            if name not in here.environ:
+                raise Problem(f"{place}: {name} is to be passed on, but it is not exported here", f"export {name}=...")
+            passed.append(name)
+        elif is_secret(name, text):
+            raise Problem(
+                f"{place}: looks secret, and what stands here is written into the run folder",
+                f"export it, and write {name}: pass in the file, or --env {name}",
+            )
+        else:
+            value = expand(text, here.environ, place)
+            why = job.asks(f"env.{name}")
+            if overruled and overruled.value != value:
+                why += f"; site {site.name} would set {overruled.value}"
+            variables[name] = EnvVar(name, value, why, "user")
+    return tuple(variables.values()), tuple(passed)
+
+
+def _check_no_secret(job: Job) -> None:
+    """What the command, wrap and setup say is written into the run folder, and shown by `ps` on every node."""
+    wrap = job.wrap.command if job.wrap else ()
+    found = (
+        ("command", in_words(job.command)),
+        ("wrap.command", in_words(wrap)),
+        ("on-end", in_words(job.on_end)),
+        ("setup", in_text(job.setup or "")),
+    )
+    for key, holder in found:
+        if holder:
+            name = holder if holder.isidentifier() else "HF_TOKEN"
+            way = f"bash -c 'exec python train.py {holder} \"${name}\"'" if holder.startswith("-") else "your program"
+            raise Problem(
+                f"{job.where(key)}: {holder} looks secret, and what stands here is written into the run folder",
+                f"export it, hand it on by name (env: {{{name}: pass}}, or --env {name}), and read ${name} in {way}",
+            )
+
+
+# Words of a command that `drumbeat tune` fills in: `{batch}` stands for a value that is still to be found.
+# `${batch}` is a variable, as ever.
+
+
+DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "cp")
+NAMES = ("batch", "accumulate", "hook", "layout", *DEGREES)
+_PLACE = regex(r"(?<!\$)\{(" + "|".join(NAMES) + r")\}")
+
+
+def places(command: Sequence[str]) -> Tuple[str, ...]:
+    """The names that stand in a command, each once, in their order there."""
+    found = (match.group(1) for word in command for match in _PLACE.finditer(word))
+    return tuple(dict.fromkeys(found))
+
+
+def fill(command: Sequence[str], values: Mapping[str, str]) -> Tuple[str, ...]:
+    """What has no value stays; braces of any other name are the command's own."""
+    return tuple(_PLACE.sub(lambda match: values.get(match.group(1), match.group(0)), word) for word in command)

@@ -7,7 +7,7 @@ import re
 from typing import Dict, Iterator, List, Tuple
 
 from drumbeat.commands.script import SUBSTITUTION
-from drumbeat.commands.tokens import Fault
+from drumbeat.commands.shell import Fault
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit
 
 _DASHES = "‐‑‒–—―−"

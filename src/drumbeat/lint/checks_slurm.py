@@ -8,7 +8,7 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, options, runtime_at
 from drumbeat.lint.context import Context, Hit
 from drumbeat.plan import masks
-from drumbeat.plan.known_variables import DEAD, DEBUGGING, SPELT
+from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
 
 _PER_TASK = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 _STARTERS = ("srun", "mpirun", "mpiexec")

@@ -2,26 +2,73 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+import sys
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from drumbeat.base.secret import redact
+from drumbeat.base.redact import redact
 from drumbeat.commands.script import MAX_TEXT, Command, Script, read
 from drumbeat.findings.model import Evidence, Finding
-from drumbeat.lint import (
-    checks_launch,
-    checks_shell,
-    checks_slurm,
-    checks_variables,
-    looked_at,
-    python_code,
-    python_program,
-)
-from drumbeat.lint.context import Context, Edit, Hit
-from drumbeat.lint.document import SHELL, Block, blocks, is_document
-from drumbeat.lint.rules import Rule, compiled, rules
+from drumbeat.lint import checks_launch, checks_shell, checks_slurm, pages, python_program
+from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit, Rule, compiled, rules
+from drumbeat.lint.pages import COMMANDS, SCRIPTS, SHELL, Block, blocks, is_document
 
-CHECKS = {**checks_shell.CHECKS, **checks_slurm.CHECKS, **checks_launch.CHECKS, **checks_variables.CHECKS}
+# What of a text was looked at, in words. Nothing in it that lint can read: no words.
+
+
+_RESERVED = frozenset(["if", "then", "else", "fi", "for", "while", "do", "done", "case", "esac", "time"])
+_BUILTINS = frozenset(
+    ["[", "[[", ":", "true", "false", "test", "eval", "local", "declare", "readonly", "exit", "shift", "return"]
+)
+_KNOWN = (frozenset(COMMANDS.split()) | _BUILTINS) - _RESERVED
+_OPTION = re.compile(r"--?[A-Za-z]")
+_LEAST = 4  # one command in so many must be known, or a text that nothing calls a script is none
+
+
+def in_page(pieces: int) -> str:
+    return f"{_counted(pieces, 'piece')} of code in a page" if pieces else "a page without shell or Python code"
+
+
+def in_python(text: str) -> str:
+    lines = sum(1 for line in text.split("\n") if line.strip())
+    if not lines:
+        return ""
+    words = f"{_counted(lines, 'line')} of Python"
+    if python_program.parse(text, 1, True) is None:
+        version = ".".join(map(str, sys.version_info[:2]))
+        words += f", each by itself, because Python {version} cannot parse the file"
+    return words
+
+
+def in_shell(script: Script, name: str) -> str:
+    """A name or a first line that says so makes any text a script; else enough of its commands must be known ones."""
+    outer = [command for command in script.commands if not command.within]
+    directives = len({directive.line for directive in script.directives} | set(script.late))
+    if not outer and not directives:
+        return ""
+    called = name.endswith(SCRIPTS) or script.text.startswith("#!") or directives
+    known = sum(map(_known, outer))
+    if not called and not (known and known * _LEAST >= len(outer)):
+        return ""
+    words = [_counted(len(outer), "command")] if outer else []
+    words += [_counted(directives, "#SBATCH line")] if directives else []
+    return " and ".join(words)
+
+
+def _known(command: Command) -> bool:
+    if command.assignments or not command.words:
+        return True
+    first = command.words[0].text
+    options = any(_OPTION.match(word.text) for word in command.words[1:])
+    return command.name in _KNOWN or "/" in first or first.startswith("$") or options
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+CHECKS = {**checks_shell.CHECKS, **checks_slurm.CHECKS, **checks_launch.CHECKS, **checks_launch.VARIABLE_CHECKS}
 MAX_SHOWN = 160
 Words = Dict[str, str]
 
@@ -56,9 +103,9 @@ def lint(text: str, name: str = "-") -> Review:
 
 def _looked_at(pieces: Sequence[Tuple[Block, Optional[Script]]], document: bool, name: str) -> str:
     if document:
-        return looked_at.in_page(len(pieces))
+        return in_page(len(pieces))
     block, script = pieces[0]
-    return looked_at.in_shell(script, name) if script else looked_at.in_python(block.text)
+    return in_shell(script, name) if script else in_python(block.text)
 
 
 def _judge(
@@ -88,12 +135,12 @@ def _wanted(rule: Rule, text: str) -> bool:
 
 
 def _python(text: str, first: int, whole: bool) -> Iterator[Tuple[Rule, Hit]]:
-    code = python_code.lines(text, first)
+    code = pages.lines(text, first)
     program = python_program.parse(text, first, whole)
     joined = "\n".join(line for _, line in code)
     for rule in rules():
-        if rule.check in python_code.CHECKS:
-            for hit in python_code.CHECKS[rule.check](code):
+        if rule.check in pages.CHECKS:
+            for hit in pages.CHECKS[rule.check](code):
                 yield rule, hit
         elif rule.check in python_program.CHECKS:
             for hit in python_program.CHECKS[rule.check](program) if program else ():
@@ -188,3 +235,47 @@ def _filled(text: str, hit: Hit) -> str:
 
 
 __all__ = ["CHECKS", "SHELL", "Review", "lint"]
+
+
+# Edits into a new text: only what is safe, and only where the old text still stands as it was judged.
+
+
+def apply_edits(review: Review) -> str:
+    """The text with its edits made; line ends are \\n."""
+    lines = review.text.split("\n")
+    for edit in sorted(set(review.edits), key=lambda edit: (edit.line, edit.column), reverse=True):
+        place = edit.line - 1
+        if 0 <= place < len(lines) and (edit.old or edit.new):
+            lines[place] = _changed(lines[place], edit)
+    above = _insertions(review.edits)
+    fixed: List[str] = []
+    for place, line in enumerate(lines):
+        indent = line[: len(line) - len(line.lstrip())]
+        fixed += [indent + text for text in above.get(place, ())]
+        fixed.append(line)
+    return "\n".join(fixed)
+
+
+def _changed(line: str, edit: Edit) -> str:
+    if len(line) > LONGEST_FIXED:
+        return line
+    end = edit.column + len(edit.old)
+    if line[edit.column : end] == edit.old:
+        return line[: edit.column] + edit.new + line[end:]
+    if (
+        edit.old and line.count(edit.old) == 1
+    ):  # inside quotes with escapes columns shift; the text itself is proof enough
+        return line.replace(edit.old, edit.new)
+    return line
+
+
+def _insertions(edits: Sequence[Edit]) -> Dict[int, List[str]]:
+    wanted: Dict[int, List[str]] = {}
+    for line, text in dict.fromkeys(edit.above for edit in edits if edit.above):
+        wanted.setdefault(line - 1, []).append(text)
+    return wanted
+
+
+def difference(before: str, after: str, name: str) -> Tuple[str, ...]:
+    lines = difflib.unified_diff(before.split("\n"), after.split("\n"), name, name + " (fixed)", lineterm="", n=1)
+    return tuple(lines)

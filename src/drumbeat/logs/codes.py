@@ -7,7 +7,7 @@ import sys
 from typing import Dict, List, Tuple
 
 from drumbeat.findings.model import ERROR
-from drumbeat.logs.meaning.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, SYMPTOM, Rule, rulebook
+from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, SYMPTOM, Rule, rulebook
 
 _INTRO = """\
 <!-- Made by: python -m drumbeat.logs.codes. The words stand in src/drumbeat/logs/rules and codes.py. -->

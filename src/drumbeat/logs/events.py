@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.places import Places
+from drumbeat.base.ranges import Places
 from drumbeat.findings.model import Evidence
-from drumbeat.logs.meaning.rulebook import Match
+from drumbeat.logs.meaning.rules import Match
 from drumbeat.logs.read.prefixes import Line
-from drumbeat.logs.read.survived import Span
-from drumbeat.logs.read.tracebacks import Raised
+from drumbeat.logs.read.tracebacks import Raised, Span
 
 MAX_PER_RULE_AND_SOURCE = 3
 MAX_ENDS = 64  # of the lines that end a job: a file may hold several jobs, and the last of them counts

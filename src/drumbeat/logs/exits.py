@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal as signals
 from dataclasses import replace
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import (
@@ -28,10 +28,11 @@ from drumbeat.findings.model import (
     clipped,
 )
 from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, Failure
-from drumbeat.logs.meaning.rulebook import CAUSE, CODE_OF_SIGNAL, CONSEQUENCE, Match, Rule, rule_of_code, rulebook
-from drumbeat.logs.read.elastic import FirstFailure
+from drumbeat.logs.meaning.rules import CAUSE, CODE_OF_SIGNAL, CONSEQUENCE, Match, Rule, rule_of_code, rulebook
+from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import clean
 from drumbeat.logs.reader import Reader
+from drumbeat.machine.model import Identity
 from drumbeat.plan.argv import SETUP_FAILED
 
 FINISHED = "finished"
@@ -325,3 +326,31 @@ def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
 
 
 __all__ = ["CERTAIN", "CONSEQUENCES", "FINISHED", "RankEnd", "explain_exit", "explain_run"]
+
+
+# Advice for the place where a run is: a scheduler's tools are no help on a machine without it.
+
+
+# What a fix asks a tool of Slurm for -> the same in a pod, and on a machine without a scheduler.
+_ELSEWHERE: Dict[str, Tuple[str, str]] = {
+    "dmesg on that host, or sacct -j JOB -o State,MaxRSS": (
+        "kubectl describe pod POD says whether it was memory (OOMKilled)",
+        "dmesg on that host (it may need root) says whether it was memory",
+    ),
+    "sacct -j JOB -o State,Reason says whether it was a limit, a preemption or scancel": (
+        "kubectl describe pod POD says whether it was evicted, preempted or deleted",
+        "journalctl on that host may say who ended it",
+    ),
+}
+
+
+def for_place(finding: Finding, identity: Identity) -> Finding:
+    """The finding with a fix for the place that `identity` tells of."""
+    started_by = (identity.scheduler, identity.batch)
+    if "slurm" in started_by:
+        return finding
+    pod = any(name in ("kubernetes", "runai") for name in started_by)
+    fix = finding.fix
+    for words, (in_pod, alone) in _ELSEWHERE.items():
+        fix = fix.replace(words, in_pod if pod else alone)
+    return replace(finding, fix=fix)

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.findings.model import ERROR
 from drumbeat.logs.events import Event
-from drumbeat.logs.meaning.rulebook import CAUSE, NOTE
+from drumbeat.logs.meaning.rules import CAUSE, NOTE
 
 SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it

@@ -8,13 +8,13 @@ from dataclasses import field, replace
 from typing import AbstractSet, FrozenSet, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.places import Places
+from drumbeat.base.ranges import Places
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 from drumbeat.logs.events import Event
-from drumbeat.logs.read.endings import GoodEnds, speaker
-from drumbeat.logs.read.plain_words import speaks_of_failure
-from drumbeat.logs.read.steps import Steps
-from drumbeat.logs.read.survived import Survived
+from drumbeat.logs.read.attempts import GoodEnds, speaker
+from drumbeat.logs.read.progress import Steps
+from drumbeat.logs.read.records import speaks_of_failure
+from drumbeat.logs.read.tracebacks import Survived
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
 EARLIER_RUNS = "earlier runs in the same file were not judged"

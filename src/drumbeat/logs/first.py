@@ -10,9 +10,8 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.logs.events import Event
-from drumbeat.logs.nccl.communicators import Communicators
-from drumbeat.logs.nccl.processes import Process
-from drumbeat.logs.read.elastic import FirstFailure
+from drumbeat.logs.nccl.communicators import Communicators, Process
+from drumbeat.logs.read.launchers import FirstFailure
 
 
 @dataclass(frozen=True)

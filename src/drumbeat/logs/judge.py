@@ -8,27 +8,265 @@ and what happened after a rank had given up waiting is not what it waited for.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding
+from drumbeat.base.ranges import Places, merged
+from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 from drumbeat.logs.events import Event
 from drumbeat.logs.explained import most_specific
-from drumbeat.logs.failure import AT_THE_END, NO_FAILURE, NOT_KNOWN, Failure, Log
-from drumbeat.logs.first import RankOf, earliest
-from drumbeat.logs.judged_lines import with_record, without_itself
-from drumbeat.logs.meaning.bare import names_itself
+from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure, Log
+from drumbeat.logs.first import RankOf, earliest, place
 from drumbeat.logs.meaning.conditions import Whole, holds, with_settings
-from drumbeat.logs.meaning.rulebook import CAUSE, CONSEQUENCE, NOTE, OTHER, REPORT, SYMPTOM, Match, rule_of_signal
-from drumbeat.logs.named_rank import NamedRank
+from drumbeat.logs.meaning.grammar import names_itself
+from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, JOB, NOTE, OTHER, REPORT, SYMPTOM, Match, rule_of_signal
 from drumbeat.logs.nccl.communicators import Communicators
-from drumbeat.logs.read.elastic import FirstFailure
-from drumbeat.logs.read.losses import CODE as NAN_LOSS
-from drumbeat.logs.read.losses import NOT_FINITE, nan_among_the_last
-from drumbeat.logs.read.plain_words import signal_of
+from drumbeat.logs.read.launchers import FirstFailure
+from drumbeat.logs.read.progress import CODE as NAN_LOSS
+from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
+from drumbeat.logs.read.records import signal_of
 from drumbeat.logs.read.tracebacks import CUT_OFF
-from drumbeat.logs.shown import blame, finding_of, merged, with_evidence
-from drumbeat.logs.tiers import NOTICED, UNEXPLAINED, WARNED, Tiers
+from drumbeat.logs.tiers import NOBODYS_FAULT, NOTICED, UNEXPLAINED, WARNED, Tiers
+
+# How events are shown: one finding for an event, one for each code of many, with lines of several ranks as evidence.
+
+
+MAX_EVIDENCE = 4
+# All who say so waited equally long: who says it first was not first at fault.
+WAITED = frozenset({"collective-timeout"})
+
+
+def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
+    """`first`: no other rank is known to have said the same before."""
+    rank = ranks.rank(event) if first and not (event.match and event.match.rule.blames == JOB) else None
+    if event.match is None:
+        return Finding(
+            "exception", ERROR, event.exception, event.raised_at, "", (event.evidence,), host=event.host, rank=rank
+        )
+    rule = event.match.rule
+    severity = rule.severity if rule.role != CONSEQUENCE else INFO
+    severity = WARNING if rule.role == NOTE and severity == ERROR else severity
+    finding = Finding(
+        rule.code,
+        severity,
+        event.match.title,
+        "; ".join(filter(None, (event.match.cause, event.raised_at))),
+        event.match.fix(bool(event.raised_at)),
+        (event.evidence, *event.beside),
+        host=event.host if first else None,
+        rank=rank,
+        local=ranks.local(event) and rank is not None,
+        confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
+    )
+    if rule.blames != OTHER or not first:
+        return finding
+    seen_by = " on ".join(part for part in (f"rank {rank}" if rank is not None else "", event.host or "") if part)
+    return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding
+
+
+def merged_findings(events: List[Event], ranks: RankOf) -> Tuple[Finding, ...]:
+    """One finding for each code, in the order in which each first appeared."""
+    by_code: Dict[str, List[Event]] = {}
+    for event in sorted(events, key=place):
+        by_code.setdefault(event.code, []).append(event)
+    return tuple(with_evidence(finding_of(found[0], ranks), found) for found in by_code.values())
+
+
+def blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
+    """The rank that many lines together point to: who waits is not who is late."""
+    pointing = [item for item in extra if item.rank is not None]
+    if len({item.rank for item in pointing}) != 1:
+        return finding
+    late = pointing[0]
+    finding = replace(finding, rank=late.rank, local=False, host=None)
+    if finding.code not in WAITED:
+        return finding
+    return replace(finding, title=f"{finding.title}; look at rank {late.rank}", cause=f"{late.title}; {finding.cause}")
+
+
+def with_evidence(finding: Finding, events: List[Event]) -> Finding:
+    """More lines of the same kind, from other ranks first."""
+    evidence: List[Evidence] = list(finding.evidence)
+    for event in sorted(events, key=place):
+        if event.evidence not in evidence and len(evidence) < MAX_EVIDENCE:
+            evidence.append(event.evidence)
+    return replace(finding, evidence=tuple(evidence))
+
+
+# Which rank the answer names, and when it names none. A line's own rank; else the only rank that says the same or
+# speaks right beside it; else the one that the launcher reports. Where that is not one rank, none is named: the
+# title says who waited, and the report shows every line.
+
+
+BESIDE = 3  # lines: who writes them is taken to be the same process
+OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
+MAX_NAMED = 8  # ranks in a title
+MAX_WORLD = 100_000
+_SEVERAL = re.compile(r"\btasks \d+[-,]")  # srun: error: n1: tasks 2-7: Exited with exit code 1
+
+
+class NamedRank:
+    def __init__(self, live: List[Event], tiers: Tiers, ranks: RankOf, first: Optional[FirstFailure], log: Log) -> None:
+        self._live, self._tiers, self._ranks, self._first, self._log = live, tiers, ranks, first, log
+        self._several = any(_SEVERAL.search(event.evidence.text) for event in tiers[REPORT])
+
+    def finding(self, event: Event, alike: List[Event], in_order: bool = True) -> Finding:
+        """The finding for this event, with its rank. `in_order`: it is known that none of `alike` came before it."""
+        waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None} - self._log.late
+        in_order = in_order and event.code not in WAITED
+        if _blames(event) == OTHER and not in_order and len(waiting) > 1:
+            return _waited_for(finding_of(event, self._ranks, False), sorted(waiting))
+        return self._beside(finding_of(self._located(event, alike), self._ranks), event, alike)
+
+    def _located(self, event: Event, alike: List[Event]) -> Event:
+        """A crash is told twice, by the process and by its launcher: only the process knows where in the program it was."""
+        own = [each for each in alike if None in (each.rank, event.rank) or each.rank == event.rank]
+        places = {each.raised_at for each in own} - {""}
+        return replace(event, raised_at=places.pop()) if not event.raised_at and len(places) == 1 else event
+
+    def unheard(self, finding: Optional[Finding]) -> Tuple[int, ...]:
+        """Ranks of the world without a word about a collective that others waited in. Where no line says how large the world is,
+        it has at least the ranks up to the highest that spoke."""
+        if finding is None or finding.code not in WAITED:
+            return ()
+        heard = {self._ranks.rank(event) for event in self._live if not self._ranks.local(event)} - {None}
+        heard |= self._log.heard
+        world = max(self._log.nranks or 0, *(rank + 1 for rank in heard if rank is not None), 0)
+        return tuple(rank for rank in range(min(world, MAX_WORLD)) if rank not in heard)
+
+    def _beside(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
+        """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
+        if finding.rank is not None or finding.host is not None or any(map(self._of_nobody, alike)):
+            return finding
+        waiting = {each.rank for each in self._tiers[SYMPTOM] if _blames(each) == OTHER}
+        beside = [
+            other
+            for other in self._live
+            if other.evidence.file == event.evidence.file
+            and abs(other.number - event.number) <= BESIDE
+            and other.code in OF_THE_SAME
+            and other.rank not in waiting
+        ]
+        reported = {self._ranks.rank(each) for each in self._tiers[REPORT]} - {None}
+        for events in (alike, beside if len(reported) < 2 and not self._several else []):
+            found = {(self._ranks.rank(each), self._ranks.local(each)) for each in events}
+            found -= {(None, False)}
+            if found:
+                rank, local = found.pop()
+                return finding if found else replace(finding, rank=rank, local=local, host=self._host(rank, events))
+        return finding
+
+    def _host(self, rank: Optional[int], events: Sequence[Event]) -> Optional[str]:
+        """Where that rank ran, as these lines name it."""
+        hosts = {event.host for event in events if self._ranks.rank(event) == rank} - {None, ""}
+        return hosts.pop() if len(hosts) == 1 else None
+
+    def by_launcher(self, finding: Finding, events: Sequence[Event] = ()) -> Finding:
+        """Rank and host as the launcher names them, where the lines themselves (of `events`) name none."""
+        if finding.code in NOBODYS_FAULT:
+            return replace(finding, rank=None, host=None)
+        if any(map(self._of_nobody, events)):
+            return finding
+        first = self._first
+        if first is None:
+            return finding if finding.rank is not None else self._reported(finding)
+        if finding.rank is not None and (finding.rank != first.rank or finding.local):
+            return finding
+        if finding.evidence and first.who == "torchrun" and finding.evidence[0].file != first.evidence.file:
+            return finding  # another node's torchrun, maybe of another run
+        return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
+
+    def first_of_others(self, finding: Finding) -> Optional[FirstFailure]:
+        """torchrun's word that another rank failed first, as by an uncaught exception; that rank's own words are not here."""
+        first = self._first
+        if first is None or first.who != "torchrun" or first.rank is None or first.exit_code != 1:
+            return None
+        here = bool(finding.evidence) and finding.evidence[0].file == first.evidence.file
+        return first if here and not finding.local and finding.rank not in (None, first.rank) else None
+
+    def _of_nobody(self, event: Event) -> bool:
+        """It concerns the job, or the launcher itself raised it: which rank that saw fail is another matter."""
+        return _blames(event) == JOB or (event.evidence.file, event.number) in self._log.by_launcher
+
+    def _reported(self, finding: Finding) -> Finding:
+        """The rank of the launcher's reports, if all are about the same one."""
+        reports = [event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None]
+        named = {(self._ranks.rank(event), self._ranks.local(event), event.host) for event in reports}
+        if finding.host is not None or self._several or len({rank for rank, *_ in named}) != 1:
+            return finding
+        rank, local, host = min(named, key=str)
+        return replace(finding, rank=rank, local=local, host=host)
+
+
+def _blames(event: Event) -> str:
+    return event.match.rule.blames if event.match else ""
+
+
+def _waited_for(finding: Finding, ranks: List[int]) -> Finding:
+    more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
+    return replace(finding, title=f"{finding.title}, seen by ranks {', '.join(map(str, ranks[:MAX_NAMED]))}{more}")
+
+
+# What an answer rests on: the lines that were seen, what was not, and no certainty without either.
+
+
+def without_itself(failure: Failure) -> Failure:
+    """The other failures, without what says again what the answer says: the launcher's record of the same end."""
+    finding = failure.finding
+    if finding is None:
+        return failure
+    words = {each.text for each in finding.evidence}
+    others = tuple(
+        other
+        for other in failure.others
+        if other.code not in (finding.code, "exit-code")
+        or not (other.evidence and {each.text for each in other.evidence} <= words)
+    )
+    return replace(failure, others=others)
+
+
+def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Failure:
+    """What the answer rests on; and a certainty without any of that is none. `unheard`: ranks without a word about it."""
+    unseen = []
+    if log.missing_ranks:
+        unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
+    unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
+    if unheard:
+        maybe = (
+            "" if log.nranks else "; a log may be missing"
+        )  # of a known world, those without any line are named above
+        unseen.append(f"{_ranks(unheard)}: no line about this{maybe}")
+    if failure.answer == NO_FAILURE:
+        seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
+    elif failure.finding is None:
+        seen = ()
+    else:
+        shown = Places()
+        for item in failure.finding.evidence:
+            if item.file and item.line:
+                shown.add(item.file, item.line)
+        places = log.places.get(failure.finding.code)
+        named = tuple(item.place for item in failure.finding.evidence if item.place)
+        seen = merged([places, shown]) if places else named
+    unseen += [
+        f"lines 1-{first - 1} of {file}: {EARLIER_RUNS}, only the last one is"
+        for file, first in list(log.begins.items())[:8]
+    ]
+    if log.several_runs:
+        unseen.append("where one run ends and the next begins: these logs hold several")
+    sure = seen and not log.several_runs
+    confidence = failure.confidence if sure or failure.confidence != CERTAIN else LIKELY
+    finding = failure.finding
+    if finding is not None:
+        finding = replace(finding, confidence=confidence, seen=seen, unseen=tuple(unseen))
+    return replace(failure, confidence=confidence, finding=finding, seen=seen, unseen=tuple(unseen))
+
+
+def _ranks(numbers: Tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, numbers[:16])) + (f" and {len(numbers) - 16} more" if len(numbers) > 16 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+
 
 ABOVE_CUT = 40  # lines: a warning or a lost peer no further above the end of a traceback that is cut off may say why
 # They end a process whatever happened before, so any other symptom says more.
@@ -307,4 +545,4 @@ class _Judge:
         return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why, others=others)
 
     def _merged(self, events: List[Event]) -> Tuple[Finding, ...]:
-        return merged(events, self.ranks)
+        return merged_findings(events, self.ranks)

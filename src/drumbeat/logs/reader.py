@@ -12,22 +12,17 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.findings.model import Evidence, clipped
-from drumbeat.logs.cut_tracebacks import add_cut_tracebacks
 from drumbeat.logs.events import Events
 from drumbeat.logs.failure import with_unseen
-from drumbeat.logs.meaning.bare import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
-from drumbeat.logs.meaning.prefilter import SHAPE, Prefilter
-from drumbeat.logs.meaning.rulebook import NOTE, Rulebook, rulebook
-from drumbeat.logs.nccl import nccl, nccl_lines
+from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
+from drumbeat.logs.meaning.rules import CAUSE, NOTE, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
+from drumbeat.logs.nccl import communicators, grammar
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport, judge
-from drumbeat.logs.read.crashes import FATAL, STACK, Crashes
-from drumbeat.logs.read.elastic import LOCAL_RANK, ROOT_CAUSE, ElasticSummary
-from drumbeat.logs.read.endings import GOOD_ENDS, GoodEnds, is_good_end, speaker
+from drumbeat.logs.read.attempts import GOOD_ENDS, GoodEnds, Runs, is_good_end, speaker
+from drumbeat.logs.read.attempts import WORDS as RUN_WORDS
 from drumbeat.logs.read.flight import Dump, compare
-from drumbeat.logs.read.losses import CODE as NAN_LOSS
-from drumbeat.logs.read.losses import Losses
-from drumbeat.logs.read.plain_words import OF_A_RUN, Tails, Work
+from drumbeat.logs.read.launchers import LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
 from drumbeat.logs.read.prefixes import (
     ESCAPE,
     MAX_LINE,
@@ -38,15 +33,42 @@ from drumbeat.logs.read.prefixes import (
     without_colour,
     without_escapes,
 )
-from drumbeat.logs.read.runs import WORDS as RUN_WORDS
-from drumbeat.logs.read.runs import Runs
-from drumbeat.logs.read.steps import Steps
+from drumbeat.logs.read.progress import CODE as NAN_LOSS
+from drumbeat.logs.read.progress import Losses, Steps
+from drumbeat.logs.read.records import OF_A_RUN, Tails, Work
 from drumbeat.logs.read.templates import Dull
-from drumbeat.logs.read.tracebacks import ARROW, CHAINED, HEADER, IGNORED, Raised, Tracebacks
-from drumbeat.logs.read.watchdog import Timeouts
+from drumbeat.logs.read.tracebacks import (
+    ARROW,
+    CHAINED,
+    CUT_OFF,
+    FATAL,
+    HEADER,
+    IGNORED,
+    STACK,
+    Crashes,
+    Raised,
+    Tracebacks,
+)
 from drumbeat.logs.recorded import Recorded
 from drumbeat.logs.report import Report, make_report
 from drumbeat.machine.dumps.content import Dump as PastedDump
+
+# Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
+
+
+def add_cut_tracebacks(events: Events, rules: Rulebook, sequence: int, file: str, tracebacks: Tracebacks) -> None:
+    """What a rule says about it is likely at best: the message was never seen."""
+    for rank, number, raised in tracebacks.unfinished():
+        frame, _, at = raised.frame.rpartition(":")
+        place = f'File "{frame}", line {at}' if frame else HEADER
+        evidence = Evidence(place if CUT_OFF in raised.text else raised.text, file, number)
+        line = Line("", rank)
+        matches = [match for match in rules.match(raised.text) if match.rule.role in (CAUSE, SYMPTOM)]
+        for match in matches:
+            events.add_match(sequence, replace(match, mention=True), line, evidence)
+        if not matches:
+            events.add_exception(sequence, raised, line, evidence, bare=True)
+
 
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
@@ -63,7 +85,7 @@ _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
 # Of lines that tell something without any word of a rule.
-_SIGNS = (ESCAPE, *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *nccl_lines.SIGNS)
+_SIGNS = (ESCAPE, *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
@@ -74,7 +96,7 @@ CHUNK = 256  # lines of which it is found out together whether any of them tells
 class Reader:
     def __init__(self, rules: Optional[Rulebook] = None) -> None:
         self.rules = rules or rulebook()
-        self._nccl = nccl_lines.NcclLines()
+        self._nccl = communicators.NcclLines()
         self.events = Events()
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
@@ -291,7 +313,7 @@ class Reader:
         if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
             self._good_ends.add(file, number, speaker(text, line.rank, line.host))
         if found and not quoted:
-            record = next(nccl.records(text), None) if "NCCL" in text else None
+            record = next(grammar.records(text), None) if "NCCL" in text else None
             host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
             for match in self.rules.match(text, found):
                 matched = matched or (match.rule.role != NOTE and not match.rule.conditional)
@@ -315,7 +337,7 @@ class Reader:
         """One run has ended before this line, or with it."""
         self.events.ends_of_run(file)
         if self.runs.begins.get(file) == number and len(self._ends) == 1:
-            self._nccl = nccl_lines.NcclLines()  # the transport, too, is that of the last run
+            self._nccl = communicators.NcclLines()  # the transport, too, is that of the last run
 
     def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> None:
         tracebacks = self._tracebacks.get(file)

@@ -12,8 +12,8 @@ from typing import FrozenSet, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import CERTAIN, INFO, LIKELY, Finding
 from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, Failure
-from drumbeat.logs.meaning.rulebook import CAUSE, rulebook
-from drumbeat.logs.read.losses import NOT_FINITE
+from drumbeat.logs.meaning.rules import CAUSE, rulebook
+from drumbeat.logs.read.progress import NOT_FINITE
 
 WHY = "recorded by drumbeat while the run was there"
 # Codes that say how a rank ended, or that it lost another one, but not why.

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.model import UNKNOWN, Evidence, Finding
 from drumbeat.logs.events import Event, Events
 from drumbeat.logs.failure import AT_THE_END, Failure, Log
 from drumbeat.logs.judge import judge
 from drumbeat.logs.meaning.conditions import Whole, whole
-from drumbeat.logs.meaning.rulebook import Match, Rulebook
-from drumbeat.logs.nccl import environment, missing, transport
+from drumbeat.logs.meaning.rules import Match, Rulebook
+from drumbeat.logs.nccl import missing, transport
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport
-from drumbeat.logs.read.elastic import ElasticSummary
-from drumbeat.logs.read.endings import GoodEnds
-from drumbeat.logs.read.steps import Steps
-from drumbeat.logs.read.survived import survived
-from drumbeat.logs.read.watchdog import Timeouts
+from drumbeat.logs.read.attempts import GoodEnds
+from drumbeat.logs.read.launchers import ElasticSummary, Timeouts
+from drumbeat.logs.read.progress import Steps
+from drumbeat.logs.read.tracebacks import survived
 from drumbeat.logs.recorded import Recorded, with_record
-from drumbeat.logs.without_gpu import all_quoted
 from drumbeat.machine.dumps.content import Dump
+
+# Words about a GPU on nodes that have none: they are quoted, and never believed.
+
+
+# Failures that only a GPU can have. Not among them: what a program says because there is none.
+_OF_GPU = frozenset((
+    "gpu-out-of-memory", "gpu-memory-taken", "gpu-lost", "gpu-ecc", "gpu-app-fault", "gpu-xid", "gpu-hang", "gpu-busy",
+    "gpu-ipc", "gpu-launch-failure", "amdgpu-reset", "nvlink-down", "device-assert", "illegal-memory-access",
+))  # fmt: skip
+
+
+def quoted(finding: Finding) -> Finding:
+    """The finding as no more than what a log says, if it is about a GPU."""
+    if finding.code not in _OF_GPU:
+        return finding
+    title = f'the log says "{finding.title}", but no GPU was seen on this node'
+    cause = "not known: a message that the program made or passed on, or a GPU that could not be seen"
+    return replace(finding, title=title, cause=cause, fix="", confidence=UNKNOWN)
+
+
+def all_quoted(failure: Failure) -> Failure:
+    """The same for everything that was read in the logs of such nodes."""
+    found = quoted(failure.finding) if failure.finding else None
+    return replace(
+        failure, finding=found, confidence=UNKNOWN if found != failure.finding else failure.confidence,
+        others=_each(failure.others), consequences=_each(failure.consequences), notes=_each(failure.notes),
+    )  # fmt: skip
+
+
+def _each(findings: Tuple[Finding, ...]) -> Tuple[Finding, ...]:
+    return tuple(map(quoted, findings))
+
 
 SCHEMA = "1.1"
 
@@ -96,7 +127,7 @@ def make_report(
         failed = all_quoted(failed)
     if recorded is not None:
         failed = with_record(failed, recorded)
-    settings = (*environment.differences(state), *missing.lone_worlds(state))
+    settings = (*missing.differences(state), *missing.lone_worlds(state))
     return Report(lines, verdict, failed, settings, state.dropped, pasted)
 
 

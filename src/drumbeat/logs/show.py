@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import Iterable, List, Optional, Tuple
 
-from drumbeat.base.printable import printable
+from drumbeat.base.redact import printable
 from drumbeat.findings.model import INFO, SEVERITIES, UNKNOWN, Evidence, Finding
 from drumbeat.logs.failure import EARLIER, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure
-from drumbeat.logs.meaning.rulebook import Rulebook
+from drumbeat.logs.meaning.rules import Rulebook
 from drumbeat.logs.nccl.paths import LOCAL
 from drumbeat.logs.nccl.transport import Transport
 from drumbeat.logs.report import Report

@@ -19,11 +19,10 @@ from drumbeat.logs.explained import (
     without_survived,
 )
 from drumbeat.logs.failure import AT_THE_END, Log
-from drumbeat.logs.meaning.bare import is_listed, may_follow
-from drumbeat.logs.meaning.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
-from drumbeat.logs.read.elastic import FirstFailure
-from drumbeat.logs.read.survived import Survived
-from drumbeat.logs.read.tracebacks import CUT_OFF
+from drumbeat.logs.meaning.grammar import is_listed, may_follow
+from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
+from drumbeat.logs.read.launchers import FirstFailure
+from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
 
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
 _FAILING = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)

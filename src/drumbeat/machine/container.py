@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Optional, Tuple
 
-from drumbeat.machine import elf
+from drumbeat.machine import libraries
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import Container
 from drumbeat.machine.parse import line
@@ -27,7 +27,7 @@ def read(host: Host) -> Container:
         # A first process that is an init system is a whole machine's; anything else leaves it open.
         inside = False if line(host, "/proc/1/comm") in _INIT or _disk_is_root(host) else None
         return Container(inside)
-    return Container(True, runtime, image, elf.architecture(host, "/bin/sh"))
+    return Container(True, runtime, image, libraries.architecture(host, "/bin/sh"))
 
 
 def _runtime(host: Host) -> Tuple[Optional[str], Optional[str]]:

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
-from drumbeat.machine import (
-    board,
-    container,
-    cpus,
-    cxi,
-    elf,
-    environment,
-    fabric,
-    identity,
-    interfaces,
-    kernel,
-    limits,
-    packages,
-    rdma,
-)
+from drumbeat.base.redact import is_secret
+from drumbeat.machine import container, cpus, fabric, identity, libraries, network, topology
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import (
     Container,
@@ -36,6 +23,76 @@ from drumbeat.machine.model import (
 from drumbeat.machine.parse import integer, line
 from drumbeat.machine.topology import Device
 from drumbeat.machine.vendors import gpu_health, gpus
+
+# Which environment variables matter to a job, and which may never be written down.
+
+
+# What a launcher, NCCL, RCCL, libfabric, MPI, torch or the GPU runtimes read.
+_PREFIXES = (
+    "NCCL_", "RCCL_", "FI_", "GLOO_", "TP_", "HSA_", "HIP_", "ROCR_", "ROCM_", "AMD_", "MIOPEN_", "MIOOPEN_",
+    "CUDA_", "NVIDIA_", "GPU_", "OMP_", "KMP_", "MKL_", "GOMP_", "TORCH_", "TORCHELASTIC_", "PYTORCH_", "PET_",
+    "UCX_", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "MPICH_", "CXI_", "SLINGSHOT_", "IBV_", "RDMAV_", "MLX5_", "PSM",
+    "TRITON_", "XLA_", "AITER_", "ROCBLAS_", "HIPBLASLT_", "TENSILE_", "MSCCL", "SLURM_CPU_BIND", "SLURM_GPU",
+    "SLURM_MEM", "SLURM_CPUS", "SLURM_NTASKS", "SLURM_NETWORK", "SLURM_EXPORT_ENV", "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS", "RUNAI_NUM_OF_GPUS",
+)  # fmt: skip
+_NAMES = frozenset(
+    (
+        "LD_LIBRARY_PATH", "LD_PRELOAD", "CPATH", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX",
+        "MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+        "GROUP_RANK", "GROUP_WORLD_SIZE", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE",
+        "TRANSFORMERS_CACHE", "TOKENIZERS_PARALLELISM", "TMPDIR", "XDG_CACHE_HOME", "EBROOTLIBFABRIC",
+        "EBROOTAWSMINOFIMINNCCL", "EBROOTNCCL", "LANG", "LC_ALL",
+    )
+)  # fmt: skip
+# What identity and container ask for besides; a capture needs it, a job's environment does not.
+_IDENTITY_PREFIXES = (
+    "SLURM_",
+    "SLURMD_",
+    "PBS_",
+    "PALS_",
+    "OMPI_COMM_WORLD_",
+    "PMI_",
+    "PMIX_",
+    "MPI_LOCAL",
+    "RUNAI_",
+    "LSB_",
+    "JSM_",
+    "FLUX_",
+)
+_IDENTITY_NAMES = frozenset(
+    (
+        "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "JOB_NAME", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER",
+        "container", "DRUMBEAT_SCHEDULER", "DRUMBEAT_JOB", "DRUMBEAT_HOSTS", "DRUMBEAT_NODE", "DRUMBEAT_GPUS",
+        "DRUMBEAT_ARRAY", "DRUMBEAT_TASK", "DRUMBEAT_STARTS",
+    )
+)  # fmt: skip
+
+_VALUE_LIMIT = 8192
+
+
+def read(environ: Mapping[str, str]) -> Dict[str, str]:
+    return {name: environ[name] for name in sorted(environ) if matters(name) and not secret(name, environ[name])}
+
+
+def matters(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def secret(name: str, value: str) -> bool:
+    """True for what looks secret, and for values of a size that could hide anything."""
+    return is_secret(name, value) or len(value) > _VALUE_LIMIT
+
+
+def for_capture(environ: Mapping[str, str]) -> Dict[str, str]:
+    """All that any reader asks for, without what looks secret."""
+    return {
+        name: environ[name]
+        for name in sorted(environ)
+        if (matters(name) or name in _IDENTITY_NAMES or name.startswith(_IDENTITY_PREFIXES))
+        and not secret(name, environ[name])
+    }
+
 
 T = TypeVar("T")
 
@@ -58,36 +115,36 @@ def gather(host: Host) -> Facts:
     arch = ask("arch", lambda: _arch(host), None)
     found_gpus = ask("gpus", lambda: gpus.read(host), no_gpus)
     found_gpus = ask("gpu health", lambda: gpu_health.with_health(host, found_gpus), found_gpus)
-    found_rdma = ask("rdma", lambda: rdma.read(host), no_rdma)
-    found_cxi = ask("cxi", lambda: cxi.read(host), no_cxi)
+    found_rdma = ask("rdma", lambda: network.read_rdma(host), no_rdma)
+    found_cxi = ask("cxi", lambda: network.read_cxi(host), no_cxi)
     devices: Tuple[Device, ...] = (*found_gpus, *found_rdma, *found_cxi)
     paths = [device.pci_path for device in devices]
     libraries = ask("libraries", lambda: fabric.read(host, arch, found_gpus, found_rdma, found_cxi), no_libraries)
     versions = ask("versions", lambda: {**gpus.versions(host), **fabric.versions(libraries)}, no_versions)
-    versions = {**versions, **ask("packages", lambda: packages.versions(host), no_versions)}
+    versions = {**versions, **ask("packages", lambda: fabric.package_versions(host), no_versions)}
     facts = Facts(
         host=ask("host", host.hostname, "unknown"),
         arch=arch,
         os=ask("os", lambda: _os(host), None),
         python=ask("python", host.python, None),
         memory_bytes=ask("memory", lambda: _memory(host), None),
-        cpus=ask("cpus", lambda: cpus.read(host), Cpus()),
+        cpus=ask("cpus", lambda: cpus.read_cpus(host), Cpus()),
         gpus=found_gpus,
         rdma=found_rdma,
         cxi=found_cxi,
-        interfaces=ask("interfaces", lambda: interfaces.read(host), ()),
+        interfaces=ask("interfaces", lambda: network.read_interfaces(host), ()),
         libraries=libraries,
         versions=versions,
-        limits=ask("limits", lambda: limits.read(host), Limits()),
-        kernel=ask("kernel", lambda: kernel.read(host, paths), Kernel()),
+        limits=ask("limits", lambda: cpus.read_limits(host), Limits()),
+        kernel=ask("kernel", lambda: cpus.read_kernel(host, paths), Kernel()),
         container=ask("container", lambda: container.read(host), Container()),
         identity=ask("identity", lambda: identity.read(host, notes), Identity()),
-        environment=ask("environment", lambda: environment.read(host.environ), {}),
+        environment=ask("environment", lambda: read(host.environ), {}),
         gpus_on_bus=ask("gpus", lambda: gpus.on_bus(host), {}),
-        default_route=ask("default route", lambda: board.default_route(host), None),
-        nvme_disks=ask("disks", lambda: board.nvme_disks(host), None),
-        virtual_machine=ask("virtual machine", lambda: board.virtual_machine(host), None),
-        hypervisor=ask("virtual machine", lambda: board.hypervisor(host), None),
+        default_route=ask("default route", lambda: topology.default_route(host), None),
+        nvme_disks=ask("disks", lambda: topology.nvme_disks(host), None),
+        virtual_machine=ask("virtual machine", lambda: topology.virtual_machine(host), None),
+        hypervisor=ask("virtual machine", lambda: topology.hypervisor(host), None),
         gpu_events=ask("kernel log", lambda: gpu_health.events(host) if found_gpus else None, None),
     )
     return dataclasses.replace(facts, unknown=(*notes, *gaps(facts)))
@@ -129,7 +186,7 @@ def gaps(facts: Facts) -> Tuple[str, ...]:
 
 def _arch(host: Host) -> Optional[str]:
     """Newer kernels have a file for it; before, the program we run as says."""
-    return line(host, "/proc/sys/kernel/arch") or elf.architecture(host, "/proc/self/exe")
+    return line(host, "/proc/sys/kernel/arch") or libraries.architecture(host, "/proc/self/exe")
 
 
 def _os(host: Host) -> Optional[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Dict, List, Mapping, Tuple
 
-from drumbeat.plan.computed_variables import COMPUTED
-from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD
-from drumbeat.plan.ranks import WHO
-from drumbeat.plan.variables import SETTINGS
+from drumbeat.plan.argv import WHO
+from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS
 
 _INTRO = """\
 <!-- Made by: python -m drumbeat.plan.document. The words stand in the tables of src/drumbeat/plan. -->

@@ -12,9 +12,9 @@ from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.environment import Left, decide
 from drumbeat.plan.exported import question
+from drumbeat.plan.placement import question_cpu_bind
 from drumbeat.plan.rendezvous import Rendezvous, rendezvous
 from drumbeat.plan.scene import scene
-from drumbeat.plan.task_masks import question_cpu_bind
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.findings.model import Evidence, Finding
 from drumbeat.machine.model import Facts, Peers
-from drumbeat.plan.interfaces import address_of, choose, holds, slingshot_interfaces
+from drumbeat.plan.network import address_of, choose, holds, slingshot_interfaces
 from drumbeat.plan.scene import scene
 
 DEFAULT_EPHEMERAL = (32768, 60999)  # Linux hands these out to anybody

@@ -9,11 +9,10 @@ from typing import List, Optional, Sequence, Tuple
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
-from drumbeat.plan.computed_variables import COMPUTED, Computed
+from drumbeat.plan.argv import AT_START
 from drumbeat.plan.environment import EXPORTED
-from drumbeat.plan.known_variables import steers
 from drumbeat.plan.node_plan import Difference, NodePlan
-from drumbeat.plan.ranks import AT_START
+from drumbeat.plan.variables import COMPUTED, Computed, steers
 
 
 def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = None) -> List[str]:

@@ -10,7 +10,7 @@ from drumbeat.base.order import Order
 from drumbeat.base.regex import regex
 from drumbeat.machine.model import Facts
 from drumbeat.report.figures import Setting
-from drumbeat.runfolder.closing import code_words
+from drumbeat.runfolder.lines import code_words
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import gpus_of_run, gpus_used
 

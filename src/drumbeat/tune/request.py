@@ -8,7 +8,7 @@ from typing import Dict, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.tune.candidates import HOOKS
+from drumbeat.tune.search import HOOKS
 from drumbeat.tune.trial import Limits
 
 KINDS = ("batch", "hooks", "layout")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from collections import deque
 from dataclasses import field
-from typing import Callable, Dict, List, Optional, Protocol, Set, Tuple
+from typing import Callable, Deque, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from drumbeat.agent.guard import warn
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.door import Door, most_strangers, raise_open_files
+from drumbeat.agent.wire.files import take
+from drumbeat.agent.wire.meet import Door, listen, listening_address, most_strangers, raise_open_files
 from drumbeat.agent.wire.messages import (
     Beat,
+    FilePart,
     Hello,
     Message,
     Ping,
@@ -23,10 +26,10 @@ from drumbeat.agent.wire.messages import (
     WireError,
     encode,
 )
-from drumbeat.agent.wire.ports import listen, listening_address
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
+from drumbeat.runfolder.layout import RunFolder
 
 _TRIPS = 3  # round trips by which a member's clock is compared with ours
 _BEAT = encode(Beat())
@@ -232,3 +235,67 @@ class Connections:
             return False
         connection.channel.flush()
         return connection.channel.wants_write
+
+
+# What the lead has to tell its members: sent in order, but in a large job not all in one turn, so that beats keep
+# flowing.
+
+
+_SLICE = 0.1  # seconds of sending in one turn of the loop
+
+
+class Outbox:
+    """`deliver(member, message, data)` sends a message to one member; `data` is the message, encoded once for all."""
+
+    def __init__(self, deliver: Callable[[int, Message, bytes], None]) -> None:
+        self._deliver = deliver
+        self._waiting: Deque[Tuple[Message, Deque[int]]] = deque()
+
+    def put(self, message: Message, members: Tuple[int, ...]) -> None:
+        self._waiting.append((message, deque(members)))
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def send_some(self) -> None:
+        """For one turn. Telling the lead's own node may put more messages into the box."""
+        until = time.monotonic() + _SLICE
+        while self._waiting and time.monotonic() < until:
+            message, members = self._waiting[0]
+            data = encode(message)
+            while members and time.monotonic() < until:
+                self._deliver(members.popleft(), message, data)
+            if not members:
+                self._waiting.popleft()
+
+
+# At the end, where nodes share no storage: the lead takes the files that its members still send.
+
+
+def gather_files(
+    connections: Mapping[socket.socket, Connection], folder: RunFolder, most: float, silence: float
+) -> None:
+    """For a child: until all members have gone, nothing has come for `silence` seconds, or `most` seconds are over."""
+    deadline = time.monotonic() + most
+    quiet = time.monotonic() + silence
+    with selectors.DefaultSelector() as selector:
+        for sock in connections:
+            selector.register(sock, selectors.EVENT_READ, connections[sock])
+        while selector.get_map() and time.monotonic() < min(deadline, quiet):
+            for key, _ in selector.select(0.1):
+                quiet = time.monotonic() + silence
+                if not _take(key.data, folder):
+                    selector.unregister(key.fileobj)
+            for connection in connections.values():
+                connection.channel.flush()
+
+
+def _take(connection: Connection, folder: RunFolder) -> bool:
+    """Write the files that have come by one connection; False when it is closed."""
+    try:
+        for message in connection.channel.receive():
+            if isinstance(message, FilePart) and connection.member is not None:
+                take(folder.node(connection.member), message)
+    except WireError:
+        connection.channel.close()
+    return not connection.channel.closed

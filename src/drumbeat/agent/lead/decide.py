@@ -3,14 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from drumbeat.agent.lead.history import attempts_in_a_row, is_repeated, same_again, spent_restarts
-from drumbeat.agent.lead.member import Assignment, Member, reassign, replacements
-from drumbeat.agent.lead.outcome import FAILED, Outcome
+from drumbeat.agent.lead.model import FAILED, Assignment, Member, Outcome, reassign, replacements
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.causes.table import CONFIGURATION, HARDWARE, NAN, PORT, SCHEDULER
+from drumbeat.causes.table import CONFIGURATION, HARDWARE, NAN, NEVER, PORT, SAME_WORDS, SCHEDULER, UNCLEAR
 from drumbeat.findings.model import CERTAIN
+from drumbeat.runfolder.summary import END, REQUEUE
+
+# What the attempts so far tell: how many ended alike or cost a restart, whether a failure is an old one. Pure
+# functions.
+
+
+def attempts_in_a_row(history: Sequence[Outcome]) -> int:
+    """How many attempts at the end of the history ended for the same cause."""
+    cause, count = history[-1].cause, 0
+    for outcome in reversed(history):
+        if outcome.cause is not cause:
+            break
+        count += 1
+    return count
+
+
+def spent_restarts(history: Sequence[Outcome]) -> int:
+    """Attempts that cost a restart. Neither a taken port nor a role that went to a spare does."""
+    followers: List[Optional[Outcome]] = [*history[1:], None]
+    return sum(
+        1
+        for outcome, following in zip(history, followers)
+        if not outcome.cause.free and not (following and _was_replaced(outcome, following))
+    )
+
+
+def _was_replaced(outcome: Outcome, following: Outcome) -> bool:
+    before, after = outcome.assignment, following.assignment
+    return before is not after and len(before) == len(after) and before != after
+
+
+def is_repeated(history: Sequence[Outcome]) -> bool:
+    """The same failure at the same step has happened before: another start would only repeat it."""
+    last = history[-1]
+    return last.cause.repeats != NEVER and any(_same(last, earlier) for earlier in history[:-1])
+
+
+def _same(one: Outcome, other: Outcome) -> bool:
+    if one.finding is None or other.finding is None or one.finding.code != other.finding.code:
+        return False
+    if one.step is not None and other.step is not None:
+        return abs(one.step - other.step) <= 1 and one.exit_code == other.exit_code  # steps are reported a little late
+    both_without = one.step is None and other.step is None
+    return both_without and one.cause.repeats == SAME_WORDS and one.finding.title == other.finding.title
+
+
+def same_again(last: Outcome) -> str:
+    assert last.finding
+    where = f"at step {last.step}" if last.step is not None else "before the first step"
+    if last.cause is UNCLEAR or last.finding.confidence != CERTAIN:  # nothing says whose fault it was
+        return f"ended in the same way {where} twice, and would likely do so again: {last.finding.title}"
+    return f"the same failure {where} twice, so it is the program's own: {last.finding.title}"
 
 
 @dataclass(frozen=True)
@@ -179,3 +229,34 @@ def _elsewhere(
     if earlier and last.cause is HARDWARE:
         return Stop(f"{machines[0]} has failed twice ({excluded[number]}), and {no_spare}")
     return _again(history, last.assignment, restarts)
+
+
+# After a run has ended: is its job queued again, and does that count? One pure function, called by the lead alone.
+
+
+@dataclass(frozen=True)
+class Next:
+    step: str  # END or REQUEUE
+    why: str
+    counts: bool = False  # against `requeues` of the job
+
+
+def after_end(
+    saved: bool, wanted: str, asked_to_stop: bool, cancelled: bool, requeues_so_far: int, allowed: int
+) -> Next:
+    """`saved`: the ranks ended with 75, which asks for another start. `wanted`: why the lead wants one (a node was lost, say);
+    empty: it does not.
+
+    A rank that ends with 75 because it was told to stop (the notice before a time limit, a preemption) may come back as
+    often as that happens: each start had its time. Everything else is bounded by `allowed`.
+    """
+    if cancelled:
+        return Next(END, "it was cancelled")
+    if saved and asked_to_stop:
+        return Next(REQUEUE, "its ranks ask to be started again (exit code 75)")
+    if asked_to_stop or not (saved or wanted):
+        return Next(END, "it has ended")
+    why = wanted or "its ranks ask to be started again"
+    if requeues_so_far >= allowed:
+        return Next(END, f"{why}, but the job was queued again {requeues_so_far} times already (requeues: {allowed})")
+    return Next(REQUEUE, f"{why}: requeue {requeues_so_far + 1} of {allowed}", counts=True)

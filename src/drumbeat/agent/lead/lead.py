@@ -7,22 +7,55 @@ from __future__ import annotations
 
 import signal
 from dataclasses import field, replace
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.agent.lead.attempt import Attempt
-from drumbeat.agent.lead.attempt_outcome import concluded
-from drumbeat.agent.lead.attempt_start import start_acts, world_of
-from drumbeat.agent.lead.decide import Requeue, Restart
-from drumbeat.agent.lead.lead_acts import Act, Finish, Record, Tell, record_finding
-from drumbeat.agent.lead.lead_findings import NODE_LOST, guard_lost_finding, lost_finding, stuck_finding
-from drumbeat.agent.lead.member import Assignment, Member
+from drumbeat.agent.lead.attempt import (
+    NODE_LOST,
+    Attempt,
+    concluded,
+    guard_lost_finding,
+    lost_finding,
+    rank_end,
+    stuck_finding,
+)
+from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, without_nodes
+from drumbeat.agent.lead.model import (
+    DOUBTFUL,
+    END_NOW,
+    FAILED,
+    FINISHED,
+    LAUNCHER,
+    LIMIT,
+    PORT_IN_USE,
+    SIGNAL,
+    Act,
+    Assignment,
+    Finish,
+    Member,
+    Outcome,
+    Record,
+    StopRequest,
+    StopRequests,
+    Tell,
+    reassign,
+    record_finding,
+    replacements,
+)
 from drumbeat.agent.lead.muster import Muster, refused_finding
-from drumbeat.agent.lead.next_attempt import after_attempt, between_attempts
-from drumbeat.agent.lead.outcome import DOUBTFUL, FAILED, FINISHED, PORT_IN_USE, Outcome
-from drumbeat.agent.lead.rank_end import rank_end
-from drumbeat.agent.lead.stop_requests import END_NOW, LAUNCHER, LIMIT, SIGNAL, StopRequest, StopRequests
-from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, RankEnded, Stop
-from drumbeat.agent.wire.world import World
+from drumbeat.agent.wire.messages import (
+    Beat,
+    Common,
+    Counted,
+    Done,
+    End,
+    Hello,
+    Prepare,
+    RankEnded,
+    Start,
+    Stop,
+    World,
+    make_world,
+)
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.record import to_plain
@@ -30,6 +63,65 @@ from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 from drumbeat.causes.table import HARDWARE, cause_of
 from drumbeat.findings.model import UNKNOWN, Finding
 from drumbeat.runfolder.summary import AttemptEnd
+
+# How an attempt begins: what every member must know of the others, and what each is told.
+
+
+def world_of(assignment: Assignment, members: Mapping[int, Member], common: Common) -> World:
+    """All but where the ranks meet: that is chosen by it."""
+    ranks = [members[number].ranks for number in assignment]
+    roles = {number: node for node, number in enumerate(assignment)}
+    replaced = tuple((node, members[number].host) for node, number in enumerate(assignment) if node != number)
+    return make_world(ranks, common, roles, ("", 0), replaced)
+
+
+def start_acts(attempt: Attempt, world: World, members: Mapping[int, Member]) -> List[Act]:
+    assignment = attempt.assignment
+    started = {
+        "world_size": attempt.ranks,
+        "spares": [number for number, member in members.items() if member.fit and number not in attempt.roles],
+        "hosts": [members[number].host for number in assignment] if world.replaced else [],
+        "master_addr": world.master_addr,
+        "master_port": world.master_port,
+    }
+    starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
+    # The lead's own ranks last: starting them takes its time.
+    return [Record("attempt-started", started), Tell(assignment, Prepare(world)), *starts[1:], starts[0]]
+
+
+# What follows an attempt, and a node that is lost between two: the decision, and how it is recorded. Pure functions.
+
+
+def after_attempt(order: Order, history: Sequence[Outcome], members: Mapping[int, Member]) -> Tuple[Decision, Record]:
+    """A scheduler that starts the run again leaves out every machine that is unfit, not only those of the last attempt."""
+    last = history[-1]
+    decision = decide(history, members, order.restarts, order.fewest_nodes, _can_requeue(order), order.spares)
+    cause = last.cause.name if last.outcome == FAILED else ""
+    decided: Dict[str, Any] = {"action": decision.action, "why": decision.why, "cause": cause}
+    if isinstance(decision, Restart):
+        decided["wait"] = decision.wait
+        decided["replaced"] = replacements(last.assignment, decision.assignment, members)
+    if isinstance(decision, Requeue):
+        unfit = (member.machine for _, member in sorted(members.items()) if not member.fit)
+        decision = replace(decision, exclude=tuple(dict.fromkeys((*decision.exclude, *unfit))))
+    return decision, Record("decided", decided)
+
+
+def between_attempts(order: Order, assignment: Assignment, members: Mapping[int, Member]) -> Tuple[Decision, Record]:
+    """A node was lost while the next attempt, with this assignment, waits for its time."""
+    again = reassign(assignment, members)
+    if again is not None:
+        replaced = replacements(assignment, again, members)
+        why = "; ".join(replaced)
+        return Restart(why, again), Record("decided", {"action": "restart", "why": why, "replaced": replaced})
+    lost = {node: members[number] for node, number in enumerate(assignment) if members[number].lost}
+    decision = without_nodes(lost, order.restarts, _can_requeue(order), order.spares)
+    return decision, Record("decided", {"action": decision.action, "why": decision.why, "cause": HARDWARE.name})
+
+
+def _can_requeue(order: Order) -> bool:
+    return order.queued and order.resources.requeues > 0
+
 
 _LONG = 30.0  # seconds: a command of this length may have trained, though no step of it was recognised
 _HELD = 0.3  # seconds that a signal waits: mpirun ends its tasks about one second after its first one

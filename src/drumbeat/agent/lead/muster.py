@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.agent.lead.lead_acts import Act, Record, record_finding
-from drumbeat.agent.lead.lead_findings import gone_finding
-from drumbeat.agent.lead.member import Member
-from drumbeat.agent.wire.dial import FIRST_NOTICE, NOTICE_EVERY
-from drumbeat.agent.wire.messages import Hello
-from drumbeat.agent.wire.world import Common
-from drumbeat.base.hostlist import fold
+from drumbeat.agent.lead.attempt import gone_finding
+from drumbeat.agent.lead.model import Act, Member, Record, record_finding
+from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY
+from drumbeat.agent.wire.messages import Common, Hello
 from drumbeat.base.order import Order
-from drumbeat.base.ranges import ranges
+from drumbeat.base.ranges import fold, ranges
 from drumbeat.findings.model import ERROR, Evidence, Finding
 
 SPARES_AFTER = 60.0  # seconds after which a job with spares starts without those who have not come

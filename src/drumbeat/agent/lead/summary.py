@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from typing import List, Sequence
+import signal
+import subprocess
+import time
+from typing import Callable, Dict, List, Sequence
 
+from drumbeat.agent.lead.decide import Next, after_end
 from drumbeat.agent.lead.lead import Lead
-from drumbeat.agent.lead.outcome import REQUEUE
-from drumbeat.agent.lead.requeue import Next, after_end
-from drumbeat.agent.lead.stop_requests import NOTICE, SIGNAL
+from drumbeat.agent.lead.model import NOTICE, REQUEUE, SIGNAL
 from drumbeat.base import clock
+from drumbeat.base.order import Order
+from drumbeat.base.regex import regex
 from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.events import Event
-from drumbeat.runfolder.hang import hangs_of
+from drumbeat.runfolder.files import open_to_write
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary
-from drumbeat.runfolder.verdict import write_verdict
-from drumbeat.runfolder.world import ranks_seen, world_of
+from drumbeat.runfolder.state import hangs_of, ranks_seen, world_of
+from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary, write_verdict
 
 
 def what_follows(lead: Lead) -> Next:
@@ -83,3 +86,51 @@ def _progress(lead: Lead) -> Progress:
     validations = (progress.first_validation for progress in with_steps if progress.first_validation is not None)
     total.first_validation = next(validations, None)
     return total
+
+
+# The job's `on-end` command: run once, when the run has ended for good, with a deadline. It changes no exit code.
+# `{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` in its words are filled in; the same values are
+# in DRUMBEAT_RUN_ID, DRUMBEAT_OUTCOME, DRUMBEAT_EXIT_CODE, DRUMBEAT_SECONDS and DRUMBEAT_FOLDER. No shell sees it.
+
+
+DEADLINE = 15.0  # seconds; a batch script ends what is left 20 s after the verdict
+_PRIVATE = ("DRUMBEAT_TOKEN",)
+_PLACE = regex(r"\{(run_id|outcome|exit_code|seconds|folder)\}")
+
+
+def run_on_end(order: Order, folder: RunFolder, summary: Summary, meanwhile: Callable[[], None]) -> str:
+    """What went wrong, in one line; empty if all went well or there is no such command. `meanwhile` is called often."""
+    if not order.on_end:
+        return ""
+    values: Dict[str, str] = {
+        "run_id": summary.run_id,
+        "outcome": summary.outcome,
+        "exit_code": str(summary.exit_code),
+        "seconds": f"{summary.elapsed:.0f}",
+        "folder": folder.path,
+    }
+    argv = [_PLACE.sub(lambda match: values[match.group(1)], word) for word in order.on_end]
+    env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+    env.update((f"DRUMBEAT_{name.upper()}", value) for name, value in values.items())
+    try:
+        with open_to_write(folder.on_end_log, os.O_APPEND) as log:
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                cwd=order.workdir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    except OSError as error:
+        return f"on-end: {argv[0]}: {error.strerror}"
+    until = time.monotonic() + DEADLINE
+    while process.poll() is None and time.monotonic() < until:
+        meanwhile()
+        time.sleep(0.05)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"on-end: {argv[0]} was ended after {DEADLINE:g} s"
+    return f"on-end: {argv[0]} ended with {process.returncode}: {folder.on_end_log}" if process.returncode else ""

@@ -16,11 +16,11 @@ from drumbeat.agent.looks import ras
 from drumbeat.agent.looks.find import RankProcesses, environ, find_ranks
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import Collective, RankLook
-from drumbeat.agent.ranks.last_words import LATER, raised_at, read_stream
+from drumbeat.agent.ranks.ends import LATER, raised_at, read_stream
 from drumbeat.agent.ranks.stop_targets import Process, read_processes
 from drumbeat.agent.watchers.counters import read_counters
-from drumbeat.base.printable import printable
 from drumbeat.base.processes import open_files
+from drumbeat.base.redact import printable
 from drumbeat.inrank import stacks
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu

@@ -7,38 +7,175 @@ import shutil
 import tempfile
 import time
 from dataclasses import replace
-from typing import Callable, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.folder.folder_child import FolderChild
-from drumbeat.agent.folder.merged_logs import Shipping, is_large
+from drumbeat.agent.folder.child import FolderChild, Shipping, is_large
 from drumbeat.agent.guard import warn
-from drumbeat.agent.member.monitor_process import MonitorProcess
-from drumbeat.agent.member.node_looks import NodeLooks
-from drumbeat.agent.member.node_metrics import NodeMetrics
-from drumbeat.agent.member.node_plan import NodePlan, plan_node
-from drumbeat.agent.member.node_watch import NodeWatch
+from drumbeat.agent.looks.kernel_log import KernelLog, own_log
+from drumbeat.agent.member.looks import NodeLooks
+from drumbeat.agent.member.monitor import MonitorProcess
+from drumbeat.agent.member.progress import NodeMetrics
 from drumbeat.agent.ranks import adapters
-from drumbeat.agent.ranks.ends import Ends, Exit, RankExit, rank_meant
-from drumbeat.agent.ranks.explain import Explainer, with_last_step
-from drumbeat.agent.ranks.handles import Rank, Ranks
+from drumbeat.agent.ranks.ends import Ends, Exit, Explainer, RankExit, rank_meant, with_last_step
+from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited
 from drumbeat.agent.ranks.launchers import launcher_of
-from drumbeat.agent.ranks.own_scripts import bring
-from drumbeat.agent.ranks.starter import Starter, inherited
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.watchers.build import Scene
+from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
+from drumbeat.agent.watchers.contract import Record, Tell, Watching
 from drumbeat.agent.watchers.nccl_log import LogFiles
+from drumbeat.agent.watchers.transport import OpenGate
 from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Message, RankEnded
 from drumbeat.base import clock
-from drumbeat.base.forked import on_storage
+from drumbeat.base.folders import make_private, make_temporary
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
-from drumbeat.base.private_folder import make_temporary
-from drumbeat.base.processes import children, describe, kill_children, rank_in_environment, sweep
+from drumbeat.base.processes import children, describe, kill_children, on_storage, rank_in_environment, sweep
 from drumbeat.base.record import to_json
-from drumbeat.findings.model import ERROR, WARNING, Finding
+from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding
 from drumbeat.machine.model import Facts, Peers
-from drumbeat.plan.argv import processes
+from drumbeat.plan.argv import node_identity, processes
+from drumbeat.plan.binding import Binding, binding, right_binding
+from drumbeat.plan.environment import environment
+from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.write import EventLog
+
+# Caches of compiled kernels on a node's own disk. What lies in them is loaded and run, so nobody else may write
+# there. Their paths are the same for every run, so that a cache is found again, and so others know them: each folder
+# is made with mode 0700, and one that somebody else made or can write to is not used.
+
+
+_CACHES = ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+
+
+def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar], List[Finding]]:
+    """The variables, each planned cache now a private folder: the planned one, or a new one below `own` where that is
+    not safe. What the user or the site names stays as it is."""
+    chosen: List[EnvVar] = []
+    problems: Dict[str, str] = {}  # planned path -> why it is not used
+    for variable in variables:
+        if variable.name in _CACHES and variable.source == "default":
+            path = variable.value
+            if path not in problems:
+                problems[path] = make_private(path)
+            if problems[path]:
+                path = os.path.join(own, os.path.basename(path))
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                why = f"empty and for this run only: {problems[variable.value]}"
+                variable = replace(variable, value=path, why=why, source="detected")
+        chosen.append(variable)
+    findings = [
+        Finding(
+            "cache-not-private",
+            WARNING,
+            "a kernel cache is not used: others could put code into it",
+            why,
+            f"remove {path} if it is yours, or name another folder in the job's env; kernels are compiled anew until then",
+            (Evidence(why),),
+        )
+        for path, why in problems.items()
+        if why
+    ]
+    return chosen, findings
+
+
+# What one attempt starts with on this node: cores and GPUs for each rank, and the variables that all of them share.
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    facts: Facts  # as all tasks of the node see it together
+    right: Binding  # the binding that the GPUs ask for
+    bound: Binding  # the one that is used
+    variables: List[EnvVar]
+    findings: Tuple[Finding, ...]
+
+
+def plan_node(
+    order: Order, own: Facts, tasks: Tasks, peers: Peers, node: int, attempt: int, metrics: str, folder: str, local: str
+) -> NodePlan:
+    """`metrics`: where ranks report; `folder`: the attempt's part of the run folder; `local`: a folder on the node's own disk."""
+    facts = tasks.facts(own)
+    right = right_binding(order, facts, node)
+    bound, findings = _bind(order, tasks, facts, right, node)
+    variables, unsafe_caches = private_caches(environment(order, own, peers, node), local)
+    variables += node_identity(order, peers, node, attempt, metrics, os.path.abspath(folder))
+    return NodePlan(facts, right, bound, variables, (*findings, *unsafe_caches))
+
+
+def _bind(order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int) -> Tuple[Binding, Tuple[Finding, ...]]:
+    """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
+    if order.cpu_bind or not tasks.views:
+        return binding(order, facts, node), ()
+    bound = tasks.bound(right, facts)
+    return bound, tuple(bound.findings[len(right.findings) :])
+
+
+# What watches this node's ranks: the transport gate, the watchers of each attempt, and the kernel's log.
+
+
+class NodeWatch:
+    """`local`: a folder on the node's own disk; `record` writes an event of this node; `tell` sends a message to the lead."""
+
+    def __init__(self, order: Order, member: int, facts: Facts, local: str, record: Record, tell: Tell) -> None:
+        self.order, self.member, self.facts, self.local = order, member, facts, local
+        self._record, self._tell = record, tell
+        self._gates: List[OpenGate] = []
+        self._watching = Watching((), (), record, tell)
+        self._kernel_log: Optional[KernelLog] = None
+
+    def open_gates(
+        self,
+        node_rank: int,
+        variables: List[EnvVar],
+        folder: str,
+        rank_of: Callable[[int], Optional[int]],
+        out_of: Callable[[Optional[int]], str],
+    ) -> List[EnvVar]:
+        """Before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run folder;
+        `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
+        order = self.order
+        self._gates = gate_of(order, lambda: OpenGate(order, node_rank, self.facts, self.local, rank_of, out_of))
+        for gate in self._gates:
+            variables = gate.open(variables, folder)
+        return variables
+
+    def begin(self, scene: Scene) -> None:
+        scene = replace(scene, kernel_log=self._follow_kernel_log())
+        self._watching = build_watchers(self.order, scene, self._gates, self._record, self._tell)
+        self.tick(time.monotonic())  # how the counters stood before
+
+    def feed(self, kind: str, data: Dict[str, Any]) -> None:
+        self._watching.feed(kind, data, time.monotonic())
+
+    def tick(self, now: float) -> None:
+        self._watching.tick(now)
+
+    def end(self) -> None:
+        self._watching.end(time.monotonic())
+
+    def rank_failed(self) -> None:
+        for gate in self._gates:
+            gate.failed = True
+
+    @property
+    def kept_logs(self) -> List[LogFiles]:
+        """What helps to explain a failure."""
+        return [gate.log for gate in self._gates if gate.log and gate.keeps_log]
+
+    @property
+    def pid(self) -> int:
+        """Of the process that reads the kernel's log; 0: there is none."""
+        return self._kernel_log.pid if self._kernel_log else 0
+
+    def _follow_kernel_log(self) -> List[KernelLog]:
+        """From now on, where the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
+        own = own_log(self.member)
+        gpus = any(not gpu.integrated for gpu in self.facts.gpus)
+        if not own and (not gpus or (self.order.emulated and self.member)):
+            return []
+        self._kernel_log = KernelLog(own)
+        return [self._kernel_log]
+
 
 _MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and for the logs that are kept at its end
 _SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck

@@ -11,7 +11,7 @@ import pkgutil
 from typing import List, Mapping
 
 from drumbeat.base.order import EnvVar
-from drumbeat.plan.ranks import ADAPTERS, WHO
+from drumbeat.plan.argv import ADAPTERS, WHO
 
 OFF = "off"
 _FILES = ("sitecustomize.py", "jax_cluster.py")

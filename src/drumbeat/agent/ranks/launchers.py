@@ -10,27 +10,31 @@ import re
 from dataclasses import replace
 from typing import List, Optional, Sequence
 
-from drumbeat.agent.ranks.end import End, plain_end, rank_ends
 from drumbeat.agent.ranks.shim import shim_argv
-from drumbeat.agent.ranks.stage_findings import STAGE_FAILED, missing, no_rank, stage_failed, unended
-from drumbeat.agent.ranks.stages import Stage, Stages, ended_well, read_report
+from drumbeat.agent.ranks.stages import (
+    STAGE_FAILED,
+    Stage,
+    Stages,
+    ended_well,
+    missing,
+    no_rank,
+    read_report,
+    stage_failed,
+    unended,
+)
 from drumbeat.agent.ranks.stand_ins import install, settings_of
+from drumbeat.agent.ranks.start import End, plain_end, rank_ends
 from drumbeat.base import clock
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.regex import regex
 from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
-from drumbeat.commands.console_script import launcher_interpreter
-from drumbeat.commands.fallback import fallback
-from drumbeat.commands.find import find_launcher
-from drumbeat.commands.inside import Script
-from drumbeat.commands.others import starts_its_own_ranks
-from drumbeat.commands.script_text import script_of
+from drumbeat.commands.inside import Script, fallback
+from drumbeat.commands.interpreter import launcher_interpreter, script_of
+from drumbeat.commands.launch import find_launcher, starts_its_own_ranks
 from drumbeat.findings.model import ERROR, WARNING, Finding, shown
 from drumbeat.machine.model import Peers
-from drumbeat.plan.argv import Process, has_driver
+from drumbeat.plan.argv import Process, Tools, has_driver, rank_identity
 from drumbeat.plan.binding import Binding
-from drumbeat.plan.owned import Tools
-from drumbeat.plan.ranks import rank_identity
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.runfolder.layout import NodeFolder
 

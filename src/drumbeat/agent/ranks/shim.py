@@ -11,8 +11,7 @@ from typing import Dict, List
 from drumbeat.base.order import Wrap
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.machine.identity import rank_variables
-from drumbeat.plan.argv import STAND_INS, wrapped
-from drumbeat.plan.owned import LOCAL_RANK_LATER
+from drumbeat.plan.argv import LOCAL_RANK_LATER, STAND_INS, wrapped
 
 USERS_BASH_ENV = "DRUMBEAT_BASH_ENV"  # the user's own BASH_ENV, while the stand-ins have theirs
 

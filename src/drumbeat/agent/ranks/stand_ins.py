@@ -25,14 +25,12 @@ from drumbeat.base.order import EnvVar
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
-from drumbeat.commands import accelerate
-from drumbeat.commands.console_script import interpreter_of
-from drumbeat.commands.find import Found, find_launcher
+from drumbeat.commands import launchers
 from drumbeat.commands.inside import Script
-from drumbeat.commands.others import refusal
+from drumbeat.commands.interpreter import interpreter_of
+from drumbeat.commands.launch import Found, find_launcher, refusal
 from drumbeat.machine.model import Facts, Peer, Peers
-from drumbeat.plan.argv import STAND_INS
-from drumbeat.plan.owned import WITH_DRIVER, Tools, launcher_argv
+from drumbeat.plan.argv import STAND_INS, WITH_DRIVER, Tools, launcher_argv
 
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "composer")
 OUTSIDE = ("mpirun", "mpiexec", "horovodrun")  # never replaced
@@ -187,7 +185,7 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
             f"say --nodes {found.nodes}; a script that starts other nodes itself belongs behind no launcher",
         )
     if found.kind == "accelerate":
-        accelerate.refuse_cpu_ranks(found.flags, found.script, len(settings.counts), _counts(settings, found)[0])
+        launchers.refuse_cpu_ranks(found.flags, found.script, len(settings.counts), _counts(settings, found)[0])
     number = stages.begin(command)
     found = replace(found, program=real)
     if not found.python:
@@ -210,10 +208,10 @@ def _accelerate_config(found: Found, environ: Mapping[str, str]) -> Dict[str, st
     """What accelerate's configuration file says about nodes and ranks."""
     from yaml import YAMLError, safe_load
 
-    path = accelerate.config_path(found.flags, environ)
+    path = launchers.config_path(found.flags, environ)
     try:
         with open(path, encoding="utf-8") as file:
-            return accelerate.from_config(safe_load(file.read(_CONFIG_LIMIT)))
+            return launchers.from_config(safe_load(file.read(_CONFIG_LIMIT)))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, YAMLError, RecursionError) as error:

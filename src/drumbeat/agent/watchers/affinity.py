@@ -16,10 +16,8 @@ from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.machine.parse import cpulist
 from drumbeat.plan.binding import Binding
-from drumbeat.plan.known_variables import steers
-from drumbeat.plan.placement import UNKNOWN, RankSeen, rows
-from drumbeat.plan.placement_verdict import text_table, verdict
-from drumbeat.plan.rank_environment import changed
+from drumbeat.plan.placement import UNKNOWN, RankSeen, changed, rows, text_table, verdict
+from drumbeat.plan.variables import steers
 
 _FIRST = 1.0  # seconds after the start
 _SLOWER = 1.3  # each look that shows nothing new makes the next one wait so many times longer

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Callable, List, Optional, Sequence
 
 from drumbeat.agent.watchers.affinity import Placement, RankLooks
-from drumbeat.agent.watchers.census import Census, CensusLooks
-from drumbeat.agent.watchers.contract import Watcher
-from drumbeat.agent.watchers.feed import Record, Sensor, Tell, Watching
+from drumbeat.agent.watchers.contract import Record, Sensor, Tell, Watcher, Watching
 from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.kernel_log import GpuErrors
 from drumbeat.agent.watchers.straggler import Straggler
-from drumbeat.agent.watchers.transport_sensors import OpenGate
+from drumbeat.agent.watchers.transport import OpenGate
+from drumbeat.agent.watchers.world import Census, CensusLooks
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.machine.model import Facts

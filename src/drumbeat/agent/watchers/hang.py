@@ -13,9 +13,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.hang_activity import doing, say_of
-from drumbeat.agent.watchers.hang_finding import Ended, Silence
-from drumbeat.agent.watchers.hang_verdict import judge, with_ras
+from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge, say_of, with_ras
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import ERROR, Finding

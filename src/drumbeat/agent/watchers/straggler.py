@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Action, AskLook, Saw, Warn
-from drumbeat.agent.watchers.hang_activity import doing
+from drumbeat.agent.watchers.hang_verdict import doing
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
 

@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 from drumbeat.backends.contract import Handle, parse_handle
 from drumbeat.backends.kubernetes.options import check_namespace
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.printable import printable
 from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 
 _SECONDS = 30.0
 _SHOWN = "drumbeat plan --render JOB.yaml shows what was sent"

@@ -7,14 +7,15 @@ from typing import Any, Callable, Dict, List, Tuple
 from drumbeat.backends.kubernetes.options import Settings
 from drumbeat.backends.kubernetes.pod import (
     CONTAINER,
+    FILES,
     RUN_LABEL,
+    SCRIPT,
     Plain,
     environment,
     labels_of,
     pod_template,
     resources,
 )
-from drumbeat.backends.kubernetes.script import FILES, SCRIPT
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 

@@ -8,16 +8,16 @@ import sys
 from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.backends.contract import Backend, Launch, Request, Status
-from drumbeat.backends.slurm import client, directives, steps
-from drumbeat.backends.slurm.command_script import render_command
-from drumbeat.backends.slurm.render import SCRIPT, node_lines_of, render
+from drumbeat.backends.slurm import client, directives
+from drumbeat.backends.slurm import render as steps
+from drumbeat.backends.slurm.render import SCRIPT, node_lines_of, render, render_command
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.pinned import start_argv
-from drumbeat.containers.wrap import started_by_launcher
+from drumbeat.containers.runtimes import started_by_launcher
 from drumbeat.machine.model import Identity
+from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.write import replace
 
 _CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spool/slurmd/conf-cache/slurm.conf")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Callable, List, Mapping, Sequence, Set, Tuple
 
-from drumbeat.base.hostlist import HostlistError, expand
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
+from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
 from drumbeat.jobfile.resources import flag_of
 

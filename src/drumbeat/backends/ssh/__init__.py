@@ -27,18 +27,46 @@ from drumbeat.backends.contract import (
     parse_handle,
 )
 from drumbeat.backends.ssh import connection
-from drumbeat.backends.ssh.container import check_container, host_python
-from drumbeat.backends.ssh.parcel import pack
-from drumbeat.backends.ssh.render import render
-from drumbeat.backends.ssh.request import handle_of, key_of, node_requests
+from drumbeat.backends.ssh.request import (
+    check_container,
+    container_script,
+    handle_of,
+    host_python,
+    key_of,
+    node_requests,
+    pack,
+)
 from drumbeat.backends.ssh.session import ANSWER_SECONDS, Notice, Sessions, Waiting, ask
-from drumbeat.base.home import users_folder
-from drumbeat.base.order import Order
+from drumbeat.base.folders import users_folder
+from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.runfolder.files import Files, replace_json
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
-from drumbeat.runfolder.read import Files
-from drumbeat.runfolder.write import replace_json
+
+# What would be started on which host, for a person to read. The order itself goes to every host as it stands below.
+
+
+def _container_lines(order: Order) -> List[str]:
+    if order.container is None:
+        return []
+    return ["# On each host this shell starts the container with the node's agent; node 0's is:", *(
+        f"#   {line}" for line in container_script(order, 0).splitlines()
+    )]  # fmt: skip
+
+
+def render(order: Order) -> Request:
+    command = connection.remote_command(host_python(order))
+    lines = [
+        f"# {order.run_id}: one agent on each of {len(order.hosts)} hosts, nothing is started unless all of them answer.",
+        "# drumbeat.pyz (where a host does not have it), this order, the run's token and passed variables go in on standard",
+        "# input. Node 0 leads; the others reach it by the address under which ssh reached it.",
+        *(f"# node {node}: ssh -o BatchMode=yes -- {host} {command}" for node, host in enumerate(order.hosts)),
+        *_container_lines(order),
+        dump_order(order).rstrip(),
+    ]
+    return Request("ssh", order, "\n".join(lines) + "\n")
+
 
 _ENDS = {"finished": FINISHED, "cancelled": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
 _PREPARED = 60.0  # seconds for the hosts to make their folders

@@ -7,8 +7,7 @@ import re
 import subprocess
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.base.home import users_folder
-from drumbeat.base.private_folder import make_private
+from drumbeat.base.folders import make_private, users_folder
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 

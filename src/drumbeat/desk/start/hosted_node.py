@@ -11,34 +11,81 @@ import io
 import json
 import os
 import select
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Mapping
+from typing import Any, Callable, Dict, List, Mapping
 
-from drumbeat.backends.ssh import parcel
+from drumbeat.backends.ssh import request
 from drumbeat.backends.ssh.loader import read_bytes, read_line, reply
-from drumbeat.base.home import users_folder
+from drumbeat.backends.ssh.request import container_environ, container_script
+from drumbeat.base.folders import make_private, unsafe, users_folder
 from drumbeat.base.order import Order, dump_order, load_order
-from drumbeat.base.private_folder import make_private, unsafe
 from drumbeat.base.problem import Problem
-from drumbeat.base.process_signals import heed_interrupts
 from drumbeat.base.processes import become_subreaper, children, die_with_parent, fork, start_time, sweep
 from drumbeat.base.record import RecordError
+from drumbeat.base.signals import STOPS, heed_interrupts
 from drumbeat.bundle.build import running_bundle
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.start.code_sync import unpack_checked
-from drumbeat.desk.start.hosted_container import run_contained
 from drumbeat.desk.start.scheduled_node import EVERY, joined
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.mirror import ENDED
-from drumbeat.runfolder.read import read_json
-from drumbeat.runfolder.remote import serve
+from drumbeat.runfolder.files import read_json, replace, replace_json
+from drumbeat.runfolder.layout import WORDS, RunFolder, ask_to_stop
+from drumbeat.runfolder.mirror import ENDED, serve
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.run_record import RunRecord, is_folder_of, write_run_record
-from drumbeat.runfolder.stop_file import WORDS, ask_to_stop
-from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.runfolder.summary import RunRecord, is_folder_of, write_run_record
+
+# One node of a run on ssh hosts, in a container. The agent inside cannot be sent a signal from here: requests to
+# stop go through the lead's stop file, and a container that does not end in time is removed.
+
+
+_LEAD_LEFT = 20.0  # seconds beyond the grace for the lead to end the run
+_REMOVED = 30.0  # seconds for the container's own end
+
+
+def run_contained(order: Order, node: int, token: str, shared: bool) -> int:
+    folder = RunFolder(order.folder)
+    if not shared:
+        bundle = running_bundle()
+        assert bundle, "_host runs from the bundle"
+        replace(folder.order, dump_order(order))
+        shutil.copyfile(bundle, folder.bundle)
+    signals: List[int] = []
+    for number in STOPS:
+        signal.signal(number, lambda number, frame: signals.append(number))
+    environ = {**os.environ, **container_environ(order, node), "DRUMBEAT_TOKEN": token}
+    process = subprocess.Popen(
+        ["sh", "-c", container_script(order, node)], env=environ, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    return _wait(process, folder, node, order.stop_grace, signals)
+
+
+def _wait(process: subprocess.Popen[Any], folder: RunFolder, node: int, grace: float, signals: List[int]) -> int:
+    passed, ends = 0, 0.0
+    while True:
+        try:
+            code = process.wait(0.2)
+            return 128 - code if code < 0 else code
+        except subprocess.TimeoutExpired:
+            pass
+        if len(signals) > passed:
+            passed = len(signals)
+            if node == 0:
+                word = {signal.SIGINT: "INT", signal.SIGUSR2: "USR2"}.get(signal.Signals(signals[-1]), "TERM")
+                with contextlib.suppress(OSError):  # else the container is ended after the grace
+                    ask_to_stop(folder.stop, word, "the desk")
+            ends = ends or time.monotonic() + grace + _LEAD_LEFT
+        if ends and (time.monotonic() > ends or signal.SIGQUIT in signals):
+            process.terminate()  # its own trap removes the container
+            try:
+                process.wait(_REMOVED)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
 
 _KEY = "0123456789abcdef"
 _WORDS = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "QUIT": signal.SIGQUIT, "USR2": signal.SIGUSR2}
@@ -120,7 +167,7 @@ def _open_folder(order: Order, handle: str, node: int) -> bool:
 
 def _take_parcel(order: Order, data: bytes) -> None:
     folder = RunFolder(order.folder)
-    parcel.unpack(data, folder.path)
+    request.unpack(data, folder.path)
     if order.code != "sync":
         return
     with open(folder.code_archive, "rb") as file:

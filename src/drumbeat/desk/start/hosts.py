@@ -10,8 +10,7 @@ from typing import Any, List, Mapping, Optional
 
 from drumbeat.backends import get
 from drumbeat.backends.ssh import start
-from drumbeat.backends.ssh.container import host_python
-from drumbeat.backends.ssh.request import BEAT_EVERY, handle_of
+from drumbeat.backends.ssh.request import BEAT_EVERY, handle_of, host_python
 from drumbeat.backends.ssh.session import Notice, Session, Sessions
 from drumbeat.base.order import Order
 from drumbeat.base.signals import EXIT_MUSTER, STOPS

@@ -6,26 +6,52 @@ import dataclasses
 import os
 import shlex
 import socket
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import Backend
-from drumbeat.base.home import users_folder
-from drumbeat.base.order import Order
+from drumbeat.base.folders import users_folder
+from drumbeat.base.order import Order, Resources
 from drumbeat.base.problem import Problem
-from drumbeat.commands.find import find_launcher
-from drumbeat.commands.script_text import script_at
+from drumbeat.commands.interpreter import script_at
+from drumbeat.commands.launch import find_launcher
 from drumbeat.desk.start.code_sync import with_code
-from drumbeat.desk.start.named_hosts import choose_hosts, on_hosts
-from drumbeat.desk.start.place import ALLOCATION, HERE, INSIDE, LOGIN, Place
-from drumbeat.desk.start.surroundings import look_around
-from drumbeat.jobfile.here import Here
+from drumbeat.desk.start.place import ALLOCATION, HERE, INSIDE, LOGIN, Place, look_around
+from drumbeat.jobfile.fields import expand
+from drumbeat.jobfile.flags import laid_over
 from drumbeat.jobfile.job import Job, job_from_file
-from drumbeat.jobfile.preset_files import laid_over
 from drumbeat.jobfile.resolve import resolve
-from drumbeat.jobfile.site import Site
-from drumbeat.jobfile.site_files import DEFAULT, find_site, load_site
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import DEFAULT, Site, find_site, load_site
 from drumbeat.plan.argv import choose_launcher
+
+# The machines that a job runs on, where they are named: by the job, or by the site's profile.
+
+
+def on_hosts(job: Job, site: Site) -> bool:
+    """Whether the job runs on machines that are named, and not wherever it is typed or where a scheduler says."""
+    return bool(job.hosts) or backends.get(site.backend, site.where("backend")).takes_hosts
+
+
+def choose_hosts(job: Job, site: Site) -> Tuple[str, ...]:
+    """As many as the job has nodes and spares, from the first on; the last ones are the spares."""
+    backend = backends.get(site.backend, site.where("backend"))
+    if job.hosts and not (backend.takes_hosts or site.backend == "local"):
+        raise Problem(
+            f"{job.where('hosts')}: the nodes of {site.name} are chosen by {backend.title}",
+            "leave hosts out; or name a site whose machines are reached by ssh: --site ssh",
+        )
+    hosts = job.hosts or site.hosts
+    nodes = job.nodes or (None if job.hosts else site.nodes)
+    wanted = nodes + job.spares if nodes else len(hosts)
+    if wanted > len(hosts) or not hosts:
+        named = f"{len(hosts)} {'is' if len(hosts) == 1 else 'are'} named" if hosts else "none are named"
+        raise Problem(
+            f"{job.where('nodes') if hosts else job.where('hosts')}: {max(1, wanted)} node{'s' * (wanted > 1)}, but {named}",
+            "hosts: [a, b] in the job file, --hosts a,b, or --hostfile FILE",
+        )
+    return hosts[:wanted]
+
 
 _DEFAULTS = ("account", "partition", "qos", "mail", "constraint", "reservation", "container_runtime", "binds")
 
@@ -207,3 +233,57 @@ def _one_task_per_rank(job: Job, place: Place) -> Job:
             "leave it out: each task is one rank",
         )
     return dataclasses.replace(job, launcher="tasks", ranks_per_node=tasks)
+
+
+# A launch command that was written for several machines says which of them this is.
+
+
+def named_in_command(
+    job: Job, environ: Mapping[str, str], nodes: Optional[int]
+) -> Tuple[Optional[int], str, Optional[int]]:
+    """Node rank, master and number of nodes of a command that was written for several machines.
+
+    `torchrun --nnodes=2 --node_rank=1 --master_addr=HOST`, typed on each of them, is one job; emulating all its nodes on
+    each machine would make several. A named site that emulates nodes (--site localhost) still does.
+    """
+    if job.site is not None:
+        return None, "", nodes
+    found = find_launcher([expand(word, environ, job.where("command")) for word in job.command])
+    count = job.nodes or nodes or (found.nodes if found else None) or 1
+    if found is None or count < 2:
+        return None, "", nodes
+    host = found.master.rpartition(":")[0] if found.master.count(":") == 1 else found.master
+    elsewhere = bool(host) and host not in ("localhost", "::1") and not host.startswith("127.")
+    if elsewhere and found.node_rank is not None:
+        return found.node_rank, host, count
+    emulate = f"--site localhost emulates all {count} nodes on this machine"
+    if elsewhere:
+        raise Problem(
+            f"the command is for {count} machines that meet at {host}, but nothing says which of them this one is",
+            f"add --node-rank K on each of them; {emulate}",
+        )
+    if found.node_rank is not None:
+        raise Problem(
+            f"the command is node {found.node_rank} of {count}, but names no machine at which the others find node 0",
+            f"say --master HOST --node-rank {found.node_rank}, with a name that the others know; {emulate}",
+        )
+    return None, "", nodes
+
+
+# What a job asks of a scheduler, where there is none: named, so that nobody believes it was done.
+
+
+_ASKED = ("account", "partition", "memory", "cpus", "exclusive", "array")
+
+
+def as_run_here(order: Order) -> Tuple[Order, List[str]]:
+    """The order as this machine carries it out, and the names of what has no effect on it."""
+    asked, nothing = order.resources, Resources()
+    names = [name for name in _ASKED if getattr(asked, name) != getattr(nothing, name)]
+    names += sorted(asked.specific)
+    names += [option.text for option in asked.options]
+    if order.modules:
+        names.append("modules")
+    if order.container and order.container.binds:
+        names.append("binds")
+    return dataclasses.replace(order, resources=dataclasses.replace(asked, array="")), names

@@ -7,9 +7,8 @@ import signal
 import sys
 from typing import Mapping
 
-from drumbeat.agent.member.place import own_node, placed, task_meeting
-from drumbeat.agent.ranks.task_guard import run_task
-from drumbeat.agent.ranks.tasks import own_view
+from drumbeat.agent.member.preflight import own_node, placed, task_meeting
+from drumbeat.agent.ranks.tasks import own_view, run_task
 from drumbeat.backends.contract import job_handle
 from drumbeat.base.order import Order, dump_order, load_order
 from drumbeat.base.problem import Problem
@@ -20,10 +19,9 @@ from drumbeat.desk.foreground import Foreground
 from drumbeat.machine import identity as identities
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Identity
+from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.run_record import RunRecord, write_run_record
-from drumbeat.runfolder.verdict import forget_end
-from drumbeat.runfolder.write import replace
+from drumbeat.runfolder.summary import RunRecord, forget_end, write_run_record
 
 EVERY = 0.5  # seconds between two looks at the ranks' output, which is on shared storage
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
 from drumbeat.desk.start.run import run_job
 from drumbeat.findings.model import Verdict
 from drumbeat.jobfile.job import Job
 from drumbeat.machine.model import Facts, Peer, Peers
+from drumbeat.runfolder.files import replace, replace_json
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.verify.judge import Judgement, judge
 
 SCHEMA = "1.0"
@@ -110,3 +111,47 @@ def as_plain(
         "results": results,
         "failure": to_plain(summary.failure) if summary else None,
     }
+
+
+# `drumbeat verify --mpi`: a job whose command is the MPI test. mpirun stands before drumbeat, as for every MPI
+# program.
+
+
+MPI_PACKAGE = "inrank/mpi_test"
+MPI_RESULTS = "mpi.json"
+# Set by each kind of MPI launcher for its tasks.
+_STARTED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", "PALS_RANKID", "FLUX_TASK_RANK")
+
+
+def require_mpi_launcher(environ: Mapping[str, str]) -> None:
+    """MPI ranks get their places from the launcher: without one each would be alone."""
+    if not any(name in environ for name in _STARTED):
+        raise Problem(
+            "verify --mpi has to be started by an MPI launcher",
+            "type: mpirun -n 4 drumbeat verify --mpi (docs/verify.md)",
+        )
+
+
+def mpi_job(job: Job, quick: bool, python: Optional[str]) -> Job:
+    chosen = python or (sys.executable if importlib.util.find_spec("mpi4py") is not None else "python3")
+    command = [
+        chosen,
+        "{attempt}/mpi_test/__main__.py",
+        "--out",
+        "{attempt}/" + MPI_RESULTS,
+        *(["--quick"] if quick else []),
+    ]
+    return dataclasses.replace(
+        job,
+        name=job.name or "verify-mpi",
+        command=tuple(command),
+        launcher="auto",
+        wrap=None,
+        restarts=0,
+        brings=(MPI_PACKAGE,),
+    )
+
+
+def mpi_results(folder: RunFolder) -> Optional[Dict[str, Any]]:
+    """What rank 0 wrote; None where the ranks did not meet."""
+    return Run.open(folder.path).results(MPI_RESULTS)

@@ -9,7 +9,7 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set,
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.events import Event, Events
-from drumbeat.logs.meaning.rulebook import NEAR, Rule, RuleError
+from drumbeat.logs.meaning.rules import NEAR, Rule, RuleError
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport
 

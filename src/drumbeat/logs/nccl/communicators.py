@@ -7,13 +7,139 @@ Memory is bounded: what comes after the bounds is counted, not kept.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Dict, List, Optional, Set, Tuple
 
-from drumbeat.base.places import Places
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.ranges import Places
 from drumbeat.findings.model import Evidence
-from drumbeat.logs.nccl import records
-from drumbeat.logs.nccl.nccl import Record
-from drumbeat.logs.nccl.processes import Edge, Member, Process, network_seen
+from drumbeat.logs.nccl import grammar, records
+from drumbeat.logs.nccl.grammar import Record
+from drumbeat.logs.nccl.records import Init
+from drumbeat.logs.read.prefixes import MAX_LINE, clean, decode, without_colour
+
+# One process that spoke NCCL: its parts in communicators, their connections, and the networks that it found and
+# chose.
+
+
+@dataclass
+class Edge:
+    """A connection to one peer as one end saw it, all its channels together."""
+
+    kind: str
+    name: str
+    devices: Set[int]
+    gdr: Set[Optional[bool]]
+    evidence: Evidence
+
+
+EdgeKey = Tuple[int, int, str, str, str]  # sender, receiver, side, kind, name
+
+
+@dataclass
+class Member:
+    """One rank's part in one communicator."""
+
+    process: Process
+    comm: str
+    rank: int = -1
+    nranks: int = 0
+    comm_id: str = ""
+    nnodes: int = 0
+    tid: int = 0
+    device: Optional[int] = None
+    started: Optional[Evidence] = None
+    completed: Optional[Evidence] = None
+    aborted: bool = False
+    edges: Dict[EdgeKey, Edge] = field(default_factory=dict)
+
+
+@dataclass
+class Process:
+    """One process that spoke NCCL. `host` is empty where the lines have lost their head."""
+
+    host: str
+    pid: int
+    library: str = ""
+    version: str = ""
+    network: str = ""  # chosen by the last communicator
+    network_evidence: Optional[Evidence] = None
+    provider: str = ""
+    provider_evidence: Optional[Evidence] = None
+    nics: Optional[int] = None
+    plugin: str = ""
+    interfaces: Set[str] = field(default_factory=set)  # of the bootstrap
+    sockets: Set[str] = field(default_factory=set)  # of NET/Socket
+    exchanges: Set[str] = field(default_factory=set)  # over which verbs exchange their addresses
+    devices: Dict[int, Tuple[str, str]] = field(default_factory=dict)  # index -> name, link
+    devices_evidence: Optional[Evidence] = None
+    no_ib: bool = False
+    used: Dict[str, Evidence] = field(default_factory=dict)  # networks that printed errors while in use
+    used_device: str = ""
+    used_link: str = ""
+    gdr: Dict[str, Tuple[bool, Evidence]] = field(default_factory=dict)  # scope -> possible
+    settings: Dict[str, Tuple[str, Evidence]] = field(default_factory=dict)
+    members: List[Member] = field(default_factory=list)
+    by_comm: Dict[Tuple[str, int], Member] = field(default_factory=dict)  # pointer and rank -> the youngest
+    by_rank: Dict[int, List[Member]] = field(default_factory=dict)  # the youngest last
+    nameless: Optional[Member] = None  # for connections of communicators that are nowhere named
+    pending: Dict[int, List[Tuple[records.Channel, Evidence]]] = field(default_factory=dict)  # by thread
+    collective_ranks: int = 0  # largest [nranks=N] seen
+    formed: bool = False  # it says that all rings or trees are connected
+    records: int = 0
+
+    @property
+    def speaks_of_networks(self) -> bool:
+        """Has it written which networks it found or chose? NCCL_DEBUG_SUBSYS can leave those lines out."""
+        return bool(self.network or self.interfaces or self.sockets or self.devices or self.no_ib or self.provider)
+
+
+def network_seen(process: Process, seen: records.Observation, evidence: Evidence) -> None:
+    """What a line says about the networks of the process that wrote it."""
+    if isinstance(seen, records.Network):
+        process.network, process.network_evidence = seen.name, evidence
+    elif isinstance(seen, records.Devices):
+        _devices(process, seen, evidence)
+    elif isinstance(seen, records.Provider):
+        process.provider, process.provider_evidence = seen.name, evidence
+        process.nics = seen.nics
+    elif isinstance(seen, records.Plugin):
+        process.plugin = process.plugin or seen.text
+    elif isinstance(seen, records.Gdr):
+        # A single 'disabled' for the pair that is used says more than many 'enabled'; keep both as seen.
+        scope = seen.scope if seen.possible else f"{seen.scope}-off"
+        process.gdr.setdefault(scope, (seen.possible, evidence))
+    elif isinstance(seen, records.Interface):
+        process.interfaces.update(seen.names)
+    elif isinstance(seen, records.Formed) and seen.network:
+        process.used.setdefault(seen.network, evidence)
+    elif isinstance(seen, records.Formed):
+        process.formed = True
+    elif isinstance(seen, records.Used):
+        process.used.setdefault(seen.network, evidence)
+        process.used_device = process.used_device or seen.device
+        process.used_link = process.used_link or seen.link
+
+
+def _devices(process: Process, seen: records.Devices, evidence: Evidence) -> None:
+    if seen.oob:
+        process.exchanges.add(seen.oob)
+    if seen.network == "Socket":
+        process.sockets.update(name for _, name, _ in seen.devices)
+        return
+    if seen.network == "IB" and not seen.devices:
+        process.no_ib = process.no_ib or not process.devices
+        return
+    if seen.network == "IB":
+        process.devices_evidence = process.devices_evidence or evidence
+    for index, name, link in seen.devices:
+        if len(process.devices) < 256:
+            parts = name.split("+")
+            links = {process_link for process_name, process_link in process.devices.values() if process_name in parts}
+            link = link or (links.pop() if len(links) == 1 else "")
+            if link or index not in process.devices:
+                process.devices[index] = (name, link)
+
 
 MAX_MEMBERS = 40_000
 MAX_EDGES = 400_000
@@ -186,3 +312,174 @@ class Communicators:
                     if process.host.endswith(better.host) or better.host.endswith(process.host):
                         process.host = better.host
                         break
+
+
+# Members of one communicator, found across processes. From 2.14 on every line carries the communicator's id. Before,
+# pointers differ by process and say nothing; then members of the same size are put together as long as no rank comes
+# twice, those of one host first, in the order in which the processes made them.
+
+
+MAX_OPEN = 256  # groups of one size that may still be waiting for members
+
+
+def group(processes: List[Process]) -> List[List[Member]]:
+    by_id: Dict[str, List[Member]] = {}
+    open_groups: Dict[Tuple[int, int], List[Tuple[Set[int], List[Member]]]] = {}
+    closed: List[List[Member]] = []
+    for process in processes:
+        ordinal: Dict[int, int] = {}
+        for member in process.members:
+            if member.comm_id:
+                by_id.setdefault(member.comm_id, []).append(member)
+                continue
+            # The k-th communicator of a size in one process goes with the k-th of that size in the others.
+            number = ordinal.get(member.nranks, 0)
+            ordinal[member.nranks] = number + 1
+            candidates = open_groups.setdefault((member.nranks, number), [])
+            fitting = [entry for entry in candidates[-MAX_OPEN:] if member.rank not in entry[0] or member.rank < 0]
+            at_home = [entry for entry in fitting if entry[1][0].process.host == process.host]
+            if fitting:
+                ranks, members = (at_home or fitting)[0]
+            else:
+                ranks, members = set(), []
+                candidates.append((ranks, members))
+            ranks.add(member.rank)
+            members.append(member)
+            if member.rank >= 0 and len(ranks) == member.nranks:
+                candidates.remove((ranks, members))
+                closed.append(members)
+    left = [members for candidates in open_groups.values() for _, members in candidates]
+    return _with_nameless([*by_id.values(), *closed, *left])
+
+
+def _with_nameless(groups: List[List[Member]]) -> List[List[Member]]:
+    """Where only one communicator has a name, connections of nameless ones are its own, as far as their ranks fit: the
+    lines that named it in those processes were torn."""
+    named = [members for members in groups if any(member.nranks for member in members)]
+    if len(named) != 1:
+        return groups
+    nranks = max(member.nranks for member in named[0])
+    hosts = {member.process.host for member in named[0]}
+    rest = []
+    for members in groups:
+        if members is named[0]:
+            continue
+        ranks = [rank for member in members for sender, receiver, *_ in member.edges for rank in (sender, receiver)]
+        if ranks and max(ranks) < nranks and all(member.process.host in hosts for member in members):
+            named[0].extend(members)
+        else:
+            rest.append(members)
+    return [named[0], *rest]
+
+
+# NCCL's own lines, read one by one into communicators: which of them are worth parsing, which were said before, and
+# a warning that somebody wrapped.
+
+
+SIGNS = (b"CCL", b"] INFO ", *grammar.HEADLESS_SIGNS)  # a line without any of them is none of NCCL's
+MAX_TEXT = 1000  # of an evidence line
+MAX_CHANNELS = 100_000
+MAX_COLLECTIVES = 2_000  # lines of collective calls that are looked at
+_INFO = b" NCCL INFO "
+
+
+class NcclLines:
+    def __init__(self) -> None:
+        self.communicators = Communicators()
+        self._collectives = 0
+        self._channels: Set[bytes] = set()
+        self._again: Set[bytes] = set()  # whole lines of connections that were read before
+        self.warned: Optional[Tuple[str, int, bytes]] = None  # the last WARN, if the next line may go on with it
+
+    def feed(self, file: str, number: int, raw: bytes) -> bool:
+        """Was there something to learn from this line?"""
+        if self.warned is not None:
+            self._continue(self.warned, file, number, raw)
+        worth = b"CCL" in raw or b"] INFO " in raw
+        if not worth and grammar.may_be_headless(
+            raw
+        ):  # quoted without NCCL's own head, perhaps behind somebody's prefix
+            text = clean(decode(raw)).text.encode()
+            worth = grammar.looks_headless(text)
+            raw = text if worth else raw
+        if not worth:
+            return False
+        start = raw.find(_INFO)
+        message = raw[start + len(_INFO) :]
+        # INFO lines are judged by their first word, before they are decoded: most are not about networks.
+        worth = start < 0 or grammar.worth(message) or _INFO in message
+        if worth and start >= 0 and _INFO not in message and self._said_before(raw, start, message):
+            self._connects(file, number)
+        elif worth:
+            self._read(file, number, raw)
+        return worth
+
+    def _connects(self, file: str, number: int) -> None:
+        self.communicators.connections.add(file, number)
+        self.communicators.connects(file, number)
+
+    def is_known(self, file: str, number: int, raw: bytes) -> bool:
+        """Is this, letter by letter, a connection that was read before? Then only its place is new."""
+        if raw not in self._again:
+            return False
+        self._connects(file, number)
+        return True
+
+    def remember(self, raw: bytes) -> None:
+        """Nobody else has anything to learn from a line like this one."""
+        start = raw.find(_INFO)
+        message = raw[start + len(_INFO) :]
+        if (
+            start >= 0
+            and message.startswith(b"Channel ")
+            and raw[:start] + message[message.find(b" : ") :] in self._channels
+        ):
+            if len(self._again) >= MAX_CHANNELS:
+                self._again.clear()
+            self._again.add(raw)
+
+    def _continue(self, warned: Tuple[str, int, bytes], file: str, number: int, raw: bytes) -> None:
+        """A WARN that somebody wrapped: read the two lines together once more."""
+        warned_in, at, text = warned
+        self.warned = None
+        if warned_in == file and at + 1 == number and raw.strip() and b"NCCL" not in raw:
+            joined = text.rstrip() + b" " + raw.strip()
+            self._read(file, at, joined[:MAX_LINE])
+            self.warned = None
+
+    def _read(self, file: str, number: int, raw: bytes) -> None:
+        text = without_colour(decode(raw))
+        evidence: Optional[Evidence] = None
+        found = False
+        for record in grammar.records(text):
+            found = self.communicators.spoke = True
+            if record.level == "WARN":
+                self.warned = (file, number, raw)
+                if "/rccl/" in text or "/hipify/" in text:  # its WARN lines carry the path of its build
+                    self.communicators.libraries.add("rccl")
+            seen = grammar.observe(record)
+            if seen is not None:
+                if isinstance(seen, Init):
+                    self._channels.clear()  # the same words may now be about another communicator
+                    self._again.clear()
+                evidence = evidence or Evidence(text[:MAX_TEXT], file, number)
+                self.communicators.add(record, seen, evidence)
+        if not found and b"CCL version" in raw:
+            for version in grammar.find_version(text):
+                self.communicators.version(version, Evidence(text[:MAX_TEXT], file, number))
+
+    def _said_before(self, raw: bytes, start: int, message: bytes) -> bool:
+        """A connection's many channels differ only in their number; of collective calls some are enough."""
+        if b"[nranks=" in message:
+            self._collectives += 1
+            return self._collectives > MAX_COLLECTIVES
+        if not message.startswith(b"Channel "):
+            return False
+        key = raw[:start] + message[message.find(b" : ") :]
+        if key in self._channels:
+            return True
+        if len(self._channels) >= MAX_CHANNELS:
+            self._channels.clear()
+            self._again.clear()
+        self._channels.add(key)
+        return False

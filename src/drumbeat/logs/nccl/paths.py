@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Evidence
-from drumbeat.logs.nccl.processes import Edge, Member, Process
+from drumbeat.logs.nccl.communicators import Edge, Member, Process
 
 RDMA, OFI, TCP, LOCAL, MIXED = "rdma", "ofi", "tcp", "local", "mixed"
 TCP_PROVIDERS = ("tcp", "sockets", "udp", "net")  # of libfabric, with or without ;ofi_rxm

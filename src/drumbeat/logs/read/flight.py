@@ -12,8 +12,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import ERROR, Evidence, Finding
+from drumbeat.logs.read.launchers import ranks
 from drumbeat.logs.read.pickles import MAX_CONTAINERS, PlainPickleError, load
-from drumbeat.logs.read.watchdog import ranks
 
 MAX_BYTES = 64 << 20
 _RANK = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl))?$")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Collection, List, Optional, Sequence, Set, Tuple
 
-from drumbeat.logs.meaning.prefilter import SHAPE, Prefilter
+from drumbeat.logs.meaning.rules import SHAPE, Prefilter
 
 MAX_SHAPES = 20_000  # then the memory of shapes starts anew: bounded, whatever the log holds
 MAX_SHAPE_LENGTH = 512  # longer lines hardly ever come again

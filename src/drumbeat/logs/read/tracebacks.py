@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.logs.meaning.bare import BARE
+from drumbeat.logs.meaning.grammar import BARE
 from drumbeat.logs.read.prefixes import Line
 
 HEADER = "Traceback (most recent call last)"
@@ -281,3 +281,100 @@ class Tracebacks:
     def _give_up(self, rank: Optional[int], state: _Open) -> None:
         if state.length > MAX_LENGTH:
             del self._open[rank]
+
+
+# Tracebacks that a process printed and lived through: it went on until a later exception, its last, ended it. Only
+# where a stream holds the lines of one process: elsewhere a later traceback may be another rank's. Exceptions that
+# Python shows as a chain belong together, and those of threads and worker processes may well be why the main one
+# failed.
+
+
+@dataclass(frozen=True)
+class Span:
+    """A traceback's place: the lines of one rank from `first` to `last` in `file`."""
+
+    file: str
+    rank: Optional[int]
+    first: int
+    last: int
+    raised: Raised
+
+
+@dataclass(frozen=True)
+class Survived:
+    span: Span
+    wrote_on: bool  # other lines stand between it and the exception that ended the process
+
+
+def survived(spans: Sequence[Span], ends: Mapping[str, int], at_the_end: int) -> Tuple[Survived, ...]:
+    """The tracebacks before the last one of each stream, if that one stands at its end and nothing chains them to it."""
+    streams: Dict[Tuple[str, Optional[int]], List[Span]] = {}
+    for span in spans:
+        streams.setdefault((span.file, span.rank), []).append(span)
+    found = []
+    for stream in streams.values():
+        last = stream[-1]
+        ended = last.raised.of_main and ends.get(last.file, 0) - last.last <= at_the_end
+        start = len(stream) - 1
+        while start and stream[start].raised.chained:
+            start -= 1
+        earlier = stream[:start]
+        if ended and not any(span.raised.of_helper for span in stream):
+            found += [Survived(span, stream[start].first > earlier[-1].last + 1) for span in earlier]
+    return tuple(found)
+
+
+# Where a process stood when it crashed: the stack that Python's faulthandler writes below `Fatal Python error`.
+
+
+FATAL, STACK = "Fatal Python error: ", "(most recent call first):"  # words of its lines
+_CRASH_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+) in ')
+_CURRENT = re.compile(r"\s*Current thread 0x")
+MAX_OPEN_CRASHES = 256
+MAX_LINES = 200
+
+
+@dataclass
+class _Stack:
+    number: int  # of the line that names the error
+    lines: int = 0
+    current: bool = False  # inside the stack of the thread that crashed
+    frame: str = ""  # innermost
+    own_frame: str = ""  # innermost outside of installed packages
+
+    @property
+    def where(self) -> str:
+        if not self.own_frame or self.own_frame == self.frame:
+            return f"crashed at {self.frame}" if self.frame else ""
+        return f"crashed at {self.own_frame} (in {self.frame})"
+
+
+class Crashes:
+    """The crashes of all files, one at a time for each rank of a file."""
+
+    def __init__(self) -> None:
+        self._open: Dict[Tuple[str, Optional[int]], _Stack] = {}
+
+    def feed(self, text: str, rank: Optional[int], file: str, number: int) -> Tuple[int, str]:
+        """The number of the line that names the error, and where the process stood, as far as that is known; or 0 and nothing."""
+        if FATAL in text:
+            if len(self._open) < MAX_OPEN_CRASHES or (file, rank) in self._open:
+                self._open[(file, rank)] = _Stack(number)
+            return 0, ""
+        stack = self._open.get((file, rank)) if self._open else None
+        if stack is None:
+            return 0, ""
+        stack.lines += 1
+        if stack.lines > MAX_LINES:
+            del self._open[(file, rank)]
+            return 0, ""
+        if STACK in text:
+            stack.current = bool(_CURRENT.match(text))
+        frame = _CRASH_FRAME.match(text) if stack.current else None
+        if not frame:
+            return 0, ""
+        place = f"{frame[1]}:{frame[2]}"
+        stack.frame = stack.frame or place
+        if not stack.own_frame and not is_library(frame[1]):
+            stack.own_frame = place
+        return stack.number, stack.where

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Mapping, Tuple
 
 from drumbeat.machine.host import Host
-from drumbeat.machine.identity import by_hand, flux, given, kubernetes, lsf, mpich, openmpi, pbs, runai, slurm
+from drumbeat.machine.identity import batch, mpi, pods, slurm
 from drumbeat.machine.model import Identity
 
 Reader = Callable[[Host, Mapping[str, str], List[str]], Identity]
@@ -17,20 +17,20 @@ Reader = Callable[[Host, Mapping[str, str], List[str]], Identity]
 
 def _pod(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
     """Run:ai's pods are Kubernetes' own; which of its variables it sets depends on the kind of job."""
-    reader = runai.read if any(name.startswith("RUNAI_") for name in environ) else kubernetes.read
+    reader = pods.read_runai if any(name.startswith("RUNAI_") for name in environ) else pods.read_kubernetes
     return reader(host, environ, notes)
 
 
 # Innermost first: mpirun inside a Slurm job started us, not Slurm; srun inside a pod (Slurm on Kubernetes) did.
 _READERS: Tuple[Tuple[str, Reader], ...] = (
-    ("DRUMBEAT_SCHEDULER", given.read),
-    ("OMPI_COMM_WORLD_RANK", openmpi.read),
-    ("MPI_LOCALRANKID", mpich.read),
-    ("FLUX_TASK_RANK", flux.read),
+    ("DRUMBEAT_SCHEDULER", pods.read_given),
+    ("OMPI_COMM_WORLD_RANK", mpi.read_openmpi),
+    ("MPI_LOCALRANKID", mpi.read_mpich),
+    ("FLUX_TASK_RANK", batch.read_flux),
     ("SLURM_JOB_ID", slurm.read),
-    ("LSB_JOBID", lsf.read),
-    ("PBS_JOBID", pbs.read),
-    ("RUNAI_NUM_OF_GPUS", runai.read),
+    ("LSB_JOBID", batch.read_lsf),
+    ("PBS_JOBID", batch.read_pbs),
+    ("RUNAI_NUM_OF_GPUS", pods.read_runai),
     ("KUBERNETES_SERVICE_HOST", _pod),
 )
 
@@ -41,10 +41,10 @@ def read(host: Host, notes: List[str]) -> Identity:
     for mark, reader in _READERS:
         if environ.get(mark):
             return reader(host, environ, notes)
-    return by_hand.read(host, environ, notes)
+    return pods.read_by_hand(host, environ, notes)
 
 
 def rank_variables(environ: Mapping[str, str]) -> Dict[str, str]:
     """What a scheduler or launcher says about one of its tasks, corrected for one of several ranks that this task started.
     `environ` is the rank's own."""
-    return {**slurm.task_variables(environ), **openmpi.task_variables(environ)}
+    return {**slurm.task_variables(environ), **mpi.task_variables(environ)}

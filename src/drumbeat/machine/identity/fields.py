@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.base.hostlist import HostlistError, expand
+from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.machine.parse import integer
 
 NODES_LIMIT = 1 << 16

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Dict, List, Optional, Tuple
 
-from drumbeat.machine.board import pci_link
 from drumbeat.machine.gpu_names import names
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.parse import line, natural, numa_node, pci_address
-from drumbeat.machine.topology import pci_path
+from drumbeat.machine.topology import pci_link, pci_path
 from drumbeat.machine.vendors import gpus_amd, gpus_nvidia
 
 _PCI = "/sys/bus/pci/devices"

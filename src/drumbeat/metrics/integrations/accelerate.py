@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional
 from accelerate.tracking import GeneralTracker, on_main_process
 
 from drumbeat import metrics
-from drumbeat.metrics.integrations import names
+from drumbeat.metrics import integrations
 
 
 class DrumbeatTracker(GeneralTracker):
@@ -30,7 +30,7 @@ class DrumbeatTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: Mapping[str, Any], step: Optional[int] = None, **more: Any) -> None:
-        trained, evaluated = names.training(values), names.validation(values)
+        trained, evaluated = integrations.training(values), integrations.validation(values)
         if "loss" in trained:
             metrics.report(step, loss_per="rank", **trained)
         if evaluated:

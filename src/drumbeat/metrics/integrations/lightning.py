@@ -9,7 +9,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
 from drumbeat import metrics as drumbeat_metrics
-from drumbeat.metrics.integrations import names
+from drumbeat.metrics import integrations
 
 
 class DrumbeatLogger(Logger):
@@ -35,7 +35,7 @@ class DrumbeatLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: Optional[int] = None) -> None:
         plain = {name.removesuffix("_step"): value for name, value in metrics.items()}
-        values, evaluated = names.training(plain), names.validation(plain)
+        values, evaluated = integrations.training(plain), integrations.validation(plain)
         if "loss" in values:
             drumbeat_metrics.report(step, loss_per="rank", **values)
         if evaluated:

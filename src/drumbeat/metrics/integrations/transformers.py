@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 from transformers import TrainerCallback
 
 from drumbeat import metrics
-from drumbeat.metrics.integrations import names
+from drumbeat.metrics import integrations
 
 
 class DrumbeatCallback(TrainerCallback):
@@ -22,7 +22,7 @@ class DrumbeatCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Optional[Dict[str, Any]] = None, **more: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        values, evaluated = names.training(logs), names.validation(logs)
+        values, evaluated = integrations.training(logs), integrations.validation(logs)
         if "loss" in values and "train_runtime" not in logs:
             seen = int(getattr(state, "num_input_tokens_seen", 0) or 0)
             tokens = seen - self._tokens if seen > self._tokens else None
