@@ -84,8 +84,7 @@ _BROUGHT = (
     *(
         f"watch/{name}.py"
         for name in (
-            "__init__", "checks", "curve", "event_rules", "families", "head", "model", "node_view", "plain", "session",
-            "state", "text", "textfile",
+            "__init__", "curve", "head", "model", "node_view", "prometheus", "session", "text",
         )
     ),
 )  # fmt: skip
