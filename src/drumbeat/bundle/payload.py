@@ -15,7 +15,7 @@ from typing import Iterator, Mapping, Set
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 
-LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text in a secret of Run:ai it is a quarter more
+LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text it is a quarter more
 _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 # Read as text, copied beside the ranks or run there: no import leads to it.
 _IN_RANKS = "drumbeat/inrank/"
