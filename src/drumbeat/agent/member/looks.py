@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.folder.child import FolderChild
-from drumbeat.agent.looks.proc import read_ranks
-from drumbeat.agent.looks.ras import RasNote
-from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.member.progress import NodeMetrics
+from drumbeat.agent.ranks.ends import LATER, raised_at, read_stream
 from drumbeat.agent.ranks.handles import Ranks
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.wire.messages import Look, Looked, Message
 from drumbeat.base import clock
 from drumbeat.base.order import Order
+from drumbeat.base.proc import written_to
 from drumbeat.base.processes import Forked
 from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.base.redact import printable
+from drumbeat.inspector.activity import read_ranks
+from drumbeat.inspector.ras import RasNote
+from drumbeat.inspector.record import RankLook
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.runfolder.layout import NodeFolder
 
@@ -28,6 +32,7 @@ from drumbeat.runfolder.layout import NodeFolder
 
 
 DEADLINE = 9.0  # seconds for one look
+_WORDS_WITHIN = 1.0  # seconds for the ranks' logs
 
 
 class Looker:
@@ -49,6 +54,7 @@ class Looker:
 
         def work() -> bytes:
             looks, notes = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus)
+            looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
             return json.dumps({"looks": to_plain(looks), "ras": to_plain(notes)}).encode()
@@ -83,6 +89,28 @@ def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote]]:
         return looks, [from_plain(RasNote, each) for each in plain["ras"]]
     except (ValueError, TypeError, KeyError, RecordError):
         return [], []
+
+
+class _LastWords(threading.Thread):
+    """Reads what the ranks wrote last, beside the look: where their logs cannot be read in time, the look counts without."""
+
+    def __init__(self, looks: Sequence[RankLook]) -> None:
+        super().__init__(daemon=True)
+        self.looks, self.found = looks, {look.pid: look for look in looks}
+        self.start()
+
+    def run(self) -> None:
+        for look in self.looks:
+            out, err = (read_stream(look.rank, name, written_to(look.pid, fd)) for name, fd in (("out", 1), ("err", 2)))
+            place = raised_at(err.lines)
+            if place is not None and out.written <= err.written + LATER:
+                age = max(0.0, time.time() - err.written)
+                text = printable(err.lines[place]).strip()[:200]
+                self.found[look.pid] = replace(look, raised=text, raised_for=round(age, 1))
+
+    def added(self) -> List[RankLook]:
+        self.join(_WORDS_WITHIN)
+        return [self.found[look.pid] for look in self.looks]
 
 
 class NodeLooks:

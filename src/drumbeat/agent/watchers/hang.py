@@ -10,13 +10,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.agent.looks.ras import RasNote
-from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge, say_of, with_ras
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import ERROR, Finding
+from drumbeat.inspector.ras import RasNote
+from drumbeat.inspector.record import RankLook
 
 SHORTEST = 5.0  # seconds without a step before anybody looks
 TIMES = 5.0  # or this many times the usual time between two reports

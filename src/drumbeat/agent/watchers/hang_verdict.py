@@ -10,12 +10,12 @@ from collections import Counter
 from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.agent.looks.ras import AHEAD, BEHIND, RasNote
-from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_commands, named_ranks
 from drumbeat.causes.table import NOT_ZERO
 from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
+from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
+from drumbeat.inspector.record import Collective, RankLook
 
 # What one rank does, by one look at it alone: a word for the verdict, and a phrase for a person. Pure.
 

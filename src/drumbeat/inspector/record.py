@@ -1,4 +1,4 @@
-"""What one look at a rank shows: data only. The agents look, the lead judges (watchers/hang.py)."""
+"""What is read of ranks: data only. The agents look, the lead judges (watchers/hang.py, watchers/world.py)."""
 
 from __future__ import annotations
 
@@ -63,3 +63,48 @@ class RankLook:
     def key(self) -> Tuple[int, int]:
         """Tells it from the others of the same look at all nodes."""
         return (self.node, self.pid) if self.unnumbered else (-1, self.rank)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One process, as /proc shows it."""
+
+    node: int
+    pid: int
+    rank: Optional[int]  # None: it carries no number, but holds a connection to the meeting point
+    world_size: Optional[int] = None
+    meeting: str = ""  # address:port; with the node where the address is a loopback that nodes do not share
+    starts_others: bool = False  # processes below it have another rank or world: a launcher, or its shell
+    alone: Optional[bool] = None  # it and its helpers have no TCP connection at all; None: not looked at
+    joined: bool = False  # one of its connections is to its own meeting point
+    later: bool = False  # of a script's second launcher, or a later one: the steps seen so far may be another's
+    links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
+
+    inner: int = 0  # processes below it that have TCP connections to each other: helpers, or ranks of its own
+    complete: bool = True  # its identity is its own, and nothing is missing; else it is unknown who it is
+    cpu: float = 0.0  # seconds of CPU time that it and its helpers have used; 0 where it is joined: nobody asks then
+    mapped: int = 0  # files in its memory: while a program is still importing, they become more
+    framework: str = ""  # that is loaded
+
+    @property
+    def world(self) -> Tuple[str, Optional[int]]:
+        return self.meeting, self.world_size
+
+    @property
+    def proven(self) -> bool:
+        """It is certainly a rank of that world."""
+        return self.complete and self.joined and not self.starts_others
+
+
+@dataclass(frozen=True)
+class RankSeen:
+    """What was read of one rank's main process while it ran."""
+
+    rank: Optional[int]  # None: the process uses a GPU, but carries no rank number
+    pid: int
+    cpus: Optional[Tuple[int, ...]] = None  # None: its mask could not be read
+    gpus: Optional[Tuple[int, ...]] = None  # those it uses; (): it has none open; None: which ones is not shown
+    open: Tuple[int, ...] = ()  # those whose device file it holds: a runtime opens all that it is shown
+    instances: Tuple[str, ...] = ()  # of a divided GPU (MIG), where open files or the environment name them
+    stepped: bool = False  # the job has reported a step
+    settled: bool = True  # two looks in a row saw the same

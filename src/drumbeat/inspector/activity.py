@@ -5,41 +5,45 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
 from dataclasses import replace
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.agent.looks import ras
-from drumbeat.agent.looks.find import RankProcesses, environ, find_ranks
-from drumbeat.agent.looks.ras import RasNote
-from drumbeat.agent.looks.record import Collective, RankLook
-from drumbeat.agent.ranks.ends import LATER, raised_at, read_stream
-from drumbeat.agent.ranks.stop_targets import Process, read_processes
-from drumbeat.agent.watchers.counters import read_counters
-from drumbeat.base.processes import open_files
-from drumbeat.base.redact import printable
+from drumbeat.base import proc
 from drumbeat.inrank import stacks
-from drumbeat.machine.host import LiveHost
+from drumbeat.inspector import ras
+from drumbeat.inspector.gpu import open_gpus
+from drumbeat.inspector.ranks import RankProcesses, find_ranks
+from drumbeat.inspector.ras import RasNote
+from drumbeat.inspector.record import Collective, RankLook
+from drumbeat.inspector.tree import Snapshot
+from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Gpu
+from drumbeat.machine.parse import number
 from drumbeat.machine.sample import Sampler
 from drumbeat.machine.vendors.nvml import open_nvml
+
+Bytes = Tuple[int, int]  # sent, received
 
 _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack, over that time
 _SPOTS = 3  # instructions at which an empty loop is found, at most
 _ANSWER = 0.5  # seconds for a rank to answer
 _DUMP = 3.0  # seconds for py-spy
-_WORDS_WITHIN = 1.0  # seconds for the ranks' logs
 _RAS_WAIT = 1.5  # seconds more than the look takes
 _MOST_FRAMES = 12
-_TICKS = os.sysconf("SC_CLK_TCK")
 _COMPILERS = frozenset((
     "ptxas", "cicc", "nvcc", "fatbinary", "cc1", "cc1plus", "gcc", "g++", "c++", "clang", "clang++", "amdclang++", "hipcc",
     "lld", "ld", "ld.lld", "ninja",
 ))  # fmt: skip
+# Where a driver keeps an RDMA port's bytes: sent, received, bytes of one count. InfiniBand counts words of four.
+_RDMA_FILES = (
+    ("counters/port_xmit_data", "counters/port_rcv_data", 4),
+    ("hw_counters/tx_rdma_ucast_bytes", "hw_counters/rx_rdma_ucast_bytes", 1),
+    ("hw_counters/tx_bytes", "hw_counters/rx_bytes", 1),
+)
 # Numbers of the system calls that a waiting rank is found in.
 _CALLS = {
     "x86_64": {
@@ -60,9 +64,9 @@ def read_ranks(
 ) -> Tuple[List[RankLook], List[RasNote]]:
     """`mains`: processes that were started for the ranks, pid -> rank; `commands`: they start the ranks, and are none;
     `folder`: where ranks answer questions."""
-    table = read_processes(signal.SIGTERM)
-    ranks = find_ranks(table, run_id, node, mains, commands, folder)
-    asked = _AskRas(ranks) if node == 0 else None  # its answer is about all nodes
+    seen = Snapshot()
+    ranks = find_ranks(seen, run_id, node, mains, commands, folder)
+    asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer is about all nodes
     begin = time.monotonic()
     before = {pid: _used(pid) for rank in ranks for pid in rank.pids}
     carried, waits = _carried(), {rank.main: _waits(rank.main) for rank in ranks}
@@ -83,49 +87,17 @@ def read_ranks(
     }
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
-    looks = [_look(rank, table, before, after, seconds, gpus, devices) for rank in ranks]
+    looks = [_look(rank, seen, before, after, seconds, gpus, devices) for rank in ranks]
     looks = [replace(look, network=network, wakes=wakes[look.pid]) for look in looks]
-    words = _LastWords(looks)
-    return words.added(), asked.notes() if asked else []
-
-
-class _LastWords(threading.Thread):
-    """Reads what the ranks wrote last, beside the look: where their logs cannot be read in time, the look counts without."""
-
-    def __init__(self, looks: Sequence[RankLook]) -> None:
-        super().__init__(daemon=True)
-        self.looks, self.found = looks, {look.pid: look for look in looks}
-        self.start()
-
-    def run(self) -> None:
-        for look in self.looks:
-            out, err = (read_stream(look.rank, name, _file(look.pid, fd)) for name, fd in (("out", 1), ("err", 2)))
-            place = raised_at(err.lines)
-            if place is not None and out.written <= err.written + LATER:
-                age = max(0.0, time.time() - err.written)
-                text = printable(err.lines[place]).strip()[:200]
-                self.found[look.pid] = replace(look, raised=text, raised_for=round(age, 1))
-
-    def added(self) -> List[RankLook]:
-        self.join(_WORDS_WITHIN)
-        return [self.found[look.pid] for look in self.looks]
-
-
-def _file(pid: int, descriptor: int) -> str:
-    """The file that a process writes to there; '': a pipe, a terminal, or not readable."""
-    try:
-        path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-    except OSError:
-        return ""
-    return path if path.startswith("/") and not path.startswith("/dev/") else ""
+    return looks, asked.notes() if asked else []
 
 
 class _AskRas(threading.Thread):
     """Asks while the ranks are looked at: a service that does not answer costs little time beside that."""
 
-    def __init__(self, ranks: Sequence[RankProcesses]) -> None:
+    def __init__(self, environs: Sequence[Mapping[str, str]]) -> None:
         super().__init__(daemon=True)
-        addresses = (ras.address_of(environ(rank.main)) for rank in ranks)
+        addresses = map(ras.address_of, environs)
         self.addresses = list(dict.fromkeys(each for each in addresses if each))[:2]
         self.found: List[RasNote] = []
         self.start()
@@ -139,6 +111,30 @@ class _AskRas(threading.Thread):
         return list(self.found)
 
 
+def read_counters(host: Host) -> Dict[str, Dict[str, Bytes]]:
+    """`net` and `rdma`: name -> bytes. What cannot be read is left out."""
+    net = {}
+    for name in host.list("/sys/class/net"):
+        base = f"/sys/class/net/{name}/statistics"
+        found = _pair(host, f"{base}/tx_bytes", f"{base}/rx_bytes", 1)
+        if found:
+            net[name] = found
+    rdma = {}
+    for name in host.list("/sys/class/infiniband"):
+        for port in host.list(f"/sys/class/infiniband/{name}/ports"):
+            base = f"/sys/class/infiniband/{name}/ports/{port}"
+            pairs = (_pair(host, f"{base}/{sent}", f"{base}/{got}", unit) for sent, got, unit in _RDMA_FILES)
+            found = next((pair for pair in pairs if pair), None)
+            if found:
+                rdma[f"{name}:{port}"] = found
+    return {"net": net, "rdma": rdma}
+
+
+def _pair(host: Host, sent: str, received: str, unit: int) -> Optional[Bytes]:
+    out, into = number(host, sent), number(host, received)
+    return (out * unit, into * unit) if out is not None and into is not None else None
+
+
 def _carried() -> int:
     """Bytes that this node has sent and received, by whatever leaves it."""
     counters = read_counters(LiveHost())
@@ -147,38 +143,26 @@ def _carried() -> int:
 
 def _used(pid: int) -> Tuple[str, float, int]:
     """State, seconds of CPU time, bytes read and written; a process that is gone has used none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-        fields = stat[stat.rindex(b")") + 2 :].split()
-    except (OSError, ValueError):
-        return "", 0.0, 0
-    moved = 0
-    for line in _read(f"/proc/{pid}/io").splitlines():
-        name, _, value = line.partition(": ")
-        moved += int(value) if name in ("rchar", "wchar") else 0
-    return fields[0].decode(), (int(fields[11]) + int(fields[12])) / _TICKS, moved
+    found = proc.stat(pid)
+    return (found.state, found.cpu, proc.moved(pid)) if found else ("", 0.0, 0)
 
 
 def _waits(pid: int) -> Optional[int]:
     """How often the main thread has gone to sleep so far."""
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        name, _, value = line.partition(":")
-        if name == "voluntary_ctxt_switches" and value.strip().isdigit():
-            return int(value)
-    return None
+    value = proc.status(pid).get("voluntary_ctxt_switches", "")
+    return int(value) if value.isdigit() else None
 
 
 def _look(
-    rank: RankProcesses, table: Mapping[int, Process], before: Mapping[int, Tuple[str, float, int]],
+    rank: RankProcesses, seen: Snapshot, before: Mapping[int, Tuple[str, float, int]],
     after: Mapping[int, Tuple[str, float, int]], seconds: float, gpus: Sequence[Gpu], devices: Sequence[Mapping[str, Any]],
 ) -> RankLook:  # fmt: skip
     cpu = sum(max(0.0, after[pid][1] - before[pid][1]) for pid in rank.pids) / seconds
     moved = sum(max(0, after[pid][2] - before[pid][2]) for pid in rank.pids) / seconds
     first, last = before[rank.main][0], after[rank.main][0]
-    call = _read(f"/proc/{rank.main}/syscall").split()
+    call = proc.word(rank.main, "syscall").split()
     name = _CALLS.get(int(call[0]), f"system call {call[0]}") if call and call[0].isdigit() else ""
-    waits_in = _read(f"/proc/{rank.main}/wchan")
+    waits_in = proc.word(rank.main, "wchan")
     frames = [answer.get("stack") or [] for answer in rank.answers]
     if not rank.sock:
         frames = _py_spy(rank.main)
@@ -186,7 +170,11 @@ def _look(
     spots = {(answer.get("at"), bool(answer.get("calls"))) for answer in rank.answers}
     stack = frames[-1] if frames else []
     own = next((frame for frame in stack if not frame[3]), None)
-    device = _device(rank.main, gpus, devices)
+    programs = (seen.processes[pid].program for pid in rank.pids)
+    opened = open_gpus(seen.processes[rank.main], gpus)
+    device = next(
+        (each for each in devices if opened == (each.get("index"),)), {}
+    )  # none where it holds none or several
     power, cap = device.get("power"), device.get("power_cap")
     return RankLook(
         rank.number,
@@ -202,7 +190,7 @@ def _look(
         spins=steady and not stack[0][3] and len(spots) <= _SPOTS and not any(calls for _, calls in spots),
         asked=not rank.silent if rank.sock else None,
         collectives=_collectives(rank.answers[-1].get("flight") if rank.answers else None),
-        compiler=next((table[pid].program for pid in rank.pids if table[pid].program in _COMPILERS), ""),
+        compiler=next((name for name in programs if name in _COMPILERS), ""),
         gpu=device.get("busy"),
         power=round(power / cap, 2) if power is not None and cap else None,
         clock=device.get("clock"),
@@ -251,21 +239,3 @@ def _py_spy(pid: int) -> List[List[List[Any]]]:
         return [frames]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, IndexError, TypeError):
         return []
-
-
-def _device(pid: int, gpus: Sequence[Gpu], devices: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What the GPU does that this process holds open; nothing where it holds none or several."""
-    index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
-    try:
-        opened = {index_of[target] for target in open_files(pid) if target in index_of}
-    except OSError:
-        return {}
-    return next((each for each in devices if opened == {each.get("index")}), {})
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(4096).strip()
-    except OSError:
-        return ""
