@@ -10,7 +10,7 @@ PYTHON = b"python\0train.py\0"
 
 def table(*rows):
     """Rows of (pid, parent, program, keywords)."""
-    look = Snapshot({pid: Stat("S", parent, 0.0, str(pid)) for pid, parent, _, _ in rows})
+    look = Snapshot({pid: Stat("S", parent, 0.0, 0.0, str(pid)) for pid, parent, _, _ in rows})
     for pid, _, program, more in rows:
         known = {"program": program, "command": program.encode(), "rank": "", "handles": False, **more}
         known["handles"] = {True: lambda number: True, False: lambda number: False}[known["handles"]]

@@ -18,6 +18,7 @@ class Stat(NamedTuple):
     state: str  # R, S, D, T, t, Z, X
     parent: int
     cpu: float  # seconds of a core that it has had
+    waited: float  # seconds of a core that its children have had which ended and were waited for
     started: str  # clock ticks since boot; with the pid it names a process for good
 
     @property
@@ -34,8 +35,8 @@ def stat(pid: int) -> Optional[Stat]:
     if b")" not in data:
         return None
     fields = data[data.rindex(b")") + 2 :].split()  # the name before may itself hold blanks and brackets
-    cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-    return Stat(fields[0].decode(), int(fields[1]), cpu, fields[19].decode())
+    own, waited = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
+    return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode())
 
 
 def stats() -> Dict[int, Stat]:
@@ -112,7 +113,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 def moved(pid: int) -> int:
-    """Bytes that it has read and written, files and sockets alike."""
+    """Bytes that it, and its children that ended and were waited for, have read and written by read(2) and write(2)."""
     about = _table(pid, "io")
     return sum(int(about.get(name, "0")) for name in ("rchar", "wchar"))
 

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
 from drumbeat.inrank import stacks
@@ -18,7 +18,7 @@ from drumbeat.inspector.gpu import open_gpus
 from drumbeat.inspector.ranks import RankProcesses, find_ranks
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Collective, RankLook
-from drumbeat.inspector.tree import Snapshot
+from drumbeat.inspector.tree import Snapshot, below
 from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.parse import number
@@ -44,6 +44,10 @@ _RDMA_FILES = (
     ("hw_counters/tx_rdma_ucast_bytes", "hw_counters/rx_rdma_ucast_bytes", 1),
     ("hw_counters/tx_bytes", "hw_counters/rx_bytes", 1),
 )
+FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
+# The kernel's functions in which a process waits for a socket, and for any file descriptor.
+_SOCKET_WAITS = ("wait_woken", "sk_wait_data", "unix_stream_")
+_POLL_WAITS = ("poll_schedule", "do_poll", "do_sys_poll", "do_select", "ep_poll", "do_epoll")
 # Numbers of the system calls that a waiting rank is found in.
 _CALLS = {
     "x86_64": {
@@ -60,16 +64,16 @@ _CALLS = {
 
 
 def read_ranks(
-    run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu]
-) -> Tuple[List[RankLook], List[RasNote]]:
+    run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu],
+    earlier: Optional[Earlier] = None,
+) -> Tuple[List[RankLook], List[RasNote]]:  # fmt: skip
     """`mains`: processes that were started for the ranks, pid -> rank; `commands`: they start the ranks, and are none;
-    `folder`: where ranks answer questions."""
+    `folder`: where ranks answer questions; `earlier`: what `read_usage` gave when the silence began."""
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer is about all nodes
     begin = time.monotonic()
-    before = {pid: _used(pid) for rank in ranks for pid in rank.pids}
-    carried, waits = _carried(), {rank.main: _waits(rank.main) for rank in ranks}
+    carried, before = _carried(), {rank.main: _usage(rank, seen) for rank in ranks}
     for index in range(_ASKS):
         for rank in ranks:
             if rank.sock and not rank.silent:
@@ -79,17 +83,80 @@ def read_ranks(
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
     seconds = time.monotonic() - begin
     network = round(max(0, _carried() - carried) / seconds)
-    after = {pid: _used(pid) for rank in ranks for pid in rank.pids}
-    wakes = {
-        main: None if before is None or now is None else round(max(0, now - before) / seconds, 2)
-        for main, before in waits.items()
-        for now in [_waits(main)]
-    }
+    then = Snapshot()
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
-    looks = [_look(rank, seen, before, after, seconds, gpus, devices) for rank in ranks]
-    looks = [replace(look, network=network, wakes=wakes[look.pid]) for look in looks]
+    looks = []
+    for rank in ranks:
+        first, last = before[rank.main], _usage(rank, then)
+        longer = earlier.usage.get(rank.main) if earlier else None
+        since = (
+            (last.since(longer), begin + seconds - earlier.at) if earlier and longer else (last.since(first), seconds)
+        )
+        look = replace(_look(rank, seen, first, last, seconds, gpus, devices), network=network)
+        looks.append(replace(look, signs=_signs(look, *since)))
     return looks, asked.notes() if asked else []
+
+
+class Usage(NamedTuple):
+    """What a rank has used so far: it, everything below it, and what was below it and has ended."""
+
+    state: str  # of its main thread
+    cpu: float  # seconds
+    moved: int  # bytes read and written
+    own_moved: int  # by the process that trains
+    wakes: int  # times that its main thread went to sleep
+    helpers_wake: int  # the same of the processes below it
+
+    def since(self, before: Usage) -> Usage:
+        cpu, *counts = (max(0, now - then) for now, then in zip(self[1:], before[1:]))
+        return Usage(self.state, cpu, *map(int, counts))
+
+
+class Earlier(NamedTuple):
+    at: float  # monotonic
+    usage: Mapping[int, Usage]  # by the pid of the process that trains
+
+
+def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str) -> Dict[int, Usage]:
+    seen = Snapshot()
+    return {rank.main: _usage(rank, seen) for rank in find_ranks(seen, run_id, node, mains, commands, folder)}
+
+
+def _usage(rank: RankProcesses, seen: Snapshot) -> Usage:
+    tree = below(seen.parents, rank.pids)
+    stats = {pid: seen.processes[pid].stat for pid in tree}
+    moved = {pid: proc.moved(pid) for pid in tree}
+    wakes = {pid: _wakes(pid) for pid in tree}
+    main = stats.get(rank.main)
+    return Usage(
+        main.state if main else "",
+        sum(stat.cpu + stat.waited for stat in stats.values()),
+        sum(moved.values()),
+        moved.pop(rank.main, 0),
+        wakes.pop(rank.main, 0),
+        sum(wakes.values()),
+    )
+
+
+def _wakes(pid: int) -> int:
+    value = proc.status(pid).get("voluntary_ctxt_switches", "")
+    return int(value) if value.isdigit() else 0
+
+
+def _signs(look: RankLook, used: Usage, seconds: float) -> str:
+    """Why a rank that waits may be working, in words. What helpers do counts only while the rank waits for one: a process that
+    collects metrics is never still."""
+    if look.call in FOR_A_CHILD or look.waits_in == "do_wait":
+        if used.helpers_wake or used.moved > used.own_moved:
+            return f"it waits for a process of its own, which was at work in these {seconds:.0f} s"
+    elif look.waits_in.startswith(_SOCKET_WAITS) or look.call in ("recvfrom", "recvmsg", "connect"):
+        return "it waits for an answer over the network"
+    elif look.waits_in.startswith(_POLL_WAITS) and not any("multiprocessing/" in frame for frame in look.stack[:4]):
+        return "it waits for a file descriptor to become ready"
+    if used.own_moved:
+        return f"it has read or written {used.own_moved} bytes in {seconds:.0f} s"
+    return f"it woke {used.wakes} times in {seconds:.0f} s" if used.wakes > 1 else ""
 
 
 class _AskRas(threading.Thread):
@@ -141,25 +208,11 @@ def _carried() -> int:
     return sum(sum(pair) for kind in counters.values() for name, pair in kind.items() if name != "lo")
 
 
-def _used(pid: int) -> Tuple[str, float, int]:
-    """State, seconds of CPU time, bytes read and written; a process that is gone has used none."""
-    found = proc.stat(pid)
-    return (found.state, found.cpu, proc.moved(pid)) if found else ("", 0.0, 0)
-
-
-def _waits(pid: int) -> Optional[int]:
-    """How often the main thread has gone to sleep so far."""
-    value = proc.status(pid).get("voluntary_ctxt_switches", "")
-    return int(value) if value.isdigit() else None
-
-
 def _look(
-    rank: RankProcesses, seen: Snapshot, before: Mapping[int, Tuple[str, float, int]],
-    after: Mapping[int, Tuple[str, float, int]], seconds: float, gpus: Sequence[Gpu], devices: Sequence[Mapping[str, Any]],
+    rank: RankProcesses, seen: Snapshot, before: Usage, after: Usage, seconds: float, gpus: Sequence[Gpu],
+    devices: Sequence[Mapping[str, Any]],
 ) -> RankLook:  # fmt: skip
-    cpu = sum(max(0.0, after[pid][1] - before[pid][1]) for pid in rank.pids) / seconds
-    moved = sum(max(0, after[pid][2] - before[pid][2]) for pid in rank.pids) / seconds
-    first, last = before[rank.main][0], after[rank.main][0]
+    used, first, last = after.since(before), before.state, after.state
     call = proc.word(rank.main, "syscall").split()
     name = _CALLS.get(int(call[0]), f"system call {call[0]}") if call and call[0].isdigit() else ""
     waits_in = proc.word(rank.main, "wchan")
@@ -172,9 +225,7 @@ def _look(
     own = next((frame for frame in stack if not frame[3]), None)
     programs = (seen.processes[pid].program for pid in rank.pids)
     opened = open_gpus(seen.processes[rank.main], gpus)
-    device = next(
-        (each for each in devices if opened == (each.get("index"),)), {}
-    )  # none where it holds none or several
+    device = next((each for each in devices if opened == (each.get("index"),)), {})  # if it holds exactly one
     power, cap = device.get("power"), device.get("power_cap")
     return RankLook(
         rank.number,
@@ -182,8 +233,9 @@ def _look(
         state=last if first == last or last == "" else "R" if "R" in (first, last) else last,
         waits_in="" if waits_in == "0" else waits_in,
         call=name,
-        cpu=round(cpu, 3),
-        io=round(moved),
+        cpu=round(used.cpu / seconds, 3),
+        io=round(used.moved / seconds),
+        wakes=round(used.wakes / seconds, 2),
         stack=tuple(_words(frame) for frame in stack[:_MOST_FRAMES]),
         place=_words(own) if own else "",
         steady=steady,

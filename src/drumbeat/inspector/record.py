@@ -33,6 +33,7 @@ class RankLook:
     cpu: float = 0.0  # cores used by the rank and its helpers
     io: float = 0.0  # bytes per second, read and written
     wakes: Optional[float] = None  # times per second that the main thread woke up; None: not known
+    signs: str = ""  # of work while it waits: it wakes, moves bytes, or waits for a reply or a child that works
     network: float = 0.0  # bytes per second, of the whole node: interfaces but lo, and RDMA ports
     stack: Tuple[str, ...] = ()  # Python frames, innermost first: file:line function
     place: str = ""  # innermost frame of the user's own code

@@ -294,7 +294,7 @@ class Node:
         if not self.active:
             return
         self.watch.tick(now)
-        self.looks.poll()
+        self.looks.poll(self.ranks, self.launcher)
         for rank in self.ranks:
             self.ends.hear(rank.process, self.stopped_by_us)
         self.ends.poll()
