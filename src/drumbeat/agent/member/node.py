@@ -249,7 +249,8 @@ class Node:
         variables = self.watch.open_gates(node_rank, variables, folder, self._rank_of, self._out_of)
         record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
         self.child.replace(self.folder.environment, to_json(record) + "\n")
-        self.watch.begin(self._scene(peers, plan, variables))
+        final = {each.name: each for each in helpers}  # a PYTHONPATH of the job has the adapters' in front
+        self.watch.begin(self._scene(peers, plan, [final.get(each.name, each) for each in variables]))
         self.ends = self._new_ends()
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)

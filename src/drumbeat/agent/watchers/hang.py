@@ -232,7 +232,7 @@ class Hang:
 
     def _state(self, looks: List[RankLook], seconds: float, now: float) -> List[Action]:
         """No verdict, but a fact: some ranks compute, or show signs of work, while others wait. Said once per silence."""
-        works = [look for look in looks if class_of(look) == BUSY or may_work(look)]
+        works = [look for look in looks if class_of(look) == BUSY] or [look for look in looks if may_work(look)]
         if not works or not any(class_of(look) == WAITS and look not in works for look in looks):
             return []
         if seconds < _FACT:
