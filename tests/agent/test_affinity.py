@@ -11,9 +11,10 @@ from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
 from drumbeat.base.order import EnvVar
 from drumbeat.findings.model import CERTAIN
-from drumbeat.inspector.gpu import compute_users, look_at_ranks, mig_instances
+from drumbeat.inspector.gpu import compute_users, kfd_gpus, look_at_ranks, mig_instances
 from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Cpus, Facts, Gpu
+from drumbeat.machine.replay import FolderHost
 from drumbeat.plan.binding import Binding, Slot
 
 NUMA = {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7)}
@@ -227,6 +228,24 @@ def test_the_drivers_list_tells_which_of_several_open_gpus(tmp_path, monkeypatch
     assert compute_users(gpus) == {77: (0, 1)}
     driver(tmp_path, monkeypatch, "exit 9")
     assert compute_users(gpus) == {} and compute_users([Gpu(0, "amd")]) == {}
+
+
+def test_amds_driver_tells_on_which_gpus_a_process_has_memory(tmp_path):
+    kfd = tmp_path / "sys" / "class" / "kfd" / "kfd"
+    files = {
+        "topology/nodes/0/gpu_id": 0,
+        "proc/7/vram_900": 1 << 20,
+        "proc/7/vram_901": 9 << 30,
+        "proc/7/sdma_900": 1 << 40,
+    }
+    files.update({f"topology/nodes/{node}/gpu_id": 898 + node for node in (1, 2, 3, 10)})  # 899, 900, 901, 908
+    for path, value in files.items():
+        (kfd / path).parent.mkdir(parents=True, exist_ok=True)
+        (kfd / path).write_text(f"{value}\n")
+    (tmp_path / "host.json").write_text("{}")
+    host = FolderHost(str(tmp_path))
+    assert kfd_gpus(7, (0, 1, 2, 3), host) == (2,), "a context that only looks at a GPU has little memory there"
+    assert kfd_gpus(7, (0, 1), host) is None and kfd_gpus(8, (0, 1, 2, 3), host) is None
 
 
 def test_a_helper_that_has_the_gpu_open_from_its_parent_is_no_rank(tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
 from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -13,31 +11,27 @@ from drumbeat.base.regex import regex
 from drumbeat.inspector.ranks import carries, identity_in, is_ours, launchers
 from drumbeat.inspector.record import RankSeen
 from drumbeat.inspector.tree import Process, Snapshot, above
+from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Gpu
-from drumbeat.machine.parse import cpulist
+from drumbeat.machine.parse import cpulist, line, number
 
 Users = Mapping[int, Tuple[int, ...]]  # process -> GPUs
 Seen = Tuple[RankSeen, Mapping[str, str]]
 
 _QUESTION = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
 _QUESTION_WITHIN = 20.0  # seconds
+_KFD = "/sys/class/kfd/kfd"
+_IDLE_BYTES = 64 << 20  # a context that only looks at a GPU has less
+_HOST = LiveHost()
 
 
-def compute_users(gpus: Sequence[Gpu]) -> Users:
+def compute_users(gpus: Sequence[Gpu], host: Host = _HOST) -> Users:
     """As the driver says; inside a container it may name no process of ours. A driver that hangs holds whoever asks."""
-    if not any(gpu.vendor == "nvidia" for gpu in gpus):
-        return {}
-    env = {name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "HOME")}
-    try:
-        done = subprocess.run(
-            _QUESTION, env=env, cwd=os.path.sep, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, check=False, timeout=_QUESTION_WITHIN,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return {}
+    nvidia = any(gpu.vendor == "nvidia" for gpu in gpus)
+    answer = host.command(_QUESTION, _QUESTION_WITHIN) if nvidia else None
     index_of = {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid}
     found: Dict[int, Tuple[int, ...]] = {}
-    for row in csv.reader(done.stdout.decode("utf-8", "replace").splitlines(), skipinitialspace=True):
+    for row in csv.reader((answer or "").splitlines(), skipinitialspace=True):
         if len(row) == 2 and row[0] in index_of and row[1].strip().isdecimal():
             pid = int(row[1])
             found[pid] = tuple(sorted({*found.get(pid, ()), index_of[row[0]]}))
@@ -86,54 +80,21 @@ def _used(pid: int, opened: Optional[Tuple[int, ...]], users: Users) -> Optional
         return None
     if len(opened) <= 1:
         return opened
-    return _kfd_gpus(pid, opened) or users.get(pid)
+    return kfd_gpus(pid, opened) or users.get(pid)
 
 
-_IDLE_BYTES = 64 << 20  # a context that only looks at a GPU has less
-_KFD: Dict[str, int] = {}  # gpu_id of the kernel's compute driver -> place among the GPUs
-
-
-def _kfd_gpus(pid: int, opened: Tuple[int, ...]) -> Optional[Tuple[int, ...]]:
-    """AMD's driver shows for each process how much memory it has on each GPU."""
-    base = f"/sys/class/kfd/kfd/proc/{pid}"
-    try:
-        names = [name for name in os.listdir(base) if name.startswith("vram_")]
-    except OSError:
+def kfd_gpus(pid: int, opened: Tuple[int, ...], host: Host = _HOST) -> Optional[Tuple[int, ...]]:
+    """AMD's driver shows for each process how much memory it has on each GPU, by the driver's own number for that. A GPU that a
+    cgroup keeps from us has none, and is not counted."""
+    base = f"{_KFD}/proc/{pid}"
+    memory = {name: number(host, f"{base}/{name}") or 0 for name in host.list(base) if name.startswith("vram_")}
+    used = {name[len("vram_") :] for name, size in memory.items() if size > _IDLE_BYTES}
+    if not used:
         return None
-    if not _KFD:
-        _KFD.update(_kfd_order())
-    used = []
-    for name in names:
-        index = _KFD.get(name[len("vram_") :])
-        if index in opened and _number(f"{base}/{name}") > _IDLE_BYTES:
-            used.append(index)
-    return tuple(sorted(index for index in used if index is not None)) or None
-
-
-def _kfd_order() -> Dict[str, int]:
-    base = "/sys/class/kfd/kfd/topology/nodes"
-    found: Dict[str, int] = {}
-    try:
-        nodes = sorted((name for name in os.listdir(base) if name.isdigit()), key=int)
-    except OSError:
-        return {}
-    for node in nodes:
-        try:
-            with open(f"{base}/{node}/gpu_id", encoding="ascii") as file:
-                identity = file.read().strip()
-        except OSError:
-            continue  # a GPU that a cgroup keeps from us is not counted
-        if identity not in ("", "0"):
-            found[identity] = len(found)
-    return found
-
-
-def _number(path: str) -> int:
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 0
+    nodes = sorted((name for name in host.list(f"{_KFD}/topology/nodes") if name.isdigit()), key=int)
+    identities = [line(host, f"{_KFD}/topology/nodes/{node}/gpu_id") for node in nodes]
+    order = [identity for identity in identities if identity not in (None, "0")]
+    return tuple(index for index, identity in enumerate(order) if index in opened and identity in used) or None
 
 
 def open_gpus(process: Process, gpus: Sequence[Gpu]) -> Optional[Tuple[int, ...]]:
@@ -168,7 +129,8 @@ _LINE = regex(r"gpu(\d+)/(gi\d+)(?:/(ci\d+))?/access (\d+)")
 def mig_instances(opened: Sequence[str], environ: Mapping[str, str], minors: str = _MINORS) -> Tuple[str, ...]:
     """The instances of a divided NVIDIA GPU that a process uses: by the capability files it has open, else by its variables.
     Names such as `gi3/ci0`, or `MIG-3f2a...` as the variable has it; empty where nothing shows one."""
-    known = _known(minors)
+    lines = (_LINE.match(each) for each in (_HOST.read(minors) or "").splitlines())
+    known = {match[4]: (match[2], match[3] or "") for match in lines if match}  # number of a file -> its instances
     caps = [target[len(_FOLDER) :] for target in opened if target.startswith(_FOLDER)]
     held = [known[cap] for cap in caps if cap in known]
     compute = {f"{instance}/{part}" for instance, part in held if part}
@@ -179,13 +141,3 @@ def mig_instances(opened: Sequence[str], environ: Mapping[str, str], minors: str
         if entries[0].startswith("MIG-"):  # a process uses the first one that it is shown, and no other
             return (entries[0],)
     return ()
-
-
-def _known(path: str) -> Dict[str, Tuple[str, str]]:
-    """Number of a capability file -> GPU instance and compute instance."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            found = [_LINE.match(line) for line in file]
-    except OSError:
-        return {}
-    return {match[4]: (match[2], match[3] or "") for match in found if match}

@@ -46,12 +46,8 @@ class RankLook:
     power: Optional[float] = None  # share of the GPU's cap
     clock: Optional[float] = None  # MHz
     device: Optional[int] = None  # index of that GPU
-    command: bool = (
-        False  # no rank, but what was started for the node: a script, or a launcher; none of its ranks is there
-    )
-    unnumbered: bool = (
-        False  # a process that the command has started: which rank it is, is not known; `rank` is the node's first
-    )
+    command: bool = False  # no rank, but what was started for the node, a script or a launcher, without its ranks
+    unnumbered: bool = False  # started by the command, as which rank is not known; `rank` is the node's first
     had_ranks: bool = False  # a command whose ranks were there: it may go on for as long as it likes
     raised: str = ""  # the exception of a traceback that is the last thing it wrote
     raised_for: float = 0.0  # seconds since then
@@ -80,7 +76,6 @@ class Row:
     joined: bool = False  # one of its connections is to its own meeting point
     later: bool = False  # of a script's second launcher, or a later one: the steps seen so far may be another's
     links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
-
     inner: int = 0  # processes below it that have TCP connections to each other: helpers, or ranks of its own
     complete: bool = True  # its identity is its own, and nothing is missing; else it is unknown who it is
     cpu: float = 0.0  # seconds of CPU time that it and its helpers have used; 0 where it is joined: nobody asks then
