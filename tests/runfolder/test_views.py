@@ -14,7 +14,7 @@ from drumbeat.agent.lead.model import FAILED, Member, Outcome
 from drumbeat.agent.lead.summary import summary_of
 from drumbeat.backends.contract import Status
 from drumbeat.base.problem import Problem
-from drumbeat.base.processes import start_time
+from drumbeat.base.proc import start_time
 from drumbeat.base.ranges import expand, fold, named_ranks, ranges
 from drumbeat.cli.list import table
 from drumbeat.cli.status import as_plain, rank_words
@@ -22,7 +22,8 @@ from drumbeat.desk.foreground import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
 from drumbeat.desk.state import State, state_of
 from drumbeat.findings.model import ERROR, Evidence, Finding
-from drumbeat.plan.world_seen import Planned, Row, copies
+from drumbeat.inspector.record import Row
+from drumbeat.plan.world_seen import Planned, copies
 from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.lines import closing_lines, end_words, failure_lines
 from drumbeat.runfolder.progress import Progress
