@@ -302,9 +302,9 @@ def test_a_loss_that_is_no_number_and_ranks_that_train_apart_stand_in_every_summ
     metrics(
         run, *({"t": SOON + step, "rank": 0, "step": step, "loss": 1.0 if step < 5 else "nan"} for step in range(9))
     )
-    lonely = [Row(0, 100 + rank, rank, 2, "m", alone=True) for rank in (0, 1)]
+    lonely = [Row(0, 100 + rank, rank, 2, "m", alone=True, framework="torch") for rank in (0, 1)]
     apart = copies(lonely, Planned(2, 1, True))
-    words = "2 ranks never joined each other: they are 2 copies of one training"
+    words = "2 ranks are not connected: they are 2 copies of one training"
     events(
         run,
         ("attempt-started", {"world_size": 2, "master_addr": "h", "master_port": 1}),
