@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drumbeat import api
+from drumbeat import api, inrank
 from drumbeat.api import functions
 from drumbeat.backends.slurm import Slurm
 from drumbeat.backends.ssh import Ssh
@@ -44,7 +44,7 @@ class Resumes:
 SCRIPT = """
 import json, sys
 import work
-from drumbeat import api
+from drumbeat import api, inrank
 
 one = api.submit(work.add, 2, b=3, job={"nodes": 2, "ranks_per_node": 2})
 failed = api.submit(work.bad, 7, job={"ranks_per_node": 1})
@@ -132,10 +132,9 @@ def test_the_rank_goes_on_from_a_checkpoint(tmp_path):
         "pickle.dump(call, open(os.environ['CALL'], 'wb'))\n"
     )
     subprocess.run([sys.executable, "-c", sends], env=environ, check=True)
-    program = os.path.join(os.path.dirname(functions.__file__), "call", "__main__.py")
+    program = os.path.join(os.path.dirname(inrank.__file__), "call", "__main__.py")
     process = subprocess.Popen([sys.executable, program], env=environ, stdout=subprocess.PIPE)
-    while process.stdout.readline().strip() != b"at 5":
-        pass
+    assert any(line.strip() == b"at 5" for line in process.stdout)
     process.terminate()
     assert process.wait(120) == 75
     process.stdout.close()
