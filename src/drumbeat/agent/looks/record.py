@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.logs.read.collectives import Position
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,11 @@ class Collective:
     number: int
     operation: str
     over: bool
+    waits_in: Optional[int] = None  # number of the first call that is not over; None: the last one, unless that is over
+
+    @property
+    def position(self) -> Position:
+        return Position(self.number, self.waits_in if self.over or self.waits_in is not None else self.number)
 
 
 @dataclass(frozen=True)
