@@ -85,7 +85,7 @@ _SIZES = {"G": 1.0, "GB": 1.0, "GiB": 1.0, "M": 1 / 1024, "MB": 1 / 1024, "MiB":
 # Lines that speak of a value instead of reporting it.
 _TALK = regex(
     r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Ss]av(?:e|ed|ing)|[Pp]atience"
-    r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
+    r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
@@ -198,15 +198,17 @@ def _judged(
         if total in values and not _fits(values.get(count), values[total]):
             values.pop(count, None)  # no counter goes beyond its total
             values.pop(total)
-    if any(isinstance(values.get(name), float) for name in WHOLE):
-        return None
+    for name in WHOLE:
+        if isinstance(values.get(name), float):  # nothing counts so
+            del values[name]
     epoch = values.get("epoch")
     if epoch is not None and not abs(epoch) < _TOO_LARGE:  # nan, too
         del values["epoch"]
     if not values:
         return None
     if set(values) <= ({*COUNTERS, "step_time"} if bar else set(COUNTERS)):
-        done = not bar and any(item.words for item in items) and bool(_DONE.match(line))
+        others = [item for item in items if item.words and _meaning(item, items)[0] not in COUNTERS]
+        done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1)
         if not done and not bar and len(_words(line)) > 12:
             return None
         return Line(values, validation, whose, bar, not done, label)
@@ -324,7 +326,7 @@ def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
     rest = rest - _VALIDATION
     for name, words in (("epoch", _EPOCH), ("step", _STEP), ("batch", _BATCH)):
         if rest and rest & words and rest <= words | _MORE_OF_A_COUNTER:
-            return name, number("step" if name != "epoch" else "epoch", item.text)
+            return name, number("step" if item.text.isdigit() or name != "epoch" else "epoch", item.text)
     if rest == {"up"}:
         return "step", number("step", item.text)
     return "", None
@@ -397,8 +399,11 @@ def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, me
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
     first = bool(pairs) and (pairs[0].bracket or bar or not line[: pairs[0].start].strip(" |>*-"))
-    if pairs and first and not counted and (bar or pairs[0].start < metric):
-        if len(pairs) > 1 and "epoch" not in values and not bar:  # `[0/300][10/1251]`
+    if pairs and first and not counted and (bar or "epoch" in values or pairs[0].start < metric):
+        single = _EPOCH_BEFORE.search(line)
+        if single and "epoch" not in values:
+            values["epoch"] = number("step", single[1])
+        if len(pairs) > 1 and "epoch" not in values:  # `[0/300][10/1251]`
             values.update(epoch=number("epoch", pairs[0].text), epochs=number("epochs", pairs.pop(0).total))
         keras = not pairs[0].bracket and not line[: pairs[0].start].strip() and not _PERCENT_BAR.search(line)
         if keras and "/sample" in line:
@@ -416,5 +421,6 @@ def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, me
 
 _PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
+_EPOCH_BEFORE = regex(r"\[(\d{1,6})\] ?\[ *\d{1,9}/\d")
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
 _STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")

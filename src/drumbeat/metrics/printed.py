@@ -296,13 +296,14 @@ class Lines:
         """The record if its counter counts: once it has advanced, or at once where the program is known."""
         form = tuple(name for name in ("epoch", "step", "batch") if name in record)
         held = self._held.get(form)
-        if known or form in self._trusted or (held is not None and _place(record) > _place(held)):
+        epochs = form == ("epoch",)  # an epoch is no step by itself: its record need not wait
+        if (known and not epochs) or form in self._trusted or (held is not None and _place(record) > _place(held)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
-            before = [] if form == ("epoch",) else before  # it was not held back: an epoch is no step by itself
+            before = [] if epochs else before
             return [self._in_steps(each) for each in (*before, record)]
         self._held[form] = {"t": time.time(), **record}
-        if form == ("epoch",):
+        if epochs:
             return [record]
         return _without_count(held)
 
@@ -310,10 +311,10 @@ class Lines:
         """With the step of the run; where a program counts nothing but epochs, these are its steps."""
         epoch = record.get("epoch", 0)
         others = any("step" in form or "batch" in form for form in (*self._trusted, *self._held))
-        if "step" in record or "batch" in record or others or epoch != int(epoch):
+        if "step" in record or "batch" in record or others or not isinstance(epoch, int):
             return self._steps.counted(record)
         planned = {"steps": record["epochs"]} if "epochs" in record else {}
-        return {**record, "step": int(epoch), **planned, "step_is": "epoch"}
+        return {**record, "step": epoch, **planned, "step_is": "epoch"}
 
 
 def _without_count(record: Optional[Record]) -> List[Record]:

@@ -43,7 +43,7 @@ def figures_of_log(path: str) -> Figures:
     if not values and not ends and not _not_finite(records, "step"):
         raise Problem(
             f"{path}: no line of it is a metric that drumbeat knows",
-            "docs/metrics.md lists the formats; a run folder works too",
+            "docs/metrics.md says which lines are read; a run folder works too",
         )
     nodes, gpus = ends.get("nodes"), _gpus(ends)
     speed = _speed(values, ends, unit, gpus)
