@@ -39,7 +39,7 @@ def test_a_setting_that_looks_like_a_step_does_not_hide_the_first_steps():
 def test_epochs_are_progress_where_nothing_else_is_counted():
     records = read("epoch 1 loss 0.5", "epoch 2 loss 0.4", "Epoch 3/10, loss 0.3")
     assert values(records, "step", "steps", "step_is", "epoch") == [
-        (None, None, None, 1), (2, None, "epoch", 2), (3, 10, "epoch", 3),
+        (1, None, "epoch", 1), (2, None, "epoch", 2), (3, 10, "epoch", 3),
     ]  # fmt: skip
 
 

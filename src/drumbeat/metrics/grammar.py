@@ -207,7 +207,9 @@ def _judged(
     if not values:
         return None
     if set(values) <= ({*COUNTERS, "step_time"} if bar else set(COUNTERS)):
-        others = [item for item in items if item.words and _meaning(item, items)[0] not in COUNTERS]
+        meant = [_meaning(item, items)[0] for item in items]
+        first = next((place for place, name in enumerate(meant) if name in COUNTERS), len(items))
+        others = [item for item, name in zip(items[first:], meant[first:]) if item.words and name not in COUNTERS]
         done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1)
         if not done and not bar and len(_words(line)) > 12:
             return None

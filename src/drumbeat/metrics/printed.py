@@ -211,7 +211,7 @@ class Lines:
         """What still waits; `final`: no line comes any more, and a counter that did not advance was none."""
         found = self._end_block()
         if final:
-            found += [each for form, held in self._held.items() if form != ("epoch",) for each in _without_count(held)]
+            found += [each for held in self._held.values() for each in _without_count(held)]
             self._held = {}
         return found
 
@@ -296,15 +296,13 @@ class Lines:
         """The record if its counter counts: once it has advanced, or at once where the program is known."""
         form = tuple(name for name in ("epoch", "step", "batch") if name in record)
         held = self._held.get(form)
-        epochs = form == ("epoch",)  # an epoch is no step by itself: its record need not wait
-        if (known and not epochs) or form in self._trusted or (held is not None and _place(record) > _place(held)):
+        if form == ("epoch",) and not isinstance(record["epoch"], int):
+            return [record]  # a share of the epochs, which is no counter
+        if known or form in self._trusted or (held is not None and _place(record) > _place(held)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
-            before = [] if epochs else before
             return [self._in_steps(each) for each in (*before, record)]
         self._held[form] = {"t": time.time(), **record}
-        if epochs:
-            return [record]
         return _without_count(held)
 
     def _in_steps(self, record: Record) -> Record:
