@@ -27,7 +27,7 @@ def dump(calls, group=("0", "default_pg"), config=None):
 
 
 def job(members, last, pending, empty=()):
-    """Dumps of a job with several groups: group -> members; per rank and group the last call made and the first that is not over."""
+    """Dumps of a job: group -> members; per rank and group the last call made and the first one that is not over."""
     found = []
     config = {
         group: {"name": group, "desc": group.rstrip("0123456789"), "ranks": str(ranks)}

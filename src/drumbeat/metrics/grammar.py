@@ -321,9 +321,11 @@ def _own(words: Tuple[str, ...]) -> Tuple[str, ...]:
 
 
 def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
-    if unit_less := item.unit.strip() in ("", "epoch", "batch"):
-        pass
-    if not unit_less or not item.text.lstrip("-+")[:1].isdigit() and item.text[-3:].lower() not in ("nan", "inf"):
+    if (
+        item.unit.strip() not in ("", "epoch", "batch")
+        or not item.text.lstrip("-+")[:1].isdigit()
+        and item.text[-3:].lower() not in ("nan", "inf")
+    ):
         return "", None
     rest = rest - _VALIDATION
     for name, words in (("epoch", _EPOCH), ("step", _STEP), ("batch", _BATCH)):
