@@ -2,14 +2,14 @@
 
 import time
 
-from drumbeat.metrics.grammar import compiled
 from drumbeat.metrics.printed import Reader
 
 LINES = {
     "no metric (an NCCL log)": "nid001234:4242:4300 [3] NCCL INFO Channel 07/0 : 3[3] -> 4[4] via P2P/IPC/read",
     "no metric, but one of the words": "writing the loss curve to /scratch/project/run/plots, then going on with the next part",
-    "a Megatron line": next(rule.rule.example for rule in compiled() if rule.rule.id == "megatron-iteration"),
-    "a nanoGPT line": next(rule.rule.example for rule in compiled() if rule.rule.id == "nanogpt-iter"),
+    "a Megatron line": " iteration       20/     100 | consumed samples:         2560 | elapsed time per iteration (ms): 512.1"
+    " | learning rate: 1.500E-04 | global batch size:   128 | lm loss: 7.012345E+00 | loss scale: 1.0 | grad norm: 1.234 |",
+    "a nanoGPT line": "iter 13: loss 3.3511, time 89.95ms, mfu 0.00%",
 }
 
 

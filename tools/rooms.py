@@ -54,7 +54,9 @@ def main() -> None:
     for path in modules.values():
         for name in imported(path, modules):
             importers[name].add(path)
-    alone = [name for name, who in importers.items() if len(who) == 1 and next(iter(who)).parent == modules[name].parent]
+    alone = [
+        name for name, who in importers.items() if len(who) == 1 and next(iter(who)).parent == modules[name].parent
+    ]
     print(f"{'room':12} {'files':>5} {'code':>7} {'yaml':>6}")
     for room in sorted(files, key=lambda room: -lines[room]):
         print(f"{room:12} {files[room]:5} {lines[room]:7,} {data[room]:6,}")

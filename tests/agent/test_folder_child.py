@@ -27,9 +27,11 @@ def child():
 
     yield make
     for each in made:
+        pids = [pid for pid in (each.pid, each.printed.pid) if pid]
         each.close()
-        os.kill(each.pid, signal.SIGKILL)
-        os.waitpid(each.pid, 0)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_writes_come_in_order_and_whole(child, tmp_path):
@@ -93,11 +95,32 @@ def test_it_reads_what_ranks_print_and_the_stop_file(child, tmp_path):
     assert one.take_stops() == [("CANCEL", "a test")]
 
 
+def test_the_death_of_the_process_that_reads_printed_lines_costs_no_record(child, tmp_path):
+    """What is appended afterwards is written, and lines that are printed afterwards are read, once."""
+    log = tmp_path / "rank-0.out"
+    log.write_text("iter 1: loss 3.5, time 1.50ms, mfu 1.00%\n")
+    one = child()
+    one.read_printed(str(tmp_path))
+    assert one.flush(30, lambda: None) and [record["step"] for record in one.take_records()] == [1]
+    os.kill(one.printed.pid, signal.SIGKILL)
+    one.append(str(tmp_path / "events"), b"1\n")
+    one.read_printed(str(tmp_path))
+    assert one.flush(30, lambda: None) and (tmp_path / "events").read_text() == "1\n"
+    wait_for(lambda: one.take_records() or not one.printed.pid, what="its end to be noticed")
+    assert one.printed.unread == 1 and one.printed.why_unread == "the process that reads them has died"
+    one.read_printed(str(tmp_path))
+    assert one.flush(30, lambda: None)
+    with log.open("a") as file:
+        file.write("iter 2: loss 3.4, time 1.50ms, mfu 1.00%\n")
+    one.read_printed(str(tmp_path), final=True)
+    assert one.flush(30, lambda: None) and [record["step"] for record in one.take_records()] == [2]
+
+
 def test_a_printed_line_that_cannot_be_read_is_told_of_once_and_ends_nothing(tmp_path, monkeypatch, capfd):
     def fails(text):
         raise RuntimeError("unlucky")
 
-    monkeypatch.setattr("drumbeat.metrics.printed.read_line", fails)
+    monkeypatch.setattr("drumbeat.metrics.printed._read", fails)
     (tmp_path / "rank-0.out").write_text("step 1 loss 2.5\n" * 3)
     agent = Agent.__new__(Agent)  # its signal handlers are not for a test
     agent.number, agent.order, agent.beat = 0, order(), lambda: None
@@ -108,8 +131,10 @@ def test_a_printed_line_that_cannot_be_read_is_told_of_once_and_ends_nothing(tmp
     one.append(str(tmp_path / "after"), b"1\n")
     assert one.flush(120, lambda: None) and (tmp_path / "after").read_text() == "1\n"
     assert one.take_records() == []
+    printed = one.printed.pid
     agent.close_folder()
-    os.waitpid(one.pid, 0)
+    for pid in (one.pid, printed):
+        os.waitpid(pid, 0)
     agent.selector.close()
     said = "printed lines not read, by a defect of drumbeat: 3; the first: RuntimeError: unlucky, in 'step 1 loss 2.5'"
     assert capfd.readouterr().err.count(said) == 1

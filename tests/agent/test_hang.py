@@ -123,6 +123,22 @@ def test_flight_recorders_tell_who_is_behind_and_who_calls_something_else():
     assert (found.code, found.rank) == ("hang-desync", 3)
 
 
+def test_flight_recorders_of_groups_that_hold_some_of_the_ranks():
+    """Tensor groups (0, 1) and (2, 3), data groups (0, 2) and (1, 3): rank 3 only waits for rank 2."""
+
+    def at(rank, tensor, data):
+        last = (Collective(f"t{rank // 2} tp", *tensor), Collective(f"d{rank % 2} dp", *data))
+        return look(rank, call="futex", collectives=last)
+
+    waits_in_tensor, waits_in_data = ((20, "all_gather", False, 18), (7, "all_reduce", True))
+    looks = [
+        at(0, (30, "all_gather", True), (8, "all_reduce", False)),
+        at(1, (30, "all_gather", True), (8, "all_reduce", False)),
+    ]
+    looks += [at(2, (17, "all_gather", True), (7, "all_reduce", True)), at(3, waits_in_tensor, waits_in_data)]
+    assert judge(looks, Silence(8.0)).rank == 2
+
+
 def test_a_rank_that_left_is_the_cause():
     found = judge([waits(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),)))
     assert (found.code, found.rank, found.host) == ("hang-early-exit", 2, "h1")

@@ -13,6 +13,7 @@ CALLED_BY = {  # by the library or the page that finds them by name
     "zipimport": {"get_filename"},
     "argparse": {"_print_message"},
     "accelerate": {"store_init_configuration"},
+    "transformers": {"on_log"},
     "lightning": {"log_hyperparams"},
     "torch": {"_compute_outputs"},
     "jax": {

@@ -140,7 +140,8 @@ def test_epochs_of_different_length_give_no_steps_of_the_run():
             for i in range(every, n + 1, every):
                 t += 1.0
                 for record in reader.feed(form.format(e=e, of=len(epochs), i=i, n=n, part=100 * i // n).encode()):
-                    metric = parse_metric({**record, "t": t, "rank": 0, "printed": True}, 0)
+                    read_at = t - 1.0 if "t" in record else t  # it was held back until the next line
+                    metric = parse_metric({**record, "t": read_at, "rank": 0, "printed": True}, 0)
                     assert metric is not None
                     progress.add(metric)
                     assert progress.steps is None or progress.step <= progress.steps, (e, i)
@@ -155,6 +156,17 @@ def test_epochs_of_different_length_give_no_steps_of_the_run():
             assert (progress.step, progress.steps, progress.rate()) == (last, lengths[-1], None), lengths
             assert progress.laps and progress.seconds_left() is None and not progress.short_of_steps
             assert f"step {last}/{lengths[-1]} of this epoch or stage" in progress_line(progress)
+
+
+def test_a_script_that_prints_epochs_alone_has_progress_and_a_speed():
+    reader, progress = Reader(), Progress()
+    records = reader.feed(b"".join(b"epoch %d loss %.1f\n" % (epoch, 1 / epoch) for epoch in range(1, 12)))
+    for t, record in enumerate(records):
+        progress.add(parse_metric({**record, "t": 2.0 * t, "rank": 0, "printed": True}, 0))
+    assert (progress.step, progress.counts, progress.rate()) == (11, "epoch", (0.5, "epochs/s"))
+    assert progress_line(progress).startswith("epoch 11  loss 0.1")
+    total = merged([(Progress(), 0.0), (progress, 0.0)])
+    assert (total.step, total.counts) == (11, "epoch")
 
 
 def test_a_total_below_the_step_is_none():

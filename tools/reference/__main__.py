@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Callable, Dict
 
-from tools.reference import codes, commands, environment, events, formats, jobfile
+from tools.reference import codes, commands, environment, events, jobfile
 
 PAGES: Dict[str, Callable[[], str]] = {
     "codes": codes.page,
     "environment": environment.page,
     "job": lambda: jobfile.page("job"),
-    "metrics": formats.page,
     "site": lambda: jobfile.page("site"),
 }
 # Made when the site is built: tools/docs_hooks.py.

@@ -301,7 +301,6 @@ class Agent:
             self.complain(f"the run folder does not answer: {lost} writes are lost")
         if dropped:
             self.complain(f"{dropped:,} bytes of metrics were not written: the run folder's storage did not keep up")
-        if child.unread:
-            self.complain(
-                f"printed lines not read, by a defect of drumbeat: {child.unread:,}; the first: {child.why_unread}"
-            )
+        unread, why = child.printed.unread, child.printed.why_unread
+        if unread:
+            self.complain(f"printed lines not read, by a defect of drumbeat: {unread:,}; the first: {why}")

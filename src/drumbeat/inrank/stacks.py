@@ -109,7 +109,8 @@ def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
 
 
 def _flight() -> Dict[str, List[Any]]:
-    """Process group -> its last collective on this rank: number, operation, whether it is over. Torch's own record."""
+    """Process group -> its last collective on this rank: number, operation, whether it is over; and the first that is not over.
+    Torch's own record."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
     if dump is None:
@@ -119,8 +120,11 @@ def _flight() -> Dict[str, List[Any]]:
         number = entry.get("collective_seq_id")
         if entry.get("is_p2p") or not isinstance(number, int):
             continue
-        group = str((entry.get("process_group") or [entry.get("pg_id")])[0])
+        group = " ".join(map(str, entry.get("process_group") or [entry.get("pg_id")]))  # its name and description
         over = bool(entry.get("retired")) or entry.get("state") == "completed"
-        if number >= last.get(group, [-1])[0]:
-            last[group] = [number, str(entry.get("profiling_name", "")).split(":")[-1], over]
+        known = last.setdefault(group, [-1, "", True, None])
+        if number >= known[0]:
+            known[:3] = [number, str(entry.get("profiling_name", "")).split(":")[-1], over]
+        if not over and (known[3] is None or number < known[3]):
+            known[3] = number
     return last

@@ -267,9 +267,10 @@ def _collectives(flight: Any) -> Tuple[Collective, ...]:
     if not isinstance(flight, dict):
         return ()
     found = []
-    for group, last in list(flight.items())[:16]:
-        if isinstance(last, list) and len(last) == 3 and isinstance(last[0], int):
-            found.append(Collective(str(group)[:40], last[0], str(last[1])[:40], bool(last[2])))
+    for group, last in list(flight.items())[:32]:
+        if isinstance(last, list) and len(last) in (3, 4) and isinstance(last[0], int):
+            first = last[3] if len(last) == 4 and isinstance(last[3], int) else None
+            found.append(Collective(str(group)[:80], last[0], str(last[1])[:40], bool(last[2]), first))
     return tuple(found)
 
 

@@ -15,6 +15,7 @@ class Collective:
     number: int
     operation: str
     over: bool
+    waits_in: Optional[int] = None  # number of the first call that is not over; None: the last one, unless that is over
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,17 @@
-"""The rules by which printed lines are read: one per format, as data in formats/*.yaml.
+"""Read a printed line as metrics, whatever program printed it.
 
-A rule's `find` must match; `also` adds what else the line may hold. `<loss>` stands for a number that becomes the value
-`loss`, `{N}` for a number that is not kept, one space for any run of spaces and tabs, `{LOSS}` and its like for what
-stands in _PARTS. A general rule is tried after all others: lines that people print from loops of their own have no author
-to cite.
+Dates, clocks, paths and versions are masked first. What is left is a row of numbers, each with the words before it (its key),
+the total behind a slash, and its unit. A key is a metric if all its words are known: `train_loss` is the loss, `aux loss`,
+`loss scale` and `packet loss` are not. Whether a counter really counts, only the next lines can show: see printed.py.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import field
-from functools import lru_cache
-from typing import Any, Dict, List, Mapping, Optional, Pattern, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple, Union
 
-from drumbeat.base import data
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
 
-FORMATS = "drumbeat.metrics.formats"
 KINDS = ("step", "validation", "throughput", "summary", "target")
 # The values of a metrics record: docs/metrics.md explains each.
 VALUES = (
@@ -24,146 +19,412 @@ VALUES = (
     "step_time", "tokens_per_s", "samples_per_s", "tflops_per_device", "memory_gib", "target_reached", "total_s", "nodes",
     "gpus_per_node", "gpus",
 )  # fmt: skip
-# The printing rank's own, the average of one device, the whole job's; `unknown` where the line does not say.
+COUNTERS = ("step", "steps", "epoch", "epochs", "batch", "batches")
+# Whose a value is: the printing rank's own, the average of one device, the whole job's; `unknown` where the line does not say.
 WHOSE = ("rank", "device", "all", "unknown")
-
-_NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[KMBT]?|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)"
-_WHOLE = ("step", "steps", "last_step", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
-_TOO_LARGE = 1e15  # for a count, or an epoch
-_PARTS = {
-    "{IS}": r"[\"']?[\s:=#(\[]{1,4}[\"']?",  # between a name and its value
-    "{END}": r"(?![\w%]|\.\d)",  # of a number
-    "{STEP}": r"(?<![\w/.-])(?:[Gg]lobal[_\s]?)?(?:[Ss]tep|STEP|[Ii]ter(?:ation)?|[Ii]t|[Uu]pdate)",
-    "{VAL}": r"(?<!\w)(?:[Vv]al(?:id(?:ation)?)?|[Ee]val(?:uation)?|[Tt]est(?:ing)?|[Dd]ev)(?![A-Za-z])",
-    # The loss itself, after a sign, a number or the line's beginning: not `aux loss`, `cls_loss`, `the loss`.
-    "{LOSS}": r"(?:^\s*|[|,;:)\]}\"'>]\s*|-\s+|\d\s+|\dm?s\s+|/s(?:ec)?\s+)"
-    r"(?:(?:[Tt]rain(?:ing)?|[Tt]otal|[Aa]v(?:g|erage)|[Mm]ean|[Rr]unning|[Bb]atch|[Ee]poch|[Ll][Mm])[\s_./-]){0,2}[Ll]oss",
-}
-# A value in another unit than the record's: the value's name, and the factor.
-_CONVERTED = {
-    "accuracy_percent": ("accuracy", 0.01),
-    "step_time_ms": ("step_time", 1e-3),
-    "step_time_us": ("step_time", 1e-6),
-}
-_FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+WHOLE = ("step", "steps", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
 
 Value = Union[int, float, bool]
 
+_TOO_LARGE = 1e15  # for a count, or an epoch
+NUMBER = (
+    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?![\d,])(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4})?(?:[KMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
+    r"|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)(?![A-Za-z])"
+)
+_FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+MASK = "<t>"
+_STAMP = regex(
+    r"(?<![\w./])(?:\d{4}[/.-]\d{1,2}[/.-]\d{1,2}|\d{1,2}[/.-]\d{1,2}[/.-]\d{2,4}"
+    r"|(?:(?<=[\[(])|^)\d{1,2}/\d{1,2}(?=[ T]\d{1,2}:\d\d))"
+    r"(?:[ T,:]{1,2}\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?(?![\w/])"
+    r"|(?<![\w:.])\d{1,3}:\d\d:\d\d(?:[.,]\d{1,9})?(?![\w:])|(?<![\w.])[IWE]\d{4}(?= <?\d)"
+    r"|(?<![\w.)])(?:~|\.{1,2})?(?:/[\w.+-]{1,80}){2,}|(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d[\w.+-]*"
+)
+_FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
+_CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
+
+_ITEM = regex(
+    rf"(?<![\w.@%])(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
+    rf"(?:\s*(?:/|\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?![\w.]|\s*/))?"
+    r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
+    r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
+    r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
+)
+_NO_VALUE = regex(r"\?|\s?\*\s?[A-Za-z(]")  # behind a number: a question, or code
+_KEY = regex(
+    r"(?P<key>[A-Za-z_][\w@./#-]{0,60}(?: [A-Za-z(/][\w@./()-]{0,40}){0,6}?)\.?"
+    r"\s{0,3}(?P<more>\([^()]{1,40}\))?['\"]?(?:\s{0,12}[:=#>|(\[-]{0,2}){1,3}\s{0,12}(?:is )?(?:tensor\(|['\"(\[]){0,2}$"
+)
+_WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+
+
+def _set(words: str) -> FrozenSet[str]:
+    return frozenset(words.split())
+
+
+_STEP = _set("step steps iter iters iteration iterations it itr update updates")
+_BATCH = _set("batch batches minibatch")
+_EPOCH = _set("epoch epochs ep")
+_VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate")
+# Words that change nothing about what a key names.
+_NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
+_BEFORE = _set("at after")  # what comes before them belongs to something else: `loss at iteration`
+_LOSS = _NOISE | _set("total tot avg avr average mean running reduced batch epoch step lm ce cross entropy per iter")
+_ACCURACY = _NOISE | _set("top 1 sparse categorical binary avg average set approx")
+_NOUNS = {
+    **dict.fromkeys(_set("tokens token tok toks words word"), "tokens_per_s"),
+    **dict.fromkeys(_set("samples sample images image imgs img examples example sequences seqs"), "samples_per_s"),
+}
+_SECOND = _set("s sec secs second seconds")
+_DEVICE = _set("gpu gpus device chip worker")
+_RATES = {"tps": "tokens_per_s", "wps": "tokens_per_s", "tgs": "tokens_per_s", "ips": "samples_per_s"}
+_TIMES = {"ms": 1e-3, "us": 1e-6, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0}
+_SIZES = {"G": 1.0, "GB": 1.0, "GiB": 1.0, "M": 1 / 1024, "MB": 1 / 1024, "MiB": 1 / 1024}
+
+# Lines that speak of a value instead of reporting it.
+_TALK = regex(
+    r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Ss]av(?:e|ed|ing)|[Pp]atience"
+    r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
+    r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
+)
+_DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
+_BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}")
+
 
 @dataclass(frozen=True)
-class Rule:
-    id: str
-    has: str  # plain text that every line of this format contains
-    program: str
-    source: str
-    find: str
-    example: str
-    near: str  # looks similar, and must not be read
-    gives: Mapping[str, Value]
-    kind: str = "step"
-    also: Sequence[str] = ()
-    unless: Sequence[str] = ()  # a line with one of these belongs to another format
-    scale: Mapping[str, float] = field(default_factory=dict)  # from the line's unit to the record's
-    per: Mapping[str, str] = field(default_factory=dict)  # whose the loss and the rates are: one of WHOSE
-    general: bool = False  # tried when no other rule fits
-    first_epoch: int = 0  # from which the program counts
+class Item:
+    """One number of a line, with what stands around it."""
+
+    words: Tuple[str, ...]  # of its key, in lower case
+    text: str
+    total: str
+    unit: str
+    start: int
+    end: int
+    bracket: bool = False  # it stands in brackets, without a key
 
 
-class Compiled:
-    """A rule ready for use; its patterns are compiled when its plain text is first seen."""
+@dataclass(frozen=True)
+class Line:
+    """What a line says. `values` has counters and metrics; `bare`: nothing but a counter, as a heading or a bar."""
 
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self._patterns: Optional[Tuple[Pattern[str], List[Pattern[str]], List[Pattern[str]]]] = None
-
-    def read(self, line: str) -> Optional[Dict[str, Any]]:
-        """None for a line of another format; nothing ({}) for one of this format whose counts are no whole numbers."""
-        if self._patterns is None:
-            rule = self.rule
-            self._patterns = (
-                _ready(rule.find),
-                [_ready(text) for text in rule.also],
-                [_ready(text) for text in rule.unless],
-            )
-        find, also, unless = self._patterns
-        match = find.search(line)
-        if match is None or any(other.search(line) for other in unless):
-            return None
-        texts = match.groupdict()
-        for more in also:
-            found = more.search(line)
-            texts.update(found.groupdict() if found else {})
-        return self._record(texts)
-
-    def _record(self, texts: Mapping[str, Optional[str]]) -> Dict[str, Any]:
-        values = {name: number(name, text) for name, text in texts.items() if text is not None}
-        if any(isinstance(values.get(name), float) for name in _WHOLE):
-            return {}
-        epoch = values.get("epoch")
-        if epoch is not None and not abs(epoch) < _TOO_LARGE:  # nan, too
-            del values["epoch"]
-        for name, (known, factor) in _CONVERTED.items():
-            if name in values:
-                values[known] = round(values.pop(name) * factor, 12)
-        for name, factor in self.rule.scale.items():
-            if name in values:
-                values[name] = round(values[name] * factor, 12)
-        if "last_step" in values:  # counted from 0
-            values["steps"] = values.pop("last_step") + 1
-        stepless = "step" not in values and {"batch", "batches"} <= set(values)
-        if stepless and epoch is not None and self.rule.gives.get("step"):
-            if "epoch" not in values or epoch != int(epoch):
-                return {}
-            values["step"] = (int(epoch) - self.rule.first_epoch) * values["batches"] + values["batch"]
-            if abs(values["step"]) >= _TOO_LARGE:
-                return {}
-        for count, total in (("step", "steps"), ("batch", "batches")) if self.rule.general else ():
-            if total in values and values.get(count, 0) > values[total]:  # no counter goes beyond its total
-                values = {name: value for name, value in values.items() if name not in (count, total)}
-        record: Dict[str, Any] = {"kind": self.rule.kind}
-        record.update((name, values[name]) for name in VALUES if name in values)
-        if self.rule.kind == "target":
-            record["target_reached"] = bool(self.rule.gives["target_reached"])
-        return record
+    values: Dict[str, Any]
+    validation: bool = False
+    whose: str = "unknown"  # the rates
+    bar: bool = False
+    bare: bool = False
+    label: str = ""  # what stands before a bar
+    known: bool = False  # a line of a known program
+    loss: str = "rank"  # whose it is
 
 
-def pattern(text: str) -> str:
-    """A rule's pattern as a regular expression."""
-    for name, part in _PARTS.items():
-        text = text.replace(name, part)
-    text = text.replace("{N}", f"(?:{_NUMBER})")
-    text = re.sub(r"(?<!\(\?)(?<!\(\?P)<([a-z_]+)>", lambda found: f"(?P<{found.group(1)}>{_NUMBER})", text)
-    return re.sub(r"(?<!\\) (?![*?+])", r"[ \\t]+", text)
-
-
-def _ready(text: str) -> Pattern[str]:
-    return re.compile(pattern(text))
+def masked(text: str) -> str:
+    """The line with every date, clock, path and version masked, and without those at its start: their numbers count nothing."""
+    return _FIRST_STAMP.sub("", _STAMP.sub(MASK, text), 1)
 
 
 def number(name: str, text: str) -> Union[int, float]:
     """A count is an int, unless it is not whole, not finite or too large."""
     factor = _FACTORS.get(text[-1:], 1.0)
     value = float(text.rstrip("KMBT").replace(",", "")) * factor
-    if name not in _WHOLE:
+    if name not in WHOLE:
         return value
     whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
     return int(whole) if abs(whole) < _TOO_LARGE and whole == int(whole) else value
 
 
-@lru_cache(maxsize=1)
-def rules() -> Tuple[Rule, ...]:
-    return tuple(Rule(**entry) for name in data.names(FORMATS) for entry in data.load(FORMATS, name))
+def parse(text: str) -> Optional[Line]:
+    """The metrics in a line; None where it holds none."""
+    if _TALK.search(text):
+        return None
+    line = masked(text)
+    bar = _BAR.search(line)
+    if bar:
+        line = line[: bar.end()] + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
+    items = _items(line)
+    values: Dict[str, Any] = {}
+    whose = "unknown"
+    validation = False
+    unkeyed: List[Item] = []
+    strength: Dict[str, int] = {}
+    places: Dict[str, int] = {}
+    for item in items:
+        words = set(item.words)
+        if words <= _NOISE:
+            unkeyed.append(item)
+        name, value = _meaning(item, items)
+        if name in ("step", "batch", "epoch"):
+            validation = validation or bool(words & _VALIDATION)
+        strong = _strength(name, words)
+        if not name or (name in values and strong <= strength.get(name, 0)):
+            continue
+        if name in ("step", "batch", "epoch"):
+            total = name + ("es" if name == "batch" else "s")
+            if name == "step" and "steps" in values and values["step"] != value:  # of the epoch, beside the global one
+                values.update(batch=values["step"], batches=values.pop("steps"))
+            if item.total:
+                values[total] = number("steps", item.total)
+        values[name], strength[name] = value, strong
+        places.setdefault(name, item.start)
+        if name in ("tokens_per_s", "samples_per_s") and (words | set(_words(item.unit))) & _DEVICE:
+            whose = "device"
+    metrics = [place for name, place in places.items() if name not in COUNTERS]
+    _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)))
+    if "batch" in places and "epoch" not in values and "step" not in values:
+        for name, other in (("batch", "step"), ("batches", "steps")):
+            if name in values:
+                values[other] = values.pop(name)
+    before = places.get("epoch", -1) < places.get("step", len(line)) and strength.get("step", 0) < 3
+    if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as one line tells
+        values.update(batch=values.pop("step"), batches=values.pop("steps"))
+    label = line[: bar.start()].strip().split(":")[0] if bar else ""
+    if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
+        values["epochs"] += 1
+    validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
+    return _judged(values, validation, whose, bool(bar), label, line, items)
 
 
-@lru_cache(maxsize=1)
-def compiled() -> Tuple[Compiled, ...]:
-    return tuple(Compiled(rule) for rule in rules())
+_FOR_VALIDATION = regex(
+    r"(?i)[\s\[(*|>-]*(?:val(?:id(?:ation|ate)?)?|eval(?:uation)?|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
+    r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
+)
 
 
-@lru_cache(maxsize=1)
-def by_plain_text() -> Tuple[Tuple[str, Tuple[Compiled, ...]], ...]:
-    """The rules by the plain text that their lines contain: each text is looked for once, those of general rules last."""
-    grouped: Dict[Tuple[bool, str], List[Compiled]] = {}
-    for rule in sorted(compiled(), key=lambda each: each.rule.general):
-        grouped.setdefault((rule.rule.general, rule.rule.has), []).append(rule)
-    return tuple((plain, tuple(group)) for (_, plain), group in grouped.items())
+def _judged(
+    values: Dict[str, Any], validation: bool, whose: str, bar: bool, label: str, line: str, items: List[Item]
+) -> Optional[Line]:
+    for count, total in (("step", "steps"), ("batch", "batches"), ("epoch", "epochs")):
+        if total in values and not _fits(values.get(count), values[total]):
+            values.pop(count, None)  # no counter goes beyond its total
+            values.pop(total)
+    for name in WHOLE:
+        if isinstance(values.get(name), float):  # nothing counts so
+            del values[name]
+    epoch = values.get("epoch")
+    if epoch is not None and not abs(epoch) < _TOO_LARGE:  # nan, too
+        del values["epoch"]
+    if not values:
+        return None
+    if set(values) <= ({*COUNTERS, "step_time"} if bar else set(COUNTERS)):
+        meant = [_meaning(item, items)[0] for item in items]
+        first = next((place for place, name in enumerate(meant) if name in COUNTERS), len(items))
+        others = [item for item, name in zip(items[first:], meant[first:]) if item.words and name not in COUNTERS]
+        done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1)
+        if not done and not bar and len(_words(line)) > 12:
+            return None
+        return Line(values, validation, whose, bar, not done, label)
+    return Line(values, validation, whose, bar, False, label)
+
+
+def _strength(name: str, words: Set[str]) -> int:
+    """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
+    if name == "step":
+        return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps"} else 1
+    return 2 if words & {"max", "peak"} else 1
+
+
+def _fits(count: Any, total: Any) -> bool:
+    return isinstance(count, (int, float)) and isinstance(total, int) and count <= total
+
+
+def _items(line: str) -> List[Item]:
+    found: List[Item] = []
+    last = 0
+    for match in _ITEM.finditer(line):
+        if _NO_VALUE.match(line, match.end()):
+            continue
+        left = line[max(last, match.start() - 160) : match.start()]
+        key = _KEY.search(left[-120:])
+        words = tuple(_words(f"{key['key']} {key['more'] or ''}")) if key else ()
+        text = match["until"] or match["number"]
+        bracket = left.rstrip().endswith("[")
+        found.append(Item(words, text, match["total"] or "", match["unit"] or "", match.start(), match.end(), bracket))
+        last = match.end()
+    return found
+
+
+def _words(text: str) -> List[str]:
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
+    """The value's name and the value; '' for a number that is no metric."""
+    words, unit = _own(item.words), item.unit.strip()
+    known, kept = set(words), [word for word in words if word not in _NOISE and not word.isdigit()]
+    rest = set(kept)
+    rate = _rate(known, unit)
+    if rate:
+        if known & _VALIDATION:
+            return "", None
+        return rate, number(rate, item.text)
+    if unit in ("epoch", "batch", "batches") and not rest - {"epoch", "batch"}:
+        return unit[:5], number("batch", item.text)
+    if unit.startswith("TFLOP"):
+        return "tflops_per_device", number("tflops_per_device", item.text)
+    if not words or unit.partition("/")[2]:
+        return _time_of_step(item, unit)
+    if "loss" in known or rest in ({"cost"}, {"xent"}):
+        if rest - {"loss", "cost", "xent"} <= _LOSS and unit != "%":
+            return "loss", number("loss", item.text)
+        if known & _VALIDATION and rest - _VALIDATION - {"loss", "best"} <= _LOSS and unit != "%":
+            return "validation", number("loss", item.text)
+        return "", None
+    if known & {"acc", "accuracy", "accu"} and (unit == "%" or "." in item.text or item.total.strip("0")):
+        if rest - {"acc", "accuracy", "accu"} <= _ACCURACY | _VALIDATION:
+            value = number("accuracy", item.text) / (number("", item.total) if item.total else 1)
+            name = "val_accuracy" if known & _VALIDATION else "accuracy"
+            return name, round(value / 100, 12) if unit == "%" or value > 1 else value
+        return "", None
+    if (known & {"lr"} or {"learning", "rate"} <= known) and rest <= {
+        "lr",
+        "learning",
+        "rate",
+        "base",
+        "optim",
+        "group",
+    }:
+        return "lr", number("lr", item.text)
+    if rest and rest <= {"grad", "gradient", "norm", "gnorm", "total"} and rest & {"grad", "gradient", "norm", "gnorm"}:
+        return "grad_norm", number("grad_norm", item.text)
+    if known & {"tflops", "tflop"} and rest <= {"tflops", "tflop", "s"} | _DEVICE | {
+        "per",
+        "second",
+        "sec",
+        "model",
+        "throughput",
+    }:
+        return "tflops_per_device", number("tflops_per_device", item.text)
+    if known & {"mem", "memory"} and rest <= {
+        "mem",
+        "memory",
+        "max",
+        "peak",
+        "gpu",
+        "allocated",
+        "alloc",
+        "active",
+        "gib",
+        "gb",
+    }:
+        return _memory(item, unit)
+    time = _time(item, unit, rest, items)
+    if time is not None:
+        return "step_time", time
+    return _counter(item, rest, known)
+
+
+def _own(words: Tuple[str, ...]) -> Tuple[str, ...]:
+    """Without what only leads to the key: `validation loss at iteration`, `lm loss value`."""
+    cut = max((place + 1 for place, word in enumerate(words) if word in _BEFORE), default=0)
+    return words[cut:-1] if words[-2:] == ("loss", "value") else words[cut:]
+
+
+def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
+    if (
+        item.unit.strip() not in ("", "epoch", "batch")
+        or not item.text.lstrip("-+")[:1].isdigit()
+        and item.text[-3:].lower() not in ("nan", "inf")
+    ):
+        return "", None
+    rest = rest - _VALIDATION
+    for name, words in (("epoch", _EPOCH), ("step", _STEP), ("batch", _BATCH)):
+        if rest and rest & words and rest <= words | _MORE_OF_A_COUNTER:
+            return name, number("step" if item.text.isdigit() or name != "epoch" else "epoch", item.text)
+    if rest == {"up"}:
+        return "step", number("step", item.text)
+    return "", None
+
+
+_MORE_OF_A_COUNTER: FrozenSet[str] = _set("num number idx index no optimizer opt max")
+
+
+def _rate(known: Set[str], unit: str) -> str:
+    said = _words(unit)
+    if said and said[-1] not in _SECOND and set(said) & _SECOND and set(said) & _DEVICE:
+        said = [word for word in said if word not in _DEVICE and word != "per"]
+    if len(said) > 1 and said[-1] in _SECOND and said[0] in _NOUNS:
+        return _NOUNS[said[0]]
+    if len(said) == 1 and unit.startswith("/") and said[0] in _SECOND:
+        return "samples_per_s"
+    nouns = [_NOUNS[word] for word in sorted(known) if word in _NOUNS]
+    if nouns and known & _SECOND and not said:
+        return nouns[0]
+    short = [name for word, name in _RATES.items() if word in known]
+    return short[0] if short and not known - set(_RATES) - _DEVICE - _SECOND - set(_NOUNS) - {"per"} - _NOISE else ""
+
+
+def _time(item: Item, unit: str, rest: Set[str], items: List[Item]) -> Optional[float]:
+    """Seconds per step. A bare `time` may be that of anything: it counts where its neighbours show what it is."""
+    factor = _TIMES.get(unit) or next((_TIMES[word] for word in item.words if word in ("ms", "us")), 1.0)
+    if unit and unit not in _TIMES or not item.text[-1:].isdigit():
+        return None
+    own = set(item.words)
+    counted = own & (_STEP | _BATCH | _EPOCH)
+    rest = rest - set(_TIMES) - {"elapsed", "per", "average", "avg"}
+    value = float(number("step_time", item.text)) * factor
+    if rest - (_STEP | _BATCH) <= {"time", "dt", "cost", "timing", "in"} and counted & (_STEP | _BATCH):
+        if not rest & {"time", "dt", "cost", "timing"} and not own & {"ms", "us"} and unit not in ("ms", "us"):
+            return round(value, 12) if rest == {"iter"} and "." in item.text else None
+        parts = [other for other in items if set(other.words) & {"forward", "backward"} and other.text[-1:].isdigit()]
+        return round(value, 12) if value >= max((float(number("", part.text)) for part in parts), default=0.0) else None
+    took = rest in ({"in"}, {"took"}) and unit in ("s", "sec", "secs", "seconds")
+    if rest not in ({"time"}, {"dt"}) and own != {"seconds"} and not took or "train" in own:
+        return None
+    at = items.index(item)
+    if took or unit == "ms" or rest == {"dt"} or own == {"seconds"} or any("data" in each.words for each in items):
+        return round(value, 12)
+    after = [each for each in items[at + 1 : at + 3] if not each.words]
+    if any(each.unit.strip().startswith("/s") or each.start - item.end < 4 for each in after):
+        return round(value, 12)
+    counters = [each for each in items if set(each.words) & (_STEP | _BATCH | _EPOCH) or each.total]
+    return round(value, 12) if len(counters) == 1 and set(counters[0].words) & _EPOCH else None  # of the whole epoch
+
+
+def _time_of_step(item: Item, unit: str) -> Tuple[str, Any]:
+    """`22ms/step`, `1.2s/it`, `10.0it/s`."""
+    first, _, last = unit.replace(" ", "").partition("/")
+    if first in _TIMES and last in ("it", "iter", "step", "batch"):
+        return "step_time", round(float(number("step_time", item.text)) * _TIMES[first], 12)
+    if first in ("it", "iter", "iters", "step", "steps") and last in _SECOND and float(number("", item.text)) > 0:
+        return "step_time", round(1 / float(number("", item.text)), 12)
+    return ("step_time", round(float(number("", item.text)) / 1e3, 12)) if unit == "ms" else ("", None)
+
+
+def _memory(item: Item, unit: str) -> Tuple[str, Any]:
+    value = float(number("memory_gib", item.text.rstrip("M")))
+    factor = _SIZES.get("M" if item.text.endswith("M") else unit) or (1.0 if value < 256 else 1 / 1024)
+    return "memory_gib", round(value * factor, 12)
+
+
+def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, metric: int) -> None:
+    """Counters without a key: `[10/100]`, a bar's `4/8`, `[ 1,  2000]`, `[200]` behind a logger's prefix."""
+    counted = set(values) & {"step", "batch"}
+    pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
+    pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
+    first = bool(pairs) and (pairs[0].bracket or bar or not line[: pairs[0].start].strip(" |>*-"))
+    if pairs and first and not counted and (bar or "epoch" in values or pairs[0].start < metric):
+        single = _EPOCH_BEFORE.search(line)
+        if single and "epoch" not in values:
+            values["epoch"] = number("step", single[1])
+        if len(pairs) > 1 and "epoch" not in values:  # `[0/300][10/1251]`
+            values.update(epoch=number("epoch", pairs[0].text), epochs=number("epochs", pairs.pop(0).total))
+        keras = not pairs[0].bracket and not line[: pairs[0].start].strip() and not _PERCENT_BAR.search(line)
+        if keras and "/sample" in line:
+            return
+        name = ("batch", "batches") if "epoch" in values or keras else ("step", "steps")
+        values.update(zip(name, (number("step", pairs[-1].text), number("steps", pairs[-1].total))))
+        return
+    both = _EPOCH_AND_BATCH.match(line)
+    if both and not counted and "epoch" not in values:
+        values.update(epoch=number("epoch", both[1]), batch=number("batch", both[2]))
+    single = _STEP_IN_BRACKETS.match(line)
+    if single and not counted and "epoch" not in values and len(values) > 1:
+        values["step"] = number("step", single[1])
+
+
+_PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
+_PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
+_EPOCH_BEFORE = regex(r"\[(\d{1,6})\] ?\[ *\d{1,9}/\d")
+_EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
+_STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")

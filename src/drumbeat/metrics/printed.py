@@ -1,20 +1,29 @@
-"""Lines that training programs print, read as metrics."""
+"""Lines that training programs print, read as metrics.
+
+One line is read by the grammar, or by a rule of the table. What several lines say together is put together here, for each rank:
+a counter counts once it has been seen to advance; a heading (`Epoch 1/3`, `step: 100`) belongs to the values below it; a bar
+without values and a dictionary without a step are of one program.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.metrics.grammar import Rule, by_plain_text
+from drumbeat.metrics.grammar import COUNTERS, Line, parse
+from drumbeat.metrics.table import owner_of, rules
 
-# The step of lines that count the batches of an epoch: `Epoch [2/3], Step [5/30]` is step 35 of 90.
+_TOO_LARGE = 1e15  # for a step
 
 
 class EpochSteps:
-    """Of one stream of one rank. Some programs count epochs from 0, others from 1: the first epoch of the stream tells, and
+    """The step of lines that count the batches of an epoch: `Epoch [2/3], Step [5/30]` is step 35 of 90.
+
+    Of one stream of one rank. Some programs count epochs from 0, others from 1: the first epoch of the stream tells, and
     for a program that goes on in a later one, whether it prints the number of epochs (then from 1). A counter that goes on
     when the epoch changes counts the steps of all epochs. Where epochs differ in length, nobody knows the step of the run: from
     then on the step is the epoch's own, as it was printed, and `step_of` says so."""
@@ -30,18 +39,19 @@ class EpochSteps:
     def counted(self, record: Dict[str, Any]) -> Dict[str, Any]:
         """The record with its step, and with the number of steps where that is sure."""
         epoch, batch, batches, epochs = (record.get(name) for name in ("epoch", "batch", "batches", "epochs"))
-        if record["kind"] != "step" or batch is None or not batches or not isinstance(epoch, (int, float)):
+        if record["kind"] != "step" or "step" in record or batch is None or not batches:
             return record
-        guessed = "step" in record  # by its rule, as if epochs were counted from 0
-        if epoch != int(epoch) or (guessed and record["step"] != int(epoch) * batches + batch):
+        if not isinstance(epoch, (int, float)) or epoch != int(epoch):
             return record
         epoch = int(epoch)
+        if epoch * batches + batch >= _TOO_LARGE:
+            return record
         self._uneven = self._uneven or self._batches not in (None, batches)
         self._batches = batches
         if self._first is None:
             self._first = epoch if epoch < 2 else int(bool(epochs))
         elif epoch > self._last[0]:
-            self._over_all = not guessed and not self._per_epoch and batch > self._last[1]
+            self._over_all = not self._per_epoch and batch > self._last[1]
             self._per_epoch = not self._over_all
         self._last = (epoch, batch)
         before = max(0, epoch - self._first)  # epochs
@@ -54,85 +64,95 @@ class EpochSteps:
             return {**record, "step": batch, "steps": batches}
         self._per_epoch = self._per_epoch or bool(epochs and batch * epochs > (before + 1) * batches)
         sure = epochs and (self._per_epoch or epochs == 1)
-        planned = {"steps": epochs * batches} if sure and "steps" not in record else {}
+        planned = {"steps": epochs * batches} if sure else {}
         return {**record, "step": before * batches + batch, **planned}
-
-
-# Reads what a rank prints, as it comes: whole lines, progress bars that overwrite themselves, colours. Every byte of
-# every rank passes through here, so the first look is a search for a few words over a whole chunk; only a line with
-# one of them is decoded and compared with the rules.
 
 
 RATES = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # the later one is shown
 _WHOSE_UNIT = {"all": "{}", "rank": "{} per rank", "device": "{} per device", "unknown": "{} as printed"}
 _LONGEST = 2000  # characters of a line that is looked at
-_LONGEST_PLAIN = 500  # that general rules look at
 _KEPT = 1 << 16  # bytes of an unfinished line
 _CHUNK = 1 << 20  # bytes of one log that are read at a time
 _BEHIND = 8 << 20
 _EVERY = 0.25  # seconds between two looks at the logs
+_BLOCK = 30  # lines that a heading is valid for, with values that name no counter
+_WRAPPED = b" " * 20  # how a line goes on that a bar of rich has wrapped
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
+_TRAINS = regex(r"(?i)train(?:ing)?|steps?|iterations?|epochs?")  # the label of a bar that counts steps
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
-_STAMP = regex(
-    r"(?<![\w./])(?:\d{4}[/.-]\d{1,2}[/.-]\d{1,2}|\d{1,2}[/.-]\d{1,2}[/.-]\d{2,4}|\d{1,2}/\d{1,2}(?=[ T]\d{1,2}:\d\d))"
-    r"(?:[ T,]{1,2}\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?(?![\w/])"
-    r"|(?<![\w:.])\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?(?![\w:])"
-    r"|(?<![\w.)])(?:~|\.{1,2})?(?:/[\w.+-]{1,80}){2,}|(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d[\w.+-]*"
-)
-_FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
-# Every line of every format has one of these words (a test sees to it); hardly any other line has.
+# Every line that may be a metric has one of these words; few others have.
 WORDS = (
-    "loss", "Loss", "/sec", "_sec", "PerSec=", "Acc@1", "ccuracy", "step=", "step_avg:", "Batchsize:", "completed", "[batch=",
-    "perf/throughput:", "img/s", "tokens/", "iteration", "(train)", "time=", "training time:", "Number of ", "GPUs used:",
+    "loss", "Loss", "Cost", "/s", "_s", "/it", "PerSec=", "Acc@1", "ccuracy", "acc", "step", "Step", "STEP", "poch", "iter",
+    "Iter",     "completed", "%|", "atch", "time=", "training time:", "Number of ", "GPUs used:", "rate", "lr", "LR",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
+_WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
 
 
 def read_line(text: str) -> List[Dict[str, Any]]:
-    """The metrics records that a printed line stands for, without time and rank; none for any other line."""
+    """The metrics records that a printed line stands for by itself, without time and rank; none for any other line."""
+    line = _read(text)
+    return line if isinstance(line, list) else _records(line) if line and _reports(line) else []
+
+
+def _read(text: str) -> Any:
+    """Records by a rule of the table, or a Line of the grammar, or nothing."""
     if len(text) > _LONGEST:
-        return []
+        return None
     if "\x1b" in text or "\b" in text:
         text = _COLOUR.sub("", text).replace("\b", "")
-    bare: Optional[str] = None
-    for plain, rules in by_plain_text():
-        if plain in text:
-            for rule in rules:
-                if rule.rule.general and len(text) > _LONGEST_PLAIN:
-                    return []
-                if rule.rule.general and bare is None:
-                    bare = without_stamps(text)
-                record = rule.read(text if bare is None else bare)
-                if record is not None:
-                    return _records(record, rule.rule) if record else []
-    return []
+    for rule in rules():
+        if rule.rule.has in text:
+            record = rule.read(text)
+            if record is not None:
+                per = rule.rule.per
+                rate = next((per[name] for name in RATES if name in per), "unknown")
+                return [_with_owner(record, per.get("loss", "rank"), rate)] if record else []
+    line = parse(text)
+    owner = owner_of(text) if line else None
+    if line and owner:
+        line = replace(
+            line, known=True, loss=owner.loss, whose=line.whose if line.whose != "unknown" else owner.rate or "unknown"
+        )
+    return line
 
 
-def without_stamps(text: str) -> str:
-    """The line with every date, clock, path and version masked, and without those at its start: their numbers count nothing."""
-    return _FIRST_STAMP.sub("", _STAMP.sub("<t>", text), 1)
+def _reports(line: Line) -> bool:
+    """A heading or a bar reports nothing by itself, and a learning rate alone is a setting."""
+    names = set(line.values)
+    return not line.bare and bool(names & _WORTH or names & {"step", "batch"} or names >= {"epoch", "step_time"})
 
 
-def _records(values: Dict[str, Any], rule: Rule) -> List[Dict[str, Any]]:
+def _records(line: Line) -> List[Dict[str, Any]]:
     """In the words of the run folder: a rate with its unit, whose it is, and a validation as a record of its own."""
-    record = {name: _plain(value) for name, value in values.items() if name != "validation"}
-    if "loss" in record:
-        record["loss_per"] = rule.per["loss"]
-    for name, unit in RATES.items():
-        if name in record and isinstance(record[name], float):
-            whose = rule.per[name]
-            record.update(rate=record[name], rate_per=whose, unit=_WHOSE_UNIT[whose].format(unit))
-    if "validation" not in values:
-        return [record]
-    validation = {
-        "kind": "validation",
-        "loss": _plain(values["validation"]),
-        "loss_per": rule.per.get("validation", "all"),
+    values = dict(line.values)
+    other = {
+        name: values.pop(key) for name, key in (("loss", "validation"), ("accuracy", "val_accuracy")) if key in values
     }
-    if "accuracy" in record:
-        validation["accuracy"] = record.pop("accuracy")
-    return [record, validation]
+    if line.validation and "loss" in values:
+        other["loss"] = values.pop("loss")
+    if (other or line.validation) and "accuracy" in values:
+        other.setdefault("accuracy", values.pop("accuracy"))
+    counters = {name: values[name] for name in COUNTERS if name in values}
+    alone = line.validation or (bool(other) and not set(values) & {"loss", *RATES})
+    found = []
+    if not alone:
+        kind = "step" if counters or "loss" in values else "validation" if "accuracy" in values else "throughput"
+        found.append(_with_owner({"kind": kind, **values}, line.loss, line.whose))
+    if other:
+        found.append(_with_owner({"kind": "validation", **(counters if alone else {}), **other}, line.loss, ""))
+    return found
+
+
+def _with_owner(record: Dict[str, Any], loss: str, rate: str) -> Dict[str, Any]:
+    record = {name: _plain(value) for name, value in record.items()}
+    if "loss" in record:
+        record["loss_per"] = loss
+    for name, unit in RATES.items():
+        if isinstance(record.get(name), float):
+            record.update(rate=record[name], rate_per=rate, unit=_WHOSE_UNIT[rate].format(unit))
+    return record
 
 
 def _plain(value: Any) -> Any:
@@ -155,51 +175,211 @@ class Unread:
         return taken
 
 
+Record = Dict[str, Any]
+
+
+class Lines:
+    """What the lines of one rank say together, on both of its streams."""
+
+    def __init__(self) -> None:
+        self._steps = EpochSteps()
+        self._held: Dict[Tuple[str, ...], Record] = {}  # form -> a record whose counter has not been seen to advance
+        self._trusted: Set[Tuple[str, ...]] = set()
+        self._heading: Record = {}
+        self._left = 0  # lines for which the heading is valid
+        self._bars: Dict[int, int] = {}  # total -> count, of bars without a label and without values
+        self._joined: Optional[int] = None  # the total of the bar that counts the program's steps
+        self._epoch_over = 0  # batches of the epoch under the heading, once it is over
+        self._block: Optional[Record] = None  # values below a heading, which may go on
+
+    def read(self, line: Any) -> List[Record]:
+        if not line:
+            return []
+        if isinstance(line, list):
+            return [self._steps.counted(record) for record in line]
+        self._left -= 1
+        if line.bare:
+            return self._end_block() + (self._bar(line) if line.bar else self._head(line))
+        if not _reports(line) and not (self._heading and self._left > 0):
+            return []
+        found: List[Record] = []
+        for record in _records(line):
+            found += self._step(record, line.known) if record["kind"] in ("step", "throughput") else [record]
+        return found
+
+    def end(self, final: bool) -> List[Record]:
+        """What still waits; `final`: no line comes any more, and a counter that did not advance was none."""
+        found = self._end_block()
+        if final:
+            found += [each for held in self._held.values() for each in _without_count(held)]
+            self._held = {}
+        return found
+
+    def _head(self, line: Line) -> List[Record]:
+        if line.validation:
+            return []
+        self._heading, self._left, self._epoch_over = dict(line.values), _BLOCK, 0
+        return []
+
+    def _bar(self, line: Line) -> List[Record]:
+        count, total = line.values.get("step"), line.values.get("steps")
+        if not line.validation and ("epoch" in line.values or _TRAINS.fullmatch(line.label)):
+            return self._step({"kind": "step", **line.values}, False)
+        if line.label or line.validation or count is None or total is None:
+            return []
+        before = self._bars.get(total, 0)
+        self._bars[total] = count
+        if total == self._joined and count > before:
+            return [{"kind": "step", "step": count, "steps": total}]
+        while len(self._bars) > 8:
+            del self._bars[next(iter(self._bars))]
+        return []
+
+    def _step(self, record: Record, known: bool) -> List[Record]:
+        counters = [name for name in ("epoch", "step", "batch") if name in record]
+        whole_epoch = isinstance(record.get("epoch"), (int, float)) and record["epoch"] == int(record["epoch"])
+        if "batch" in counters and "epoch" not in counters:
+            if not self._in_epoch(record):
+                rest = {name: value for name, value in record.items() if name not in (*COUNTERS, "step_time")}
+                return [{**rest, "kind": "validation"}] if "loss" in rest else []
+        elif not counters and self._heading and self._left > 0:
+            return self._below_heading(record)
+        elif (
+            "step" not in counters
+            and "batch" not in counters
+            and "loss" in record
+            and not (whole_epoch and "epochs" in record)
+        ):
+            bar = self._running_bar()
+            if bar:
+                record, known = {**record, "step": self._bars[bar], "steps": bar}, True
+                self._joined = bar
+        if not set(record) & {"epoch", "step", "batch"}:
+            return [record] if set(record) & _WORTH else []
+        return self._end_block() + self._advanced(record, known)
+
+    def _in_epoch(self, record: Record) -> bool:
+        """Whether this count of batches is that of the epoch under the heading: a second one below it is an evaluation."""
+        if "epoch" not in self._heading:
+            return False
+        if self._epoch_over and not (
+            record.get("batches") == record["batch"] == self._epoch_over and "validation" in record
+        ):
+            return False
+        if record["batch"] == record.get("batches"):
+            self._epoch_over = record["batch"]
+        record.update(self._heading)
+        return True
+
+    def _running_bar(self) -> Optional[int]:
+        if self._joined in self._bars:
+            return self._joined
+        going = [total for total, count in self._bars.items() if count < total]
+        return next(iter(going or self._bars), None)
+
+    def _below_heading(self, record: Record) -> List[Record]:
+        """The first values below a heading have its counter; those that follow at once are of the same record."""
+        if self._block is not None:
+            self._block.update({name: value for name, value in record.items() if name not in self._block})
+            return []
+        self._block = {**self._heading, **record, "kind": "step"}
+        return []
+
+    def _end_block(self) -> List[Record]:
+        block, self._block = self._block, None
+        if block is None:
+            return []
+        self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
+        return self._advanced(block, False) if set(block) & _WORTH else []
+
+    def _advanced(self, record: Record, known: bool) -> List[Record]:
+        """The record if its counter counts: once it has advanced, or at once where the program is known."""
+        form = tuple(name for name in ("epoch", "step", "batch") if name in record)
+        held = self._held.get(form)
+        if form == ("epoch",) and not isinstance(record["epoch"], int):
+            return [record]  # a share of the epochs, which is no counter
+        if known or form in self._trusted or (held is not None and _place(record) > _place(held)):
+            self._trusted.add(form)
+            before = [self._held.pop(form)] if held is not None else []
+            return [self._in_steps(each) for each in (*before, record)]
+        self._held[form] = {"t": time.time(), **record}
+        return _without_count(held)
+
+    def _in_steps(self, record: Record) -> Record:
+        """With the step of the run; where a program counts nothing but epochs, these are its steps."""
+        epoch = record.get("epoch", 0)
+        others = any("step" in form or "batch" in form for form in (*self._trusted, *self._held))
+        if "step" in record or "batch" in record or others or not isinstance(epoch, int):
+            return self._steps.counted(record)
+        planned = {"steps": record["epochs"]} if "epochs" in record else {}
+        return {**record, "step": epoch, **planned, "step_is": "epoch"}
+
+
+def _without_count(record: Optional[Record]) -> List[Record]:
+    rest = {name: value for name, value in (record or {}).items() if name not in ("step", "steps", "batch", "batches")}
+    return [rest] if set(rest) & _WORTH else []
+
+
+def _place(record: Record) -> Tuple[float, float]:
+    count = record["step"] if "step" in record else record.get("batch", 0)
+    return (float(record.get("epoch", 0)), float(count))
+
+
 class Reader:
     """One stream of one rank. `feed` takes what was appended to it and gives the records in it."""
 
-    def __init__(self, unread: Optional[Unread] = None) -> None:
+    def __init__(self, unread: Optional[Unread] = None, lines: Optional[Lines] = None) -> None:
         self.unread = Unread() if unread is None else unread
         self._rest = b""
-        self._steps = EpochSteps()
+        self._lines = Lines() if lines is None else lines
 
-    def feed(self, data: bytes, final: bool = False) -> List[Dict[str, Any]]:
+    def feed(self, data: bytes, final: bool = False) -> List[Record]:
         data = (self._rest + data).replace(b"\r", b"\n")  # a progress bar's updates are lines too
         end = len(data) if final else data.rfind(b"\n") + 1
         self._rest = data[end:][-_KEPT:]
-        lines = (data[start:stop].decode("utf-8", "replace") for start, stop in _promising(data, end))
-        return [record for line in lines for record in self._records(line)]
-
-    def _records(self, line: str) -> List[Dict[str, Any]]:
-        try:
-            return [self._steps.counted(record) for record in read_line(line)]
-        except Exception as error:  # a rank may print anything, and a run must not end by it
-            self.unread.add(error, line)
-            return []
+        found: List[Record] = []
+        for start, stop in _promising(data, end):
+            line = data[start:stop].decode("utf-8", "replace")
+            line = " ".join(line.split()) if "\n" in line else line  # it was wrapped
+            try:
+                found += self._lines.read(_read(line))
+            except Exception as error:  # a rank may print anything, and a run must not end by it
+                self.unread.add(error, line)
+        return found + self._lines.end(final)
 
 
 def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
-    """Where lines with one of the words begin and end, in order."""
-    found = set()
+    """Where lines with one of the words begin and end, in order; a bar that was wrapped is one line."""
+    found: Dict[int, int] = {}
     for word in _WORDS:
         place = data.find(word, 0, end)
         while place >= 0:
             start = data.rfind(b"\n", 0, place) + 1
             stop = data.find(b"\n", place, end)
             stop = end if stop < 0 else stop
-            found.add((start, stop))
+            found[start] = stop
             place = data.find(word, stop, end)
-    return sorted(found)
+    lines: List[Tuple[int, int]] = []
+    for start, stop in sorted(found.items()):
+        if lines and start < lines[-1][1]:
+            continue
+        while data.startswith(_WRAPPED, stop + 1) and stop + 1 < end and b"\xe2\x94\x81" in data[start:stop]:
+            after = data.find(b"\n", stop + 1, end)
+            stop = end if after < 0 else after
+        lines.append((start, stop))
+    return lines
 
 
 class PrintedMetrics:
     """What all ranks of a node print in one attempt, on both streams: the folder of their logs is looked through again
     and again, since some files appear late. Where no rank has a log of its own, what its launcher prints is read."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, from_end: bool = False) -> None:
         self.folder = folder
+        self._from_end = from_end  # what the logs hold at the first look was read by another reader
         self.unread = Unread()
         self._files: Dict[str, _Log] = {}
+        self._lines: Dict[int, Lines] = {}  # of each rank
         self._next = 0.0
         self._looked = time.time()  # last
 
@@ -213,26 +393,35 @@ class PrintedMetrics:
             names = sorted(os.listdir(self.folder))
         except OSError:
             return []
-        records = []
+        records: List[Record] = []
         ranked = [name for name in names if _LOG_NAME.fullmatch(name)]
         for name in ranked or [name for name in names if _LAUNCHER_NAME.fullmatch(name)]:
             if name not in self._files:
                 match = _LOG_NAME.fullmatch(name)
                 rank = int(match.group(1)) if match else 0
-                self._files[name] = _Log(os.path.join(self.folder, name), rank, self._looked, self.unread)
+                lines = self._lines.setdefault(rank, Lines())
+                self._files[name] = _Log(os.path.join(self.folder, name), rank, self._looked, self.unread, lines)
+                if self._from_end:
+                    self._files[name].skip()
             log = self._files[name]
             records += [{"t": t, "rank": log.rank, "printed": True, **record} for t, record in log.read(final)]
-        self._looked = time.time()
+        self._looked, self._from_end = time.time(), False
         return records
 
 
 class _Log:
-    def __init__(self, path: str, rank: int, looked: float, unread: Unread) -> None:
-        self.path, self.rank, self._unread = path, rank, unread
+    def __init__(self, path: str, rank: int, looked: float, unread: Unread, lines: Lines) -> None:
+        self.path, self.rank, self._unread, self._lines = path, rank, unread, lines
         self._looked = looked  # when there was nothing new
         self._place = 0
         self._which: Optional[Tuple[int, int]] = None  # device and inode of the file that was read so far
-        self._reader = Reader(unread)
+        self._reader = Reader(unread, lines)
+
+    def skip(self) -> None:
+        try:
+            self._place = os.stat(self.path).st_size
+        except OSError:
+            pass
 
     def read(self, final: bool) -> List[Tuple[float, Dict[str, Any]]]:
         """New records, each with the time at which its line was written: that of the last one is the file's own; those
@@ -243,12 +432,12 @@ class _Log:
             size, data = status.st_size, b""
             which = (status.st_dev, status.st_ino)
             if size < self._place or which != (self._which or which):  # begun anew, or another file in its place
-                self._place, self._reader = 0, Reader(self._unread)
+                self._place, self._reader = 0, Reader(self._unread, self._lines)
             self._which = which
             if size != self._place:
                 with open(self.path, "rb", buffering=0) as file:
                     if size - self._place > _BEHIND:  # a rank that prints faster than we read: the newest counts
-                        self._place, self._reader = size - _CHUNK, Reader(self._unread)
+                        self._place, self._reader = size - _CHUNK, Reader(self._unread, self._lines)
                     file.seek(self._place)
                     data = file.read(_CHUNK)
         except OSError:
@@ -261,4 +450,5 @@ class _Log:
         records = self._reader.feed(data, ends)
         until = status.st_mtime if since <= status.st_mtime <= now else now  # a file server's clock may be another
         count = len(records)
-        return [(until - (until - since) * (count - 1 - i) / count, record) for i, record in enumerate(records)]
+        times = (until - (until - since) * (count - 1 - i) / count for i in range(count))
+        return [(record.pop("t", t), record) for t, record in zip(times, records)]  # `t`: of one that was held back

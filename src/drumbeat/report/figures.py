@@ -127,6 +127,7 @@ class Figures:
     attempts: int = 1
     step: Optional[int] = None
     steps: Optional[int] = None
+    step_is: str = ""  # `epoch` where the program counts nothing but epochs
     steps_of: str = ""  # stage, `epoch or stage`: where the step number begins anew with each of them
     loss: Optional[Tuple[float, float]] = None  # first, last finite one
     loss_not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf, and since which step

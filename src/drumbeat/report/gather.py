@@ -175,6 +175,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         attempts=len(summary.attempts) if summary else max(1, len(run.attempts())),
         step=progress.step,
         steps=progress.steps,
+        step_is=progress.step_is,
         steps_of=progress.lap,
         loss=_both(progress.first_loss, progress.last_loss),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",

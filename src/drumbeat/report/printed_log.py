@@ -37,13 +37,13 @@ def figures_of_log(path: str) -> Figures:
                 )
         for name in ("step", "steps"):
             if kind == "step" and isinstance(record.get(name), int):
-                ends[name] = record[name]
+                ends[name], ends["step_is"] = record[name], record.get("step_is", "")
         if "target_reached" in record:
             ends["target_reached"] = record["target_reached"]
     if not values and not ends and not _not_finite(records, "step"):
         raise Problem(
             f"{path}: no line of it is a metric that drumbeat knows",
-            "docs/metrics.md lists the formats; a run folder works too",
+            "docs/metrics.md says which lines are read; a run folder works too",
         )
     nodes, gpus = ends.get("nodes"), _gpus(ends)
     speed = _speed(values, ends, unit, gpus)
@@ -59,6 +59,7 @@ def figures_of_log(path: str) -> Figures:
         gpu_hours=gpus * ends["total_s"] / 3600 if gpus and "total_s" in ends else None,
         step=ends.get("step"),
         steps=ends.get("steps"),
+        step_is=ends.get("step_is", ""),
         loss=_both(values.get("loss")),
         loss_not_finite=_not_finite(records, "step"),
         validation=_both(values.get("validation")),
@@ -103,7 +104,7 @@ def _speed(values: Dict[str, List[float]], ends: Dict[str, Any], unit: str, gpus
         times = [each for each in values.get("step_time", []) if each > 0]
         if not times:
             return None
-        rates, unit = [1 / each for each in times], "steps/s"
+        rates, unit = [1 / each for each in times], f"{ends.get('step_is') or 'step'}s/s"
     factor, how = 1, "the program's own summary" if "rate" in ends else "mean of what the program prints"
     for words in _PER:
         if unit.endswith(words) and gpus:

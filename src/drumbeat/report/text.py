@@ -30,7 +30,12 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     found.append(("GPU-hours", _gpu_hours(figures)))
     if figures.step is not None:
         counted = f" of this {figures.steps_of}" if figures.steps_of else ""
-        found.append(("step", f"{figures.step:,}" + (f" of {figures.steps:,}" if figures.steps else "") + counted))
+        found.append(
+            (
+                figures.step_is or "step",
+                f"{figures.step:,}" + (f" of {figures.steps:,}" if figures.steps else "") + counted,
+            )
+        )
     losses = [_went(figures.loss, figures.loss_not_finite)]
     validation = _went(figures.validation, figures.validation_not_finite)
     losses.append(f"validation {validation}" if validation else "")

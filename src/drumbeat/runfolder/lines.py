@@ -82,7 +82,7 @@ _LONGEST = 300  # characters of a line
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
     """`left`: say also how long it will take, as far as that is known. `now`, by the lead's clock, of a run that goes on: say
     also how long no step has come."""
-    parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
+    parts = [f"{progress.counts} {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
     parts[0] += f" of this {progress.lap}" if progress.lap else ""
     if progress.not_finite:
         parts.append(f"loss {not_finite_words(progress)}")
@@ -102,7 +102,7 @@ def progress_line(progress: Progress, left: bool = True, now: Optional[float] = 
 def of_step(progress: Progress) -> str:
     """Which step the last loss is of, where that is not the step that was reported last."""
     same = progress.last_loss_step in (None, progress.step)
-    return "" if same else f" (step {progress.last_loss_step})"
+    return "" if same else f" ({progress.counts} {progress.last_loss_step})"
 
 
 def quiet_words(seconds: float) -> str:
@@ -264,7 +264,7 @@ def _lines_at_start(path: str) -> int:
 def loss_words(progress: Progress) -> str:
     """How the loss went, and the validation loss: from the run's first report to its last; empty where there is none."""
     last = None if progress.laps else progress.last_loss_step
-    went = _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last)
+    went = _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last, progress.counts)
     if went and progress.laps:
         went += f"; steps are counted anew in each {progress.lap}"
     if progress.not_finite:
@@ -277,21 +277,23 @@ def loss_words(progress: Progress) -> str:
 
 def not_finite_words(progress: Progress) -> str:
     since = progress.not_finite_since
-    return progress.not_finite + ("" if since is None or progress.laps else f" since step {since}")
+    return progress.not_finite + ("" if since is None or progress.laps else f" since {progress.counts} {since}")
 
 
-def _went(first: Optional[float], last: Optional[float], begin: Optional[int], end: Optional[int]) -> str:
+def _went(
+    first: Optional[float], last: Optional[float], begin: Optional[int], end: Optional[int], counts: str = "step"
+) -> str:
     """`begin` and `end` are the steps of the two losses; None: not named."""
     if first is None or last is None:
         return ""
     same = f"{first:.3f}" == f"{last:.3f}"  # also where a program reports a loss and prints it, rounded
     if same and (begin == end or end is None):  # or there was only one
-        return f"{last:.3f}" + (f" at step {end}" if end is not None else "")
+        return f"{last:.3f}" + (f" at {counts} {end}" if end is not None else "")
     verb = "stayed at" if same else "fell from" if last < first else "rose from"
     words = f"{verb} {first:.3f}" + ("" if same else f" to {last:.3f}")
     if begin is None or end is None or begin >= end:
         return words
-    return f"{words} over {end} steps" if begin == 1 else f"{words} from step {begin} to {end}"
+    return f"{words} over {end} {counts}s" if begin == 1 else f"{words} from {counts} {begin} to {end}"
 
 
 def _affected_words(affected: Tuple[Affected, ...]) -> str:

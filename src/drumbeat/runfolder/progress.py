@@ -22,7 +22,7 @@ _QUIET = 5.0  # seconds
 _QUIET_TIMES = 5.0  # times the usual time between two reports
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
-    ("step", "first_step", "widest", "reports"),
+    ("step", "first_step", "widest", "reports", "step_is"),
     ("steps",),
     ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since"),
     ("first_validation", "last_validation", "validation_not_finite"),
@@ -34,6 +34,7 @@ _OF_FIRST_NODE = (
 class Progress:
     step: Optional[int] = None
     steps: Optional[int] = None
+    step_is: str = ""  # `epoch` where the script counts nothing but epochs
     first_loss: Optional[float] = None
     first_loss_step: Optional[int] = None  # at which it was reported; None: its report names no step
     last_loss: Optional[float] = None  # the last finite one
@@ -123,6 +124,7 @@ class Progress:
             self.reports = (self.reports or 0) + 1
         if step is not None:
             if lowest:
+                self.step_is = metric.step_is
                 self._count_laps(metric, step)
             if self.first_step is None or step < self.first_step:
                 self.first_step = step
@@ -188,6 +190,11 @@ class Progress:
         return self.steps - self.step > max(1, self.widest or self.first_step or 0)
 
     @property
+    def counts(self) -> str:
+        """What the step numbers count, in a word."""
+        return self.step_is or "step"
+
+    @property
     def lap(self) -> str:
         """What the step numbers count anew, in a word; '' if they do not."""
         if not self.laps:
@@ -214,7 +221,7 @@ class Progress:
         if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # how many steps an epoch has is not known
             return None
         if self.seconds > 0 and self.step is not None and self.first_step is not None and self.step > self.first_step:
-            return (self.step - self.first_step) / (trained if trained > 0 else self.seconds), "steps/s"
+            return (self.step - self.first_step) / (trained if trained > 0 else self.seconds), f"{self.counts}s/s"
         return None
 
     @property

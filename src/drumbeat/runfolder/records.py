@@ -51,6 +51,11 @@ class Metric(NamedTuple):
         return self.more.get("step_of") == "epoch"
 
     @property
+    def step_is(self) -> str:
+        """`epoch` where the script counts nothing but epochs; '' for a step."""
+        return "epoch" if self.more.get("step_is") == "epoch" else ""
+
+    @property
     def announces(self) -> bool:
         """Says that something other than a step begins: a report without any figure."""
         figures = (self.loss, self.seconds, self.accuracy, self.rate, self.tokens, self.samples)

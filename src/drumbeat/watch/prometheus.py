@@ -51,7 +51,7 @@ _OF_RUN = (
     ("attempt", "Number of the current attempt, from 0.", "attempt"),
     ("gpus_throttled", "GPUs that something slows down now.", "throttled"),
 )
-_UNITS = {"tokens/s": "tokens", "samples/s": "samples", "steps/s": "steps"}
+_UNITS = {"tokens/s": "tokens", "samples/s": "samples", "steps/s": "steps", "epochs/s": "epochs"}
 
 _Pick = Callable[[Any], Optional[float]]
 _OF_NODE: Tuple[Tuple[str, str, _Pick], ...] = (

@@ -73,7 +73,7 @@ def _title(head: Head) -> str:
 def _progress(head: Head) -> str:
     if head.step is None:
         return "not started yet" if head.state == QUEUED else "no step recognised"
-    parts = [f"step {head.step}" + (f" of {head.steps}" if head.steps else "")]
+    parts = [f"{head.step_is or 'step'} {head.step}" + (f" of {head.steps}" if head.steps else "")]
     if head.steps_of:
         parts[0] += f" of this {head.steps_of}"
     elif head.steps:
@@ -81,7 +81,7 @@ def _progress(head: Head) -> str:
     if head.loss_not_finite:
         parts.append(f"loss {head.loss_not_finite}")
     elif head.loss is not None:
-        at = f" (step {head.loss_step})" if head.loss_step is not None else ""
+        at = f" ({head.step_is or 'step'} {head.loss_step})" if head.loss_step is not None else ""
         parts.append(f"loss {head.loss:.4g}{at}")
     if head.validation_not_finite:
         parts.append(f"validation {head.validation_not_finite}")

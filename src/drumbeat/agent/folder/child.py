@@ -1,7 +1,7 @@
-"""The one process of an agent that touches the run folder while ranks run: storage that hangs holds it, and nobody else.
+"""The processes of an agent that touch the run folder while ranks run: storage that hangs holds them, and nobody else.
 
-The agent hands it what is to be written, through a pipe that never blocks; it writes in that order, and answers. It also reads
-from there what the agent wants to know: what the ranks print, and the `stop` file.
+The agent hands one of them what is to be written, through a pipe that never blocks; it writes in that order, and answers. It also
+reads the `stop` file. The other one reads what the ranks print: a line that kills it costs no record of the run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class FolderWriter:
         self.commands, self.answers, self.stop, self.there = commands, answers, stop, there
         self.looks = self.missed = 0
         self.next_look = 0.0
-        self.printed: Optional[PrintedMetrics] = None
 
     def run(self) -> None:
         poll = select.poll()
@@ -105,12 +104,8 @@ class FolderWriter:
             if about["op"] == "replace":
                 replace(about["path"], content.decode())
                 return {}
-            if about["op"] == "create":
-                create(about["path"], content)
-                return {}
-            if self.printed is None or self.printed.folder != about["path"]:
-                self.printed = PrintedMetrics(about["path"])
-            return {"records": self.printed.read(about["final"]), "unread": self.printed.unread.take()}
+            create(about["path"], content)
+            return {}
 
         self._tell(work, 1)
 
@@ -144,6 +139,7 @@ class FolderWriter:
 
 
 NAME = "drumbeat-folder"  # of the process
+PRINTED = "drumbeat-printed"  # of the one that reads what ranks print
 FULL = 8 << 20  # bytes that wait: from here on nothing is taken that can be done without
 STALLED = 10.0  # seconds without an answer after which the storage counts as stalled
 _PIPE, _PIECE = 1 << 20, 1 << 16
@@ -153,15 +149,111 @@ _F_SETPIPE_SZ = 1031
 Frame = Tuple[Dict[str, Any], bytes]
 
 
+class PrintedChild:
+    """The process that reads what ranks print. One look at a time."""
+
+    def __init__(self) -> None:
+        self.records: List[Dict[str, Any]] = []
+        self.unread = 0  # lines that could not be read
+        self.why_unread = ""  # of the first
+        self.pid = 0  # 0: not started yet, or given up
+        self._in = b""
+        self._asked = 0  # looks that are not answered
+        self._starts = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._asked > 0
+
+    def look(self, folder: str, final: bool) -> None:
+        if self._asked and not final:
+            return
+        if not self.pid and not self._start():
+            return
+        try:
+            request = json.dumps({"path": folder, "final": final, "anew": self._starts == 1}) + "\n"
+            os.write(self._requests, request.encode())
+            self._asked += 1
+        except OSError:
+            pass  # it has died; its answers end, too
+
+    def pump(self) -> None:
+        """Take what it has answered. One that has died is started again by the next look, and reads on where the logs end."""
+        while self.pid:
+            try:
+                data = os.read(self._answers, 1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                self._died()
+                break
+            self._in += data
+        *lines, self._in = self._in.split(b"\n")
+        for answer in map(json.loads, lines):
+            self._asked -= 1
+            self.records += answer["records"]
+            self.unread += answer["unread"][0]
+            self.why_unread = self.why_unread or answer["unread"][1]
+
+    def close(self) -> None:
+        if self.pid:
+            os.close(self._requests)
+            os.close(self._answers)
+            self.pid = 0
+
+    def _died(self) -> None:
+        try:
+            os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            pass  # the agent has noticed it
+        self.close()
+        self._asked, self._in = 0, b""
+        self.unread += 1
+        self.why_unread = self.why_unread or "the process that reads them has died"
+
+    def _start(self) -> bool:
+        if self._starts >= _MOST_STARTS:
+            return False
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        os.set_blocking(self._answers, False)
+        self._starts += 1
+        self.pid = fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                name_process(PRINTED)
+                ignore_stops()
+                close_all_but(requests, answers)
+                _read_printed(requests, answers)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(requests)
+        os.close(answers)
+        return True
+
+
+def _read_printed(requests: int, answers: int) -> None:
+    printed: Optional[PrintedMetrics] = None
+    with os.fdopen(requests, "rb") as lines:
+        for line in lines:
+            request = json.loads(line)
+            if printed is None or printed.folder != request["path"]:
+                printed = PrintedMetrics(request["path"], from_end=printed is None and not request["anew"])
+            answer = {"records": printed.read(request["final"]), "unread": printed.unread.take()}
+            data = json.dumps(answer).encode() + b"\n"
+            while data:
+                data = data[os.write(answers, data) :]
+
+
 class FolderChild:
     """`stop`: the run's `stop` file, and `there`: a file of the run folder that must not vanish, where this agent is the one to
     look at them."""
 
     def __init__(self, stop: Optional[StopFile] = None, there: str = "") -> None:
         self._stop, self._there = stop, there
-        self.records: List[Dict[str, Any]] = []  # that ranks have printed
-        self.unread = 0  # printed lines that the child failed to read
-        self.why_unread = ""  # of the first
+        self.printed = PrintedChild()
         self.stops: List[Tuple[str, str]] = []  # lines of the `stop` file
         self.dropped = 0  # bytes that were not taken
         self._frames: Deque[Frame] = deque()  # not answered yet
@@ -170,7 +262,6 @@ class FolderChild:
         self._in = b""
         self._unsent = 0  # frames at the end of `_frames` that are not even in `_out`
         self._answered = time.monotonic()
-        self._printed_asked = False
         self._starts = 0
         self.pid = 0
         self._start()
@@ -195,13 +286,12 @@ class FolderChild:
         self._put({"op": "replace", "path": path}, text.encode("utf-8", "replace"))
 
     def read_printed(self, folder: str, final: bool = False) -> None:
-        """Look through the ranks' logs; what they hold comes into `records`. One look at a time."""
-        if final or not self._printed_asked:
-            self._printed_asked = True
-            self._put({"op": "printed", "path": folder, "final": final}, b"")
+        """Look through the ranks' logs; `take_records` has what they hold."""
+        self.printed.look(folder, final)
 
     def take_records(self) -> List[Dict[str, Any]]:
-        records, self.records = self.records, []
+        self.printed.pump()
+        records, self.printed.records = self.printed.records, []
         return records
 
     def take_stops(self) -> List[Tuple[str, str]]:
@@ -246,19 +336,25 @@ class FolderChild:
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
         self.pump()
-        while self._frames and time.monotonic() < deadline:
+        self.printed.pump()
+        while (self._frames or self.printed.busy) and time.monotonic() < deadline:
             poll.poll(50)
             meanwhile()
             self.pump()
-        return not self._frames
+            self.printed.pump()
+        return not self._frames and not self.printed.busy
 
     def close(self) -> int:
         """Let the child go; how many writes it leaves undone."""
-        os.close(self._commands)
-        os.close(self._answers)
-        return sum(1 for about, _ in self._frames if about["op"] != "printed")
+        self.printed.close()
+        return self._close()
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _close(self) -> int:
+        os.close(self._commands)
+        os.close(self._answers)
+        return len(self._frames)
 
     def _put(self, about: Dict[str, Any], data: bytes) -> None:
         if not self._frames:
@@ -291,14 +387,8 @@ class FolderChild:
         """What could not be done."""
         self._answered = time.monotonic()
         for _ in range(answer.get("done", 0)):
-            about, data = self._frames.popleft()
+            _, data = self._frames.popleft()
             self._waiting -= len(data)
-            if about["op"] == "printed":
-                self._printed_asked = False
-        self.records += answer.get("records", ())
-        unread, why = answer.get("unread", (0, ""))
-        self.unread += unread
-        self.why_unread = self.why_unread or why
         if self._stop and "stop" in answer:
             self.stops += [(str(name), str(why)) for name, why in answer["stop"]]
             self._stop.position = answer["position"]  # where another child would go on
@@ -333,7 +423,7 @@ class FolderChild:
 
     def _start_again(self) -> None:
         """Somebody has killed it: another one does what it has not answered."""
-        self.close()
+        self._close()
         if self._starts >= _MOST_STARTS:
             raise OSError(f"the process that writes the run folder was killed {_MOST_STARTS} times")
         self._out, self._in, self._unsent = b"", b"", len(self._frames)

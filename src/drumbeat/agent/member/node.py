@@ -465,6 +465,6 @@ class Node:
             self.tell(FirstStep(self.metrics.progress.first_t))
 
     def _kept(self) -> Set[int]:
-        """The monitor and the folder's child go on between attempts; whoever reads how ranks ended has a deadline. The kernel's
-        log is read until the attempt is over."""
-        return {self.child.pid, self.monitor.pid, self.ends.pid, self.watch.pid} - {0}
+        """The monitor and the folder's processes go on between attempts; whoever reads how ranks ended has a deadline. The
+        kernel's log is read until the attempt is over."""
+        return {self.child.pid, self.child.printed.pid, self.monitor.pid, self.ends.pid, self.watch.pid} - {0}

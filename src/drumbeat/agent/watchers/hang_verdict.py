@@ -17,6 +17,7 @@ from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
 from drumbeat.inspector.activity import FOR_A_CHILD
 from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
 from drumbeat.inspector.record import Collective, RankLook
+from drumbeat.logs.read.collectives import Position, culprits
 
 # What one rank does, by one look at it alone: a word for the verdict, and a phrase for a person. Pure.
 
@@ -354,20 +355,24 @@ def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
     for look in looks:
         for each in look.collectives:
             groups.setdefault(each.group, {})[look.key] = each
+    behind = culprits({group: {key: _position(each) for key, each in last.items()} for group, last in groups.items()})
+    if behind:
+        named = {key for keys in behind.values() for key in keys}
+        return WAITS, [look for look in looks if look.key in named]
     for last in groups.values():
-        if len(last) < len(looks):
-            continue  # a group of some ranks, or recorders that cannot be asked
-        top = max(each.number for each in last.values())
-        ahead = [rank for rank, each in last.items() if each.number == top]
-        behind = [look for look in looks if last[look.key].number < top]
-        if behind and not any(last[rank].over for rank in ahead):
-            return WAITS, behind
-        names = Counter(each.operation for each in last.values())
-        if not behind and len(names) > 1:
+        if len({each.number for each in last.values()}) == 1:
+            names = Counter(each.operation for each in last.values())
             common = names.most_common(1)[0][0]
-            return DESYNC, [look for look in looks if last[look.key].operation != common]
+            odd = [look for look in looks if look.key in last and last[look.key].operation != common]
+            if odd:
+                return DESYNC, odd
     late = [look for look in looks if look.behind]
     return (WAITS, late) if late and len(late) < len(looks) else None
+
+
+def _position(last: Collective) -> Position:
+    waits = last.waits_in if last.over or last.waits_in is not None else last.number
+    return Position(last.number, waits)
 
 
 def with_ras(looks: Sequence[RankLook], notes: Sequence[RasNote]) -> List[RankLook]:

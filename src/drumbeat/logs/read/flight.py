@@ -1,21 +1,24 @@
-"""Flight-recorder dumps of torch: what each rank had called last, and where the ranks part.
+"""Flight-recorder dumps of torch: the last calls of each rank, and where the ranks part.
 
-A dump is JSON or a pickle. Logs come from anywhere, so a pickle is opened only by a reader of our own that knows plain
-data alone and is bounded in time and memory.
+A dump is JSON or a pickle: of NCCL, RCCL or gloo, in the formats of all versions of torch. Logs come from anywhere, so a pickle
+is opened only by a reader of our own that knows plain data alone and is bounded in time and memory.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from dataclasses import replace
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import ERROR, Evidence, Finding
+from drumbeat.logs.read.collectives import NEVER, Position, culprits
 from drumbeat.logs.read.launchers import ranks
 from drumbeat.logs.read.pickles import MAX_CONTAINERS, PlainPickleError, load
 
 MAX_BYTES = 64 << 20
+_MOST_GROUPS = 1024
 _RANK = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl))?$")
 
 
@@ -26,14 +29,30 @@ class Call:
     state: str  # scheduled, started, completed
     sizes: str
 
+    @property
+    def over(self) -> bool:
+        return self.state == "completed"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group. Many groups of a job share one description, and local names may repeat: the members tell them apart."""
+
+    name: str
+    description: str = ""
+    members: FrozenSet[int] = frozenset()  # empty: not recorded
+
+    def __str__(self) -> str:
+        return self.description or self.name or "?"
+
 
 @dataclass(frozen=True)
 class Dump:
-    """One rank's record: process group -> its last calls, oldest first."""
+    """One rank's record. A group without calls is one in which the rank has nothing on record."""
 
     file: str
     rank: Optional[int]
-    groups: Dict[str, Tuple[Call, ...]]
+    groups: Dict[Group, Tuple[Call, ...]]
 
 
 class DumpError(ValueError):
@@ -63,32 +82,71 @@ def parse(file: str, data: bytes) -> Dump:
         if isinstance(error, DumpError):
             raise
         raise DumpError(f"cannot be read: {type(error).__name__}") from None
+    if isinstance(content, list) and content and isinstance(content[0], dict):  # torch 2.2
+        content = {"entries": content}
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise DumpError("has no list of entries")
-    groups: Dict[str, List[Call]] = {}
+    groups: Dict[str, Group] = {group.name: group for group in _configured(content.get("pg_config"))}
+    calls: Dict[str, List[Call]] = {name: [] for name in groups}
     for entry in entries[-20_000:]:
-        if isinstance(entry, dict):
-            call = _call(entry)
-            if call:
-                groups.setdefault(_group(entry), []).append(call)
+        call = _call(entry) if isinstance(entry, dict) else None
+        if call:
+            group = _group(entry)
+            known = groups.setdefault(group.name, group)
+            groups[group.name] = known if known.description else replace(known, description=group.description)
+            calls.setdefault(group.name, []).append(call)
     rank = content.get("rank")
     named = _RANK.search(file)
     if not isinstance(rank, int):
         rank = int(named[1]) if named and len(named[1]) < 8 else None
-    return Dump(file, rank, {name: tuple(calls) for name, calls in groups.items()})
+    return Dump(file, rank, {groups[name]: tuple(made) for name, made in calls.items()})
 
 
 def compare(dumps: List[Dump]) -> List[Finding]:
-    """Where the ranks part: a rank behind the others, or different calls under the same number."""
+    """Where the ranks part: different calls under one number, or ranks that the others wait for."""
     found: List[Finding] = []
-    names = sorted({name for dump in dumps for name in dump.groups})
-    for name in names[:256]:
-        members = [dump for dump in dumps if dump.rank is not None and name in dump.groups]
-        finding = _different_calls(name, members) or _behind(name, members)
+    positions: Dict[Group, Dict[int, Position]] = {}
+    by_rank = {dump.rank: dump for dump in dumps if dump.rank is not None}
+    called = sorted({group for dump in dumps for group, calls in dump.groups.items() if calls}, key=_order)
+    for group in called[:_MOST_GROUPS]:
+        calls = {rank: dump.groups[group] for rank, dump in by_rank.items() if group in dump.groups}
+        finding = _different_calls(group, calls, by_rank)
         if finding:
             found.append(finding)
+        else:
+            positions[group] = {rank: _position(made) for rank, made in calls.items()}
+    late = culprits(positions)
+    return [*found, _behind(late, positions, by_rank)] if late else found
+
+
+def _order(group: Group) -> Tuple[str, str, List[int]]:
+    return (group.description, group.name, sorted(group.members))
+
+
+def _position(calls: Tuple[Call, ...]) -> Position:
+    if not calls:
+        return NEVER
+    return Position(
+        max(call.sequence for call in calls), min((call.sequence for call in calls if not call.over), default=None)
+    )
+
+
+def _configured(config: Any) -> List[Group]:
+    """The groups of `pg_config`: name -> name, description and ranks, the ranks as a list or in words."""
+    found = []
+    for name, about in list(config.items())[:_MOST_GROUPS] if isinstance(config, dict) else ():
+        if isinstance(about, dict):
+            members = about.get("ranks", "")
+            words = members[:100_000] if isinstance(members, str) else _words(members)
+            numbers = frozenset(int(number) for number in re.findall(r"\d{1,7}", words))
+            found.append(Group(_words(about.get("name", name))[:80], _description(about.get("desc")), numbers))
     return found
+
+
+def _description(value: Any) -> str:
+    words = _words(value or "")[:80]
+    return "" if words == "undefined" else words
 
 
 def _call(entry: Dict[str, Any]) -> Optional[Call]:
@@ -98,7 +156,8 @@ def _call(entry: Dict[str, Any]) -> Optional[Call]:
     if not isinstance(sequence, int):
         return None
     operation = _words(entry.get("profiling_name", "?")).split(":")[-1][:80]
-    return Call(sequence, operation, _words(entry.get("state", "?"))[:20], _words(entry.get("input_sizes", "")))
+    state = "completed" if entry.get("retired") is True else _words(entry.get("state", "?"))[:20]  # gloo retires alone
+    return Call(sequence, operation, state, _words(entry.get("input_sizes", "")))
 
 
 def _words(value: Any, depth: int = 3) -> str:
@@ -112,46 +171,64 @@ def _words(value: Any, depth: int = 3) -> str:
     return "?"
 
 
-def _group(entry: Dict[str, Any]) -> str:
-    """gloo leaves pg_config empty, so the group is taken from the entries themselves."""
+def _group(entry: Dict[str, Any]) -> Group:
+    """The group as the entry itself names it: gloo and old versions have no pg_config."""
     group = entry.get("process_group")
     if isinstance(group, (list, tuple)) and group:
-        return _words(group[-1] if len(group) > 1 and group[-1] != "undefined" else group[0])[:80]
-    return _words(entry.get("pg_id", entry.get("pg_name", "")))[:80]
+        return Group(_words(group[0])[:80], _description(group[1]) if len(group) > 1 else "")
+    return Group(_words(entry.get("pg_name", entry.get("pg_id", group or "")))[:80])
 
 
-def _different_calls(name: str, dumps: List[Dump]) -> Optional[Finding]:
-    calls: Dict[int, Dict[str, List[int]]] = {}
-    for dump in dumps:
-        for call in dump.groups[name]:
-            if dump.rank is not None:
-                calls.setdefault(call.sequence, {}).setdefault(call.operation, []).append(dump.rank)
-    for sequence in sorted(calls):
-        if len(calls[sequence]) > 1:
-            words = "; ".join(f"{operation} on {ranks(who)}" for operation, who in sorted(calls[sequence].items()))
+def _different_calls(
+    group: Group, calls: Mapping[int, Tuple[Call, ...]], dumps: Mapping[int, Dump]
+) -> Optional[Finding]:
+    numbered: Dict[int, Dict[str, List[int]]] = {}
+    for rank, made in calls.items():
+        for call in made:
+            numbered.setdefault(call.sequence, {}).setdefault(call.operation, []).append(rank)
+    for sequence in sorted(numbered):
+        if len(numbered[sequence]) > 1:
+            words = "; ".join(f"{operation} on {ranks(who)}" for operation, who in sorted(numbered[sequence].items()))
             return Finding(
                 "collective-desync",
                 ERROR,
-                f"collective {sequence} of group {name or '?'} differs: {words}",
+                f"collective {sequence} of group {group} differs: {words}",
                 "the ranks took different branches or have different amounts of data",
                 "every rank must make the same collective calls in the same order",
-                tuple(Evidence(f"flight recorder of rank {dump.rank}", dump.file) for dump in dumps[:3]),
+                _evidence(calls, dumps),
             )
     return None
 
 
-def _behind(name: str, dumps: List[Dump]) -> Optional[Finding]:
-    last = {dump.rank: max(call.sequence for call in dump.groups[name]) for dump in dumps if dump.rank is not None}
-    if len(last) < 2 or len(set(last.values())) == 1:
-        return None
-    low = min(last.values())
-    behind = [rank for rank, sequence in last.items() if sequence == low]
+def _behind(
+    late: Mapping[Group, List[int]], positions: Mapping[Group, Mapping[int, Position]], dumps: Mapping[int, Dump]
+) -> Finding:
+    """One finding for all groups; its words are of the group that names most ranks."""
+    every = sorted({rank for members in late.values() for rank in members})
+    group = max(late, key=lambda each: (len(late[each]), len(positions[each])))
+    members, shown = positions[group], late[group]
+    first = members[shown[0]]
+    top = max(each.made for each in members.values())
+    if first is NEVER:
+        waited = min(each.waits_in for each in members.values() if each.waits_in is not None)
+        words = f"did not make call {waited} in group {group}, in which the others wait"
+    elif all(members[rank].made < top for rank in shown):
+        words = f"made {first.made} calls in group {group}, others up to {top}"
+    else:
+        furthest = max(each.finished for each in members.values())
+        words = f"finished {first.finished} calls in group {group}, others up to {furthest}"
+    rest = [rank for rank in every if rank not in shown]
+    more = f"; {ranks(rest)} in other groups" if rest else ""
     return Finding(
         "rank-behind",
         ERROR,
-        f"{ranks(behind)} made {low} calls in group {name or '?'}, others up to {max(last.values())}",
-        "it is late or stuck outside of the collectives",
-        f"look at the stack of {ranks(behind)}",
-        tuple(Evidence(f"flight recorder of rank {dump.rank}", dump.file) for dump in dumps if dump.rank in behind)[:3],
-        rank=behind[0] if len(behind) == 1 else None,
+        f"{ranks(shown)} {words}{more}",
+        "it is late, or stuck outside of the collectives or on its GPU",
+        f"look at the stack and the GPU of {ranks(every)}",
+        _evidence(every, dumps),
+        rank=every[0] if len(every) == 1 else None,
     )
+
+
+def _evidence(numbers: Iterable[int], dumps: Mapping[int, Dump]) -> Tuple[Evidence, ...]:
+    return tuple(Evidence(f"flight recorder of rank {rank}", dumps[rank].file) for rank in sorted(numbers)[:3])

@@ -1,0 +1,96 @@
+"""What the grammar cannot know, as data in formats/*.yaml.
+
+rules.yaml has lines whose meaning is not in their words: `<loss>` stands for a number that becomes the value `loss`, `{N}` for a
+number that is not kept, one space for any run of spaces and tabs. owners.yaml says whose the values of known programs are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from functools import lru_cache
+from typing import Any, Dict, Mapping, Optional, Pattern, Sequence, Tuple
+
+from drumbeat.base import data
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.metrics.grammar import NUMBER, VALUES, WHOLE, Value, number
+
+FORMATS = "drumbeat.metrics.formats"
+
+
+@dataclass(frozen=True)
+class Rule:
+    id: str
+    has: str  # plain text that every line of this format contains
+    program: str
+    source: str
+    find: str
+    example: str
+    near: str  # looks similar, and must not be read
+    gives: Mapping[str, Value]
+    kind: str = "step"
+    also: Sequence[str] = ()  # what else the line may hold
+    scale: Mapping[str, float] = field(default_factory=dict)  # from the line's unit to the record's
+    per: Mapping[str, str] = field(default_factory=dict)  # whose the loss and the rates are: one of WHOSE
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A known program: whose its loss and its rates are."""
+
+    program: str
+    has: Sequence[str]
+    loss: str = "rank"
+    rate: str = ""  # '': as the line says
+
+
+class Compiled:
+    """A rule ready for use; its patterns are compiled when its plain text is first seen."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._patterns: Tuple[Pattern[str], ...] = ()
+
+    def read(self, line: str) -> Optional[Dict[str, Any]]:
+        """None for a line of another format; nothing ({}) for one of this format whose counts are no whole numbers."""
+        if not self._patterns:
+            self._patterns = tuple(re.compile(pattern(text)) for text in (self.rule.find, *self.rule.also))
+        match = self._patterns[0].search(line)
+        if match is None:
+            return None
+        texts = match.groupdict()
+        for more in self._patterns[1:]:
+            found = more.search(line)
+            texts.update(found.groupdict() if found else {})
+        values = {name: number(name, text) for name, text in texts.items() if text is not None}
+        if any(isinstance(values.get(name), float) for name in WHOLE) or not abs(values.get("epoch", 0)) < 1e15:
+            return {}
+        for name, factor in self.rule.scale.items():
+            if name in values:
+                values[name] = round(values[name] * factor, 12)
+        record: Dict[str, Any] = {"kind": self.rule.kind}
+        record.update((name, values[name]) for name in VALUES if name in values)
+        if self.rule.kind == "target":
+            record["target_reached"] = bool(self.rule.gives["target_reached"])
+        return record
+
+
+def pattern(text: str) -> str:
+    """A rule's pattern as a regular expression."""
+    text = text.replace("{N}", f"(?:{NUMBER})")
+    text = re.sub(r"(?<!\(\?)(?<!\(\?P)<([a-z_]+)>", lambda found: f"(?P<{found.group(1)}>{NUMBER})", text)
+    return re.sub(r"(?<!\\) (?![*?+])", r"[ \\t]+", text)
+
+
+@lru_cache(maxsize=1)
+def rules() -> Tuple[Compiled, ...]:
+    return tuple(Compiled(Rule(**entry)) for entry in data.load(FORMATS, "rules"))
+
+
+@lru_cache(maxsize=1)
+def owners() -> Tuple[Owner, ...]:
+    return tuple(Owner(**entry) for entry in data.load(FORMATS, "owners"))
+
+
+def owner_of(line: str) -> Optional[Owner]:
+    return next((owner for owner in owners() if all(text in line for text in owner.has)), None)
