@@ -51,7 +51,7 @@ from drumbeat.logs.read.tracebacks import (
 )
 from drumbeat.logs.recorded import Recorded
 from drumbeat.logs.report import Report, make_report
-from drumbeat.machine.dumps.content import Dump as PastedDump
+from drumbeat.machine.dumps import PastedDump
 
 # Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
 

@@ -12,7 +12,7 @@ from drumbeat.logs.meaning.rules import Rulebook
 from drumbeat.logs.nccl.paths import LOCAL
 from drumbeat.logs.nccl.transport import Transport
 from drumbeat.logs.report import Report
-from drumbeat.machine.dumps.content import Dump
+from drumbeat.machine.dumps import PastedDump
 
 LABEL = 12
 MAX_LIST = 6
@@ -47,7 +47,7 @@ def _worst_first(findings: Iterable[Finding]) -> List[Finding]:
     return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 
-def _dump(dump: Dump, lines: List[str], width: int) -> None:
+def _dump(dump: PastedDump, lines: List[str], width: int) -> None:
     """What a pasted dump shows, and what that means for a job."""
     _put("dump", f"{dump.kind} ({dump.file})", lines, width)
     for fact in dump.facts[:MAX_FACTS]:

@@ -14,7 +14,7 @@ from drumbeat.machine.parse import integer, line
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 Device = Union[Gpu, RdmaDevice, CxiDevice, Interface]
-D = TypeVar("D", RdmaDevice, CxiDevice, Interface)
+D = TypeVar("D", bound=Union[RdmaDevice, CxiDevice, Interface])
 _ROOT = regex(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _FUNCTION = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -40,7 +40,9 @@ def pci_of(path: Optional[str]) -> Optional[str]:
 
 
 def distance(one: Device, other: Device) -> Optional[str]:
-    """One of DISTANCES, or None where neither the PCI tree nor NUMA says."""
+    """One of DISTANCES, or None where neither a tool, the PCI tree nor NUMA says."""
+    if isinstance(one, Gpu) and not isinstance(other, Gpu) and other.name in one.links:
+        return one.links[other.name]
     if one.pci_path and other.pci_path:
         near = _tree_distance(one.pci_path.split("/"), other.pci_path.split("/"))
         if near:

@@ -11,7 +11,7 @@ from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import flight_recorder
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.exported import alt_read_is_idle
-from drumbeat.plan.network import choose, common_gid_index, hca_value, own_addresses, slingshot_interfaces
+from drumbeat.plan.network import choose, common_gid_index, hca_value, own_addresses, roce_ports, slingshot_interfaces
 from drumbeat.plan.scene import Scene, fits, matches, scene
 from drumbeat.plan.variables import SETTINGS, steers
 
@@ -134,8 +134,7 @@ def _interfaces(
             value = ",".join(interface.name for interface in found)
             why = "the Slingshot interfaces that are up; the others lead to management networks"
             return [EnvVar(name, value, why, "detected") for name in names]
-    rails = [netdev for device in here.nics.devices for netdev in device.netdevs]
-    choice = choose(facts, peers, node, avoid=rails, fastest=here.fabric == "ethernet")
+    choice = choose(facts, peers, node, here.nics, fastest=here.fabric == "ethernet")
     if choice.interface is None:
         left.extend(Left(name, choice.why) for name in names)
         findings.append(
@@ -196,7 +195,7 @@ def _rdma(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
         which = f"version {version}" if version else f"ROCm {facts.versions.get('rocm')}"
         left.append(Left(name, f"{which} looks up the RoCE v2 GID itself, for each device"))
         return variables
-    index, why = common_gid_index(here.nics, own_addresses(facts))
+    index, why = common_gid_index(roce_ports(here.nics), own_addresses(facts))
     if index is None:
         left.append(Left(name, why))
     else:

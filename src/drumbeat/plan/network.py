@@ -14,6 +14,7 @@ from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice
 MOST_HCAS = 32  # NCCL looks at no more
 # Words by which the reasons for leaving a device out can be told apart.
 DOWN, OTHER_LAYER, SLOWER = "no active port", "while the compute fabric is", "storage or management"
+ALONE = "not a subnet of every node"
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,11 @@ def active_ports(device: RdmaDevice) -> List[RdmaPort]:
     ]
 
 
-def compute_nics(facts: Facts) -> ComputeNics:
-    """Active ports only, one link type, no bond beside real ports, the fast ones, those beside a GPU."""
+def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
+    """Active ports only, one link type, no bond beside real ports, the fast ones, those beside a GPU.
+
+    `peers`: of RoCE devices, only those whose subnet every node has, unless none is: then the fabric is routed.
+    """
     left: Dict[str, str] = {}
     devices = sorted(facts.rdma, key=lambda device: natural(device.name))
     alive = []
@@ -62,18 +66,34 @@ def compute_nics(facts: Facts) -> ComputeNics:
     alive = [device for device in alive if layer in _layers(device)]
     top = max((_rate(device) for device in alive), default=0.0)
     for device in alive:
-        if _rate(device) < top:
+        if 0 < _rate(device) < top:  # 0: not known
             left[device.name] = f"{_rate(device):g} Gb/s beside {top:g} Gb/s devices: {SLOWER}"
-    alive = [device for device in alive if _rate(device) == top]
+    alive = [device for device in alive if device.name not in left]
     near = _beside_gpus(alive, facts.gpus)
     for device in alive:
         if device not in near:
             left[device.name] = "shares no PCIe switch with a GPU, while the others do"
+    for device, subnet in _alone(near, facts, peers) if layer == "Ethernet" else ():
+        left[device.name] = f"{subnet} is {ALONE}"
+    near = [device for device in near if device.name not in left]
     for device in near[MOST_HCAS:]:
         left[device.name] = f"NCCL uses no more than {MOST_HCAS} devices"
     chosen = near[:MOST_HCAS]
     in_order = tuple((device.name, left[device.name]) for device in devices if device.name in left)
     return ComputeNics(tuple(chosen), layer if chosen else None, in_order)
+
+
+def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> List[Tuple[RdmaDevice, Network]]:
+    """Devices in a subnet that some node is not in, and that subnet."""
+    known = [peer.facts for peer in (peers.nodes if peers else ()) if peer.facts.interfaces]
+    everywhere = _common_networks(known) if len(known) > 1 else set()
+    subnets = {one.name: networks(one) for one in facts.interfaces}
+    found = []
+    for device in devices:
+        own = [network for netdev in device.netdevs for network in subnets.get(netdev, ())]
+        if own and not everywhere & set(own):
+            found.append((device, own[0]))
+    return found if len(found) < len(devices) else []
 
 
 def hca_value(nics: ComputeNics) -> str:
@@ -116,24 +136,29 @@ def is_ipv4(gid: str) -> bool:
     return plain.startswith(("0000:0000:0000:0000:0000:ffff:", "::ffff:"))
 
 
-def common_gid_index(nics: ComputeNics, own: FrozenSet[str] = frozenset()) -> Tuple[Optional[int], str]:
-    """One index that is right on every compute port of this node (the variable has one value), or why there is none."""
+def roce_ports(nics: ComputeNics) -> List[Tuple[str, RdmaPort]]:
+    """The ports of the job that need a GID, with their device."""
+    ports = [(device.name, port) for device in nics.devices for port in active_ports(device)]
+    return [(name, port) for name, port in ports if port.link_layer == "Ethernet"]
+
+
+def common_gid_index(
+    ports: Sequence[Tuple[str, RdmaPort]], own: FrozenSet[str] = frozenset()
+) -> Tuple[Optional[int], str]:
+    """One index that is right on all these ports of a node (the variable has one value), or why there is none."""
     sets = []
-    for device in nics.devices:
-        for port in active_ports(device):
-            if port.link_layer == "Ethernet":
-                found = {gid.index for gid in usable_gids(port, own)}
-                if not found:
-                    return None, f"{device.name} port {port.port} has no RoCE v2 GID with an IPv4 address"
-                sets.append((device.name, found))
+    for name, port in ports:
+        found = {gid.index for gid in usable_gids(port, own)}
+        if not found:
+            return None, f"{name} port {port.port} has no RoCE v2 GID with an IPv4 address"
+        sets.append((name, found))
     if not sets:
         return None, "no RoCE port"
     both = set.intersection(*[found for _, found in sets])
     if not both:
         words = "; ".join(f"{name}: {','.join(map(str, sorted(found)))}" for name, found in sets)
         return None, f"the devices of this node need different indices ({words}), the variable holds one"
-    ports = [port for device in nics.devices for port in active_ports(device) if port.link_layer == "Ethernet"]
-    mine = own and all(ipv4_of(gid.gid) in own for port in ports for gid in usable_gids(port, own))
+    mine = own and all(ipv4_of(gid.gid) in own for _, port in ports for gid in usable_gids(port, own))
     kind = "an address of this node" if mine else "an IPv4 address"
     return min(both), f"RoCE v2 with {kind} on {len(sets)} port{'s' if len(sets) > 1 else ''} of this node"
 
@@ -214,15 +239,14 @@ class Choice:
 
 def candidates(facts: Facts) -> List[Interface]:
     """Up, with an address other nodes could reach, and no bridge of this machine alone; in natural order."""
-    found = [
-        interface
-        for interface in facts.interfaces
-        if interface.up is not False
-        and interface.kind not in ("loopback", "bridge")
-        and not _LOCAL_ONLY.match(interface.name)
-        and networks(interface)
-    ]
+    found = [interface for interface in facts.interfaces if interface.up is not False and leads_out(interface)]
     return sorted(found, key=lambda interface: natural(interface.name))
+
+
+def leads_out(interface: Interface) -> bool:
+    """Return whether other nodes could be reached by this interface, if it is up."""
+    own = interface.kind in ("loopback", "bridge") or _LOCAL_ONLY.match(interface.name)
+    return not own and bool(networks(interface))
 
 
 def slingshot_interfaces(facts: Facts) -> List[Interface]:
@@ -234,11 +258,11 @@ def slingshot_interfaces(facts: Facts) -> List[Interface]:
     ]
 
 
-def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fastest: bool = False) -> Choice:
+def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bool = False) -> Choice:
     """One interface whose subnet the other nodes are in too.
 
-    `avoid` are the RDMA devices' own interfaces: they are taken only when nothing else is there. `fastest` puts speed
-    first, for jobs whose data itself goes over sockets.
+    Interfaces of the compute NICs are taken only where no other is fast enough, those of InfiniBand storage NICs only
+    where nothing else is there. `fastest` puts speed first, for jobs whose data itself goes over sockets.
     """
     found = candidates(facts)
     if not found:
@@ -248,11 +272,17 @@ def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fas
     shared = [one for one in found if not others or everywhere & set(networks(one))]
     pool = shared or found
     mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
+    rails = {netdev for device in nics.devices for netdev in device.netdevs}
+    left = [device for device in facts.rdma if device not in nics.devices and _layers(device) == {"InfiniBand"}]
+    storage = {netdev for device in left for netdev in device.netdevs} - rails
+    plain = [one for one in pool if one.name not in rails | storage]
+    if plain and all((one.speed_mbps or ENOUGH_MBPS) < ENOUGH_MBPS for one in plain):
+        rails = set()  # fast enough for both
 
-    def merit(interface: Interface) -> Tuple[bool, int, bool, int]:
+    def merit(interface: Interface) -> Tuple[int, int, bool, int]:
         speed = interface.speed_mbps or 0
         return (
-            interface.name not in avoid,
+            -2 if interface.name in storage else -1 if interface.name in rails else 0,
             speed if fastest else min(speed, ENOUGH_MBPS),
             holds(interface, mine),
             speed,
@@ -268,7 +298,7 @@ def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fas
 
 
 def _why_not_the_others(
-    best: Interface, others: Sequence[Interface], merit: Callable[[Interface], Tuple[bool, int, bool, int]]
+    best: Interface, others: Sequence[Interface], merit: Callable[[Interface], Tuple[int, int, bool, int]]
 ) -> str:
     """What decided against the runner-up, in words; nothing where there was no choice."""
     if not others:
@@ -280,7 +310,8 @@ def _why_not_the_others(
         return f"; the fastest of {len(others) + 1}"
     if first[2] != second[2]:
         return "; the other nodes reached this one by it"
-    return f"; the first by name of {len(others) + 1} alike"
+    alike = [one for one in others if merit(one) == first]
+    return f"; the first by name of {len(alike) + 1} alike"
 
 
 def holds(interface: Interface, address: str) -> bool:
