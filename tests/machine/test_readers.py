@@ -12,12 +12,12 @@ import pytest
 
 from drumbeat.machine import container, cpus, network
 from drumbeat.machine import host as netlink
+from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu, RdmaDevice
 from drumbeat.machine.parse import cpulist, cpulist_text, natural, pci_address
 from drumbeat.machine.replay import FolderHost
-from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import amd_tools, gpus, gpus_amd, gpus_nvidia
 from tests.trees.tree import Tree
 

@@ -24,7 +24,7 @@ def add_arguments(parser: Any) -> None:
     )
     group.add_argument("--save", metavar="ORDER.json", help="keep this order: submit ORDER.json sends exactly this")
     add_json(group)
-    parser.epilog = "Exit code: 0, or 1 when the plan holds an error: something that would break the job."
+    parser.epilog = "Exit code: 0, or 1 when doctor or the plan finds an error: something that would break the job."
 
 
 def run(args: Any) -> int:

@@ -7,8 +7,8 @@ from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
 from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
+from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice, of_program
-from drumbeat.machine.topology import distance, nearest
 from drumbeat.plan.network import natural
 
 WHOLE = (None, "SPX", "N/A")  # partitions that are the whole GPU
@@ -243,7 +243,7 @@ def _beside(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     nics: Sequence[Union[RdmaDevice, CxiDevice]] = facts.cxi or (case.here.nics.devices if case.live else facts.rdma)
     if case.live and not case.several_nodes:
         return
-    near = {gpu.index: nearest(gpu, tuple(nics)) for gpu in gpus}
+    near = {gpu.index: nearest(gpu, nics) for gpu in gpus}
     places = {gpu.index: distance(gpu, near[gpu.index][0]) for gpu in gpus if near[gpu.index]}
     far = [gpu for gpu in gpus if places.get(gpu.index) == "SYS"]
     if far:

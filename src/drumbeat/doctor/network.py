@@ -7,8 +7,8 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
+from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Library, RdmaDevice, RdmaPort
-from drumbeat.machine.topology import distance
 from drumbeat.plan.network import (
     ALONE,
     OTHER_LAYER,
@@ -19,7 +19,6 @@ from drumbeat.plan.network import (
     leads_out,
     own_addresses,
     roce_ports,
-    shared_bridges,
     usable_gids,
 )
 from drumbeat.plan.scene import NET_PLUGINS, fits
@@ -167,11 +166,8 @@ def _ports(case: Case) -> Iterator[Finding]:
 def _is_beside(case: Case, name: str) -> Optional[bool]:
     """Return whether a GPU is behind this NIC's switch; None where the places are not known."""
     device = next(one for one in case.facts.rdma if one.name == name)
-    places = [distance(gpu, device) for gpu in case.gpus if device.name in gpu.links]
-    if places:
-        return any(place in ("PIX", "PXB") for place in places)
-    paths = [gpu.pci_path for gpu in case.gpus if gpu.pci_path]
-    return any(shared_bridges(path, device.pci_path) > 1 for path in paths) if paths and device.pci_path else None
+    places = {distance(gpu, device) for gpu in case.gpus} - {None}
+    return bool(places & {"PIX", "PXB"}) if places else None
 
 
 def _port(case: Case, device: RdmaDevice, port: RdmaPort) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.findings.model import UNKNOWN, Evidence, Finding
+from drumbeat.findings.model import UNKNOWN, Evidence, Finding, PastedDump
 from drumbeat.logs.events import Event, Events
 from drumbeat.logs.failure import AT_THE_END, Failure, Log
 from drumbeat.logs.judge import judge
@@ -20,7 +20,6 @@ from drumbeat.logs.read.launchers import ElasticSummary, Timeouts
 from drumbeat.logs.read.progress import Steps
 from drumbeat.logs.read.tracebacks import survived
 from drumbeat.logs.recorded import Recorded, with_record
-from drumbeat.machine.dumps import PastedDump
 
 # Words about a GPU on nodes that have none: they are quoted, and never believed.
 

@@ -6,13 +6,12 @@ import textwrap
 from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.base.redact import printable
-from drumbeat.findings.model import INFO, SEVERITIES, UNKNOWN, Evidence, Finding
+from drumbeat.findings.model import INFO, SEVERITIES, UNKNOWN, Evidence, Finding, PastedDump
 from drumbeat.logs.failure import EARLIER, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.logs.meaning.rules import Rulebook
 from drumbeat.logs.nccl.paths import LOCAL
 from drumbeat.logs.nccl.transport import Transport
 from drumbeat.logs.report import Report
-from drumbeat.machine.dumps import PastedDump
 
 LABEL = 12
 MAX_LIST = 6

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.findings.model import Evidence, Finding
-from drumbeat.machine.model import Cpus, Facts, Gpu, Peers
+from drumbeat.machine.distance import distance, nearest
+from drumbeat.machine.model import Cpus, CxiDevice, Facts, Gpu, Peers, RdmaDevice
 from drumbeat.plan import masks
-from drumbeat.plan.network import compute_nics, natural, nearest
+from drumbeat.plan.network import compute_nics, natural
 from drumbeat.plan.visibility import NAMES, visible
 
 # Cores: the unit a rank is bound to, and how a set of them is divided among ranks.
@@ -498,12 +499,9 @@ def _not_beside(facts: Facts, numas: Sequence[Optional[int]], cores: Sequence[Co
 
 def _nics(facts: Facts, peers: Optional[Peers], groups: Sequence[Tuple[Gpu, ...]]) -> List[Optional[str]]:
     """The nearest NIC of each rank; GPUs with the same nearest ones take turns. Unknown stays unknown."""
-    if facts.cxi:
-        known = [(device.name, device.pci_path, device.numa) for device in facts.cxi]
-    else:
-        known = [(device.name, device.pci_path, device.numa) for device in compute_nics(facts, peers).devices]
-    known.sort(key=lambda nic: natural(nic[0]))
-    near = [nearest(group[0], known) if group else [] for group in groups]
+    devices: Sequence[Union[CxiDevice, RdmaDevice]] = facts.cxi or compute_nics(facts, peers).devices
+    devices = sorted(devices, key=lambda device: natural(device.name))
+    near = [_near(group[0], devices) if group else [] for group in groups]
     takes: Dict[Tuple[str, ...], List[int]] = {}
     for group, names in zip(groups, near):
         if names and group[0].index not in takes.setdefault(tuple(names), []):
@@ -512,3 +510,10 @@ def _nics(facts: Facts, peers: Optional[Peers], groups: Sequence[Tuple[Gpu, ...]
     for group, names in zip(groups, near):
         found.append(names[sorted(takes[tuple(names)]).index(group[0].index) % len(names)] if names else None)
     return found
+
+
+def _near(gpu: Gpu, devices: Sequence[Union[CxiDevice, RdmaDevice]]) -> List[str]:
+    """Names of the nearest; the only one, wherever it is; none where all are far or their places unknown."""
+    found = nearest(gpu, devices)
+    known = len(devices) == 1 or (found and distance(gpu, found[0]) not in (None, "SYS"))
+    return [device.name for device in found] if known else []

@@ -9,6 +9,7 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tup
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
+from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice, RdmaPort
 
 MOST_HCAS = 32  # NCCL looks at no more
@@ -163,36 +164,6 @@ def common_gid_index(
     return min(both), f"RoCE v2 with {kind} on {len(sets)} port{'s' if len(sets) > 1 else ''} of this node"
 
 
-def nearest(gpu: Gpu, names: Sequence[Tuple[str, Optional[str], Optional[int]]]) -> List[str]:
-    """Of NICs given as (name, PCI path, NUMA node), the ones no other is nearer than; empty when nothing is known."""
-    if len(names) == 1:
-        return [names[0][0]]
-    scores = {name: _closeness(gpu, path, numa) for name, path, numa in names}
-    best = max(scores.values(), default=0)
-    return [name for name, _, _ in names if scores[name] == best] if best > 0 else []
-
-
-def _closeness(gpu: Gpu, path: Optional[str], numa: Optional[int]) -> int:
-    shared = shared_bridges(gpu.pci_path, path)
-    if shared:
-        return 1 + shared  # a common switch counts more than a common host bridge, and that more than a NUMA node
-    if gpu.numa is not None and numa is not None and gpu.numa >= 0 and gpu.numa == numa:
-        return 1
-    return 0
-
-
-def shared_bridges(one: Optional[str], other: Optional[str]) -> int:
-    """How many steps two PCI paths (pci0000:c0/0000:c0:01.1/0000:c1:00.0) have in common, the host bridge included."""
-    if not one or not other:
-        return 0
-    count = 0
-    for left, right in zip(one.strip("/").split("/")[:-1], other.strip("/").split("/")[:-1]):
-        if left != right:
-            break
-        count += 1
-    return count
-
-
 def _layers(device: RdmaDevice) -> set[str]:
     return {port.link_layer or "unknown" for port in active_ports(device)}
 
@@ -215,7 +186,7 @@ def _beside_gpus(devices: List[RdmaDevice], gpus: Sequence[Gpu]) -> List[RdmaDev
     """More NICs than GPUs and some of them behind a GPU's switch: then the others have another task."""
     if len(devices) <= len([gpu for gpu in gpus if not gpu.integrated]):
         return devices
-    near = [d for d in devices if any(shared_bridges(gpu.pci_path, d.pci_path) > 1 for gpu in gpus)]
+    near = [device for device in devices if any(distance(gpu, device) in ("PIX", "PXB") for gpu in gpus)]
     return near or devices
 
 

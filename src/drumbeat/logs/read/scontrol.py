@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 from typing import Dict, List, Optional
 
-from drumbeat.findings.model import ERROR, INFO, WARNING, Evidence, Finding
-from drumbeat.machine.dumps import PastedDump
+from drumbeat.findings.model import ERROR, INFO, WARNING, Evidence, Finding, PastedDump
 
 _ENTRY = re.compile(r"^(?=JobId=|NodeName=)", re.MULTILINE)
 _FIELD = re.compile(r"(?:^|\s)([A-Z][\w:]*)=((?:(?!\s[A-Z][\w:]*=)[^\n])*)")

@@ -6,11 +6,10 @@ Readers give the same facts as a live node, in which None is unknown; `doctor` j
 
 from __future__ import annotations
 
-from dataclasses import field, fields, replace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Tuple
+from dataclasses import fields, replace
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
-from drumbeat.base.light_dataclass import dataclass
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps import amd, network, nvidia, software
 from drumbeat.machine.dumps.text import Dump, Text
 from drumbeat.machine.model import Facts
@@ -31,17 +30,6 @@ READERS: Dict[Callable[[Text], Iterable[Dump]], Tuple[str, ...]] = {
     software.nccl_file: ("<system", "<graphs"),
     software.deepspeed: ("op name ......", "DeepSpeed general environment info"),
 }
-
-
-@dataclass(frozen=True)
-class PastedDump:
-    """A dump as a report shows it: what it says in words and for programs, and what that means for a job."""
-
-    kind: str  # the command that printed it
-    file: str
-    facts: Tuple[str, ...]
-    findings: Tuple[Finding, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_dumps(text: str, file: str) -> Tuple[Dump, ...]:
@@ -95,4 +83,4 @@ def _devices(devices: List[Any]) -> Tuple[Any, ...]:
     return tuple(found.values())
 
 
-__all__ = ["Dump", "PastedDump", "read_dumps", "together"]
+__all__ = ["Dump", "read_dumps", "together"]
