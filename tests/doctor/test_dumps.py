@@ -1,6 +1,7 @@
 """Pasted dumps: what each tool prints, and what that means for a job. All written here."""
 
 import dataclasses
+import random
 import textwrap
 
 import pytest
@@ -236,9 +237,29 @@ def test_a_mark_alone_is_no_dump(reader):
 
 
 def test_hostile_text_is_read_in_bounded_time():
-    for text in ("<" * 100_000 + "<system" + "<a" * 100_000, "GPU0 " * 50_000, "JobId=" * 50_000, "CA '" * 90_000):
-        read_dumps(text, "x")
+    many = range(2_000)
+    for text in (
+        "<" * 100_000 + "<system" + "<a" * 100_000, "GPU0 " * 50_000, "JobId=" * 50_000, "CA '" * 90_000,
+        "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Down\n" * 2_000,
+        "".join(f"link mlx5_{n}/1 state DOWN physical_state DISABLED netdev e{n}\n" for n in many),
+        "".join(f"link mlx5_0/{n} state DOWN physical_state DISABLED netdev e\n" for n in many),
+        "<system>" + "".join(f'<cpu numaid="0"><gpu dev="{n}"/><net name="n{n}"/></cpu>' for n in many) + "</system>",
+    ):  # fmt: skip
+        found = read_dumps(text, "x")
+        assert len(found) <= 64 and all(len(one.findings) <= 4200 for one in found)
     assert MAX_BYTES <= 8 << 20
+
+
+def test_damaged_dumps_stop_nothing():
+    rng = random.Random(7)
+    texts = [textwrap.dedent(each) for each in (TOPO, IBSTAT, XML, TOPO_WITHOUT_LEGEND, CUT)]
+    odd = ("9" * 30, "-1", "\0", "\u0663", "GPU0", "'", "\n", '"', "NIC0: ", "NV18", "SYS")
+    for _ in range(400):
+        text = rng.choice(texts) + rng.choice(texts)
+        for _ in range(rng.randint(1, 6)):
+            start, length = rng.randrange(len(text)), rng.randint(0, 60)
+            text = text[:start] + rng.choice(odd) * rng.randint(0, 1) + text[start + length :]
+        judged(together(parse(text, "x")))
 
 
 TOPO_WITHOUT_LEGEND = """

@@ -95,7 +95,9 @@ def test_a_fast_interface_before_a_slow_one_and_the_reason_that_was_used():
     assert meeting(facts, address="10.9.0.1").address == "10.1.0.1", (
         "200 times as fast, and the others are in its subnet"
     )
-    choice = choose(facts[0], Peers(tuple(Peer(n, f.host, "", f) for n, f in enumerate(facts)), "", 0), 0)
+    choice = choose(
+        facts[0], Peers(tuple(Peer(n, f.host, "", f) for n, f in enumerate(facts)), "", 0), 0, ComputeNics()
+    )
     assert "the fastest of 2" in choice.why and "reached" not in choice.why
 
 

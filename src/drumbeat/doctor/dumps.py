@@ -16,7 +16,7 @@ from drumbeat.plan.network import candidates, ipv4_of, usable_gids
 
 
 def judged(dump: Dump) -> PastedDump:
-    """What this dump shows, and what that means for a job."""
+    """Return the dump as a report shows it: its facts in words, and findings on them."""
     facts = (*dump.notes, *_words(dump))
     if dump.answers is not None:
         built = [name for name, (there, _) in operators(dump.answers).items() if there]
@@ -38,7 +38,9 @@ def judge(dump: Dump) -> Tuple[Finding, ...]:
 def _lines(dump: Dump, finding: Finding) -> Tuple[Evidence, ...]:
     """The lines that name what the title names; else where the dump begins."""
     named = [
-        line for name, line in dump.lines.items() if re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", finding.title)
+        line
+        for name, line in dump.lines.items()
+        if name in finding.title and re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", finding.title)
     ]
     first = sorted(dump.lines.values(), key=lambda line: line.line or 0)[:1]
     return tuple(named[:3] or first) or (Evidence(finding.title, dump.file),)

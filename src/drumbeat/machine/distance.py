@@ -16,7 +16,7 @@ D = TypeVar("D", bound=Union[RdmaDevice, CxiDevice, Interface])
 
 def distance(one: Device, other: Device) -> Optional[str]:
     """One of DISTANCES, or None where neither a tool, the PCI tree nor NUMA says."""
-    if isinstance(one, Gpu) and not isinstance(other, Gpu) and other.name in one.links:
+    if isinstance(one, Gpu) and not isinstance(other, Gpu) and one.links.get(other.name) in DISTANCES:
         return one.links[other.name]
     near = _tree_distance(one, other)
     if near:

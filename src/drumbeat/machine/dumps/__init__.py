@@ -7,6 +7,7 @@ Readers give the same facts as a live node, in which None is unknown; `doctor` j
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import islice
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 from drumbeat.findings.model import Evidence
@@ -15,6 +16,7 @@ from drumbeat.machine.dumps.text import Dump, Text
 from drumbeat.machine.model import Facts
 
 MAX_BYTES = 4 << 20  # of a file that is looked at for dumps
+MAX_DUMPS, MAX_DEVICES, MAX_PORTS = 64, 256, 16
 
 # Reader -> words of which one must stand in the text.
 READERS: Dict[Callable[[Text], Iterable[Dump]], Tuple[str, ...]] = {
@@ -35,10 +37,17 @@ READERS: Dict[Callable[[Text], Iterable[Dump]], Tuple[str, ...]] = {
 def read_dumps(text: str, file: str) -> Tuple[Dump, ...]:
     """Every dump in this text; one that repeats another is left out."""
     found: Dict[str, Dump] = {}
-    for dump in _read(Text(text[:MAX_BYTES])):
-        lines = {name: replace(line, file=file) for name, line in dump.lines.items()}
+    for dump in islice(_read(Text(text[:MAX_BYTES])), MAX_DUMPS):
+        lines = {name: replace(line, file=file) for name, line in islice(dump.lines.items(), 2 * MAX_DEVICES)}
+        dump = replace(dump, facts=_bounded(dump.facts))
         found.setdefault(f"{dump.kind} {dump.facts!r} {dump.notes}", replace(dump, file=file, lines=lines))
     return tuple(found.values())
+
+
+def _bounded(facts: Facts) -> Facts:
+    """No node has more: untrusted text must not cost time that grows with the square of its length."""
+    rdma = tuple(replace(device, ports=device.ports[:MAX_PORTS]) for device in facts.rdma[:MAX_DEVICES])
+    return replace(facts, gpus=facts.gpus[:MAX_DEVICES], rdma=rdma, interfaces=facts.interfaces[:MAX_DEVICES])
 
 
 def _read(text: Text) -> Iterator[Dump]:

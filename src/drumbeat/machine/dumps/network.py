@@ -9,6 +9,7 @@ from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps.text import Dump, Text
 from drumbeat.machine.model import Facts, Gid, Interface, RdmaDevice, RdmaPort
 
+MAX_NODES = 64  # in one text
 STATES = ("ACTIVE", "INIT", "DOWN", "ARMED", "ACTIVE_DEFER", "NOP")
 _BLOCK = re.compile(
     r"\s*(?:CA '(?P<ibstat>[\w-]+)'|Infiniband device '(?P<ibstatus>[\w-]+)' port (?P<port_of>\d+) status:"
@@ -31,6 +32,8 @@ def ports(text: Text) -> Iterator[Dump]:
         if kind:
             device, fields = match[kind], {}
             if not groups or groups[-1][0] != kind or (kind != "ibstatus" and device in groups[-1][2]):
+                if len(groups) == MAX_NODES:
+                    break
                 groups.append((kind, {}, {}))
             groups[-1][2].setdefault(device, text.line(number))
         port = match["port_of"] or match["port"]
