@@ -10,7 +10,6 @@ from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
 from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Library, RdmaDevice, RdmaPort
 from drumbeat.plan.network import (
-    ALONE,
     OTHER_LAYER,
     SLOWER,
     active_ports,
@@ -131,15 +130,6 @@ def _ports(case: Case) -> Iterator[Finding]:
             "one job cannot use InfiniBand and RoCE together, and NCCL takes all cards unless it is told",
             f"NCCL_IB_HCA={names} (the cards of the compute network only)",
             support=f"the link types of the NICs of {case.facts.host} differ (mlxconfig): {', '.join(dict(others))}",
-        )
-    alone = [(name, reason) for name, reason in nics.left_out if reason.endswith(ALONE)]
-    if alone:
-        yield bad(
-            "rdma-subnet-differs",
-            WARNING,
-            f"left out on all nodes: {', '.join(f'{name} ({reason})' for name, reason in alone)}",
-            "an address was set wrongly here or on a peer, or its interface has none there; the two cannot connect",
-            support=f"compare the addresses of {', '.join(dict(alone))} on {case.facts.host} with those of the other nodes",
         )
     slow = [(name, reason) for name, reason in left if SLOWER in reason]
     if slow:

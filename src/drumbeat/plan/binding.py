@@ -329,7 +329,9 @@ def _bound_by(order: Order) -> str:
     return "the job's own cpu-bind put them there" if order.cpu_bind else "drumbeat bound them"
 
 
-def right_binding(order: Order, facts: Facts, node: int, allowed: Sequence[int] = ()) -> Binding:
+def right_binding(
+    order: Order, facts: Facts, node: int, allowed: Sequence[int] = (), peers: Optional[Peers] = None
+) -> Binding:
     """The binding as the facts alone would have it, whatever the job or the scheduler asked for.
 
     `allowed`: all cores of the job on this node, where the facts know only those of one task.
@@ -338,7 +340,7 @@ def right_binding(order: Order, facts: Facts, node: int, allowed: Sequence[int] 
         facts = replace(facts, cpus=replace(facts.cpus, allowed=tuple(sorted(allowed))))
     if order.launcher == "once":
         order = replace(order, launcher="ranks", ranks_per_node=order.ranks_per_node if order.ranks_per_node > 1 else 0)
-    return binding(replace(order, cpu_bind=()), facts, node)
+    return binding(replace(order, cpu_bind=()), facts, node, peers)
 
 
 def _whole_node(order: Order, facts: Facts, chosen: Chosen) -> Binding:

@@ -9,6 +9,7 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tup
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
+from drumbeat.findings.model import WARNING, Finding
 from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice, RdmaPort
 
@@ -95,6 +96,24 @@ def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) 
         if own and not everywhere & set(own):
             found.append((device, own[0]))
     return found if len(found) < len(devices) else []
+
+
+def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
+    """One finding on the devices that are left out because some node is not in their subnet."""
+    alone = {name: reason for name, reason in nics.left_out if reason.endswith(ALONE)}
+    if not alone:
+        return []
+    return [
+        Finding(
+            "rdma-subnet-differs",
+            WARNING,
+            f"left out on all nodes: {', '.join(f'{name} ({reason})' for name, reason in alone.items())}",
+            "an address was set wrongly here or on a peer, or its interface has none there; the two cannot connect",
+            support=f"compare the addresses of {', '.join(alone)} on {host} with those of the other nodes",
+            host=host,
+            seen=("the subnets of this node, and those that all nodes are in",),
+        )
+    ]
 
 
 def hca_value(nics: ComputeNics) -> str:
