@@ -187,12 +187,10 @@ def _between(gpus: List[Gpu]) -> Iterator[Finding]:
     closed = [(one, other) for one, other in pairs if other.index in one.no_access or one.index in other.no_access]
     if closed:
         yield bad(
-            "gpu-peer-access-off",
-            WARNING,
-            f"GPUs cannot access each other's memory: {_pairs(closed)}",
+            "gpu-peer-access-off", WARNING, f"GPUs cannot access each other's memory: {_pairs(closed)}",
             "no XGMI link, and PCIe peer access is off (IOMMU, ACS, or large BAR disabled)",
             "RCCL goes through host memory between them; iommu=pt and large BAR in the firmware switch it on",
-        )
+        )  # fmt: skip
 
 
 def _pairs(pairs: Sequence[Tuple[Gpu, Gpu]]) -> str:
@@ -205,21 +203,17 @@ def _numa(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     unknown = [gpu for gpu in gpus if gpu.numa == -1 or (gpu.numa is None and several)]
     if unknown:
         yield bad(
-            "gpu-numa-unknown",
-            case.handled,
-            f"the NUMA node of {_names(unknown)} is not known",
+            "gpu-numa-unknown", case.handled, f"the NUMA node of {_names(unknown)} is not known",
             "a virtual machine or a firmware setting hides it",
             "ranks cannot be bound beside these GPUs by what the system says",
-        )
+        )  # fmt: skip
     order = [gpu.numa for gpu in sorted(gpus, key=lambda gpu: gpu.index) if gpu.numa is not None and gpu.numa >= 0]
     if len(order) == len(gpus) and order != sorted(order) and not _from_file(case):
         yield bad(
-            "gpu-order-not-numa-order",
-            INFO,
-            f"GPU 0 is on NUMA {order[0]}: the order of the GPUs is not that of the cores",
+            "gpu-order-not-numa-order", INFO, f"GPU 0 is on NUMA {order[0]}: the order of the GPUs is not that of the cores",
             "binding rank 0 to the first cores puts it far from its GPU",
             f"NUMA nodes for ranks 0, 1, ...: {', '.join(map(str, order))}",
-        )
+        )  # fmt: skip
 
 
 def _from_file(case: Case) -> bool:
@@ -234,12 +228,10 @@ def _beside(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     alike = len(paths) == len(gpus) > 1 and len({gpu.numa for gpu in gpus}) == 1
     if alike and all(len(path) < 3 for path in paths) and len(facts.rdma) > 1 and not facts.virtual_machine:
         yield bad(
-            "topology-flat",
-            INFO,
-            "no PCIe switches: every GPU hangs directly below one CPU",
+            "topology-flat", INFO, "no PCIe switches: every GPU hangs directly below one CPU",
             "a board without any, or a virtual machine that hides them: NCCL cannot tell which NIC is near which GPU",
             "in a virtual machine, give NCCL_TOPO_FILE the provider's file for this kind of machine",
-        )
+        )  # fmt: skip
     nics: Sequence[Union[RdmaDevice, CxiDevice]] = facts.cxi or (case.here.nics.devices if case.live else facts.rdma)
     if case.live and not case.several_nodes:
         return
@@ -248,12 +240,10 @@ def _beside(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     far = [gpu for gpu in gpus if places.get(gpu.index) == "SYS"]
     if far:
         yield bad(
-            "gpu-far-from-nic",
-            case.handled,
-            f"no NIC is on the side of {_names(far)}",
+            "gpu-far-from-nic", case.handled, f"no NIC is on the side of {_names(far)}",
             "their traffic crosses the link between the CPUs, and GPUDirect RDMA is off by default over it",
             "NCCL goes through another GPU's NIC over NVLink (PXN) where there is NVLink; else expect less bandwidth",
-        )
+        )  # fmt: skip
     used = {one.name for gpu in gpus if gpu not in far and places.get(gpu.index) for one in near[gpu.index]}
     known = [device.name for device in nics if any(distance(gpu, device) for gpu in gpus)]
     idle = [name for name in known if name not in used]
@@ -262,14 +252,12 @@ def _beside(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
         named = not any(re.fullmatch(r"NIC\d+", name) for name in used)
         keep = ",".join(sorted(used, key=natural))
         yield bad(
-            "nic-near-no-gpu",
-            INFO,
-            f"nearest to no GPU: {', '.join(idle)}",
+            "nic-near-no-gpu", INFO, f"nearest to no GPU: {', '.join(idle)}",
             "mostly cards for storage or management",
             f"NCCL_IB_HCA={keep} uses the cards beside the GPUs only"
             if named
             else "the NIC legend below the table names the devices; it is not in this text",
-        )
+        )  # fmt: skip
 
 
 def _part_of_a_node(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:

@@ -113,32 +113,27 @@ def _ports(case: Case) -> Iterator[Finding]:
             yield from _port(case, device, port)
         if device.name.startswith(("rxe", "siw")):
             yield bad(
-                "software-rdma",
-                WARNING,
-                f"{device.name} is RDMA in software",
+                "software-rdma", WARNING, f"{device.name} is RDMA in software",
                 "rxe and siw emulate RDMA on a normal interface: NCCL can use it, slowly",
                 f"NCCL_IB_HCA=^{device.name}",
-            )
+            )  # fmt: skip
     left = [(name, reason) for name, reason in nics.left_out if _is_beside(case, name) is not False]
     others = [(name, reason) for name, reason in left if OTHER_LAYER in reason]
     names = ",".join(device.name for device in nics.devices)
     if others:
         yield bad(
-            "rdma-mixed",
-            WARNING if _is_beside(case, others[0][0]) else case.handled,
+            "rdma-mixed", WARNING if _is_beside(case, others[0][0]) else case.handled,
             f"InfiniBand and Ethernet ports are both active ({', '.join(dict(others))}: {others[0][1]})",
             "one job cannot use InfiniBand and RoCE together, and NCCL takes all cards unless it is told",
             f"NCCL_IB_HCA={names} (the cards of the compute network only)",
             support=f"the link types of the NICs of {case.facts.host} differ (mlxconfig): {', '.join(dict(others))}",
-        )
+        )  # fmt: skip
     slow = [(name, reason) for name, reason in left if SLOWER in reason]
     if slow:
         beside = any(_is_beside(case, name) for name, _ in slow)
         named = ", ".join(f"{name} ({reason.split(' beside')[0]})" for name, reason in slow)
         yield bad(
-            "rdma-rate-low",
-            WARNING if beside else INFO,
-            f"slower than the other NICs: {named}",
+            "rdma-rate-low", WARNING if beside else INFO, f"slower than the other NICs: {named}",
             "a link that came up with fewer lanes or at a lower speed; its GPU goes over another NIC"
             if beside
             else "mostly a management or storage card",
@@ -146,7 +141,7 @@ def _ports(case: Case) -> Iterator[Finding]:
             if beside
             else f"NCCL_IB_HCA=^{','.join(name for name, _ in slow)} keeps NCCL off them",
             support=f"look at cable and transceiver of {named} on {case.facts.host}" if beside else "",
-        )
+        )  # fmt: skip
     if nics.devices:
         rates = {port.rate_gbps for device in nics.devices for port in active_ports(device)}
         rate = f"{max(rate or 0 for rate in rates):g} Gb/s each"
@@ -170,25 +165,20 @@ def _port(case: Case, device: RdmaDevice, port: RdmaPort) -> Iterator[Finding]:
     if port.state is None:
         if down:
             yield bad(
-                "rdma-port-not-shown",
-                INFO,
-                f"{name}: {down[0]} is down, which says nothing of the InfiniBand port",
+                "rdma-port-not-shown", INFO, f"{name}: {down[0]} is down, which says nothing of the InfiniBand port",
                 "an InfiniBand port carries NCCL's traffic whether its IP interface is up or not",
                 "ibstat shows the port's own state",
-            )
+            )  # fmt: skip
     elif port.state == "INIT" and port.link_layer != "Ethernet":
         yield bad(
-            "ib-no-subnet-manager",
-            severity,
-            f"{name} is up but was never initialised",
+            "ib-no-subnet-manager", severity, f"{name} is up but was never initialised",
             "the link is up, but no subnet manager has given the port an address",
             "the fabric's administrator must start a subnet manager (opensm); NCCL does not use the port until then",
-        )
+        )  # fmt: skip
     elif case.here.nics.devices or not case.live:  # else all are, which is said once
         why = f" ({port.physical_state})" if port.physical_state else ""
         yield bad(
-            "rdma-port-down",
-            severity,
+            "rdma-port-down", severity,
             f"{name}{', beside a GPU,' if missed else ''} is {'down' if port.state == 'ACTIVE' else port.state.lower()}{why}",
             "no cable, a switch port that is off, or an interface that was set down"
             + ("; its GPU goes over another NIC, and this node is slower than its peers" if missed else ""),
@@ -196,7 +186,7 @@ def _port(case: Case, device: RdmaDevice, port: RdmaPort) -> Iterator[Finding]:
             if missed
             else f"NCCL does not use it; leave {device.name} out of NCCL_IB_HCA, and tell the support desk if it should be up",
             support=f"the port of {device.name} on {case.facts.host} is down" if missed else "",
-        )
+        )  # fmt: skip
 
 
 def _hidden(case: Case) -> Iterator[Finding]:
@@ -221,12 +211,10 @@ def _gids(case: Case) -> Iterator[Finding]:
         return
     if not facts.rdma and not case.live:
         yield bad(
-            "gid-missing",
-            WARNING,
-            "no RDMA device has a GID here",
+            "gid-missing", WARNING, "no RDMA device has a GID here",
             "the container or pod was not given an RDMA device, or none of its interfaces has an address in this namespace",
             "give the pod an RDMA interface (a second network, host network), or expect NCCL to use sockets",
-        )
+        )  # fmt: skip
     good = []
     for name, port in ports:
         if usable_gids(port, own):
@@ -235,14 +223,12 @@ def _gids(case: Case) -> Iterator[Finding]:
         held = [f"{gid.index}: {gid.gid} ({gid.type or 'type unknown'})" for gid in port.gids]
         netdevs = ", ".join(netdev for device in facts.rdma if device.name == name for netdev in device.netdevs)
         yield bad(
-            "gid-missing",
-            case.breaking,
-            f"{name} port {port.port} has no RoCE v2 GID with an IPv4 address",
+            "gid-missing", case.breaking, f"{name} port {port.port} has no RoCE v2 GID with an IPv4 address",
             "its interface has no IPv4 address, or lost it when the link went down and up",
             f"leave this node out, or {name} out of NCCL_IB_HCA; {netdevs or 'its interface'} needs an address",
             *(held or ["the GID table is empty or could not be read"]),
             support=f"give {netdevs or 'its interface'} on {facts.host} its address again",
-        )
+        )  # fmt: skip
     if not good:
         return
     yield ok("gid", f"{len(good)} RoCE port{'s have' if len(good) > 1 else ' has'} a RoCE v2 GID with an IPv4 address")
@@ -251,20 +237,16 @@ def _gids(case: Case) -> Iterator[Finding]:
     index, why = common_gid_index(good, own)
     if index is None:
         yield bad(
-            "gid-index-differs",
-            WARNING,
-            "the cards need different GID indices",
+            "gid-index-differs", WARNING, "the cards need different GID indices",
             why,
             "unset NCCL_IB_GID_INDEX with NCCL 2.21 or newer, which finds the entry of each card by itself",
-        )
+        )  # fmt: skip
     elif len(good) == len(ports) or not case.live:
         yield bad(
-            "gid-index",
-            INFO,
-            f"NCCL_IB_GID_INDEX={index} is right on this node, if it must be set",
+            "gid-index", INFO, f"NCCL_IB_GID_INDEX={index} is right on this node, if it must be set",
             "NCCL before 2.21 takes index 0, which is RoCE v1; newer ones find it",
             "drumbeat sets it on each node" if case.live else "check the other hosts too: the number may differ there",
-        )
+        )  # fmt: skip
 
 
 def _mtu(case: Case) -> Iterator[Finding]:
@@ -279,13 +261,11 @@ def _mtu(case: Case) -> Iterator[Finding]:
     small.update({name: mtu for name, mtu in used.items() if mtu < SMALL_PACKETS})
     if small:
         yield bad(
-            "mtu-small",
-            WARNING,
-            f"the MTU of {', '.join(small)} is {', '.join(sorted({str(mtu) for mtu in small.values()}))}",
+            "mtu-small", WARNING, f"the MTU of {', '.join(small)} is {', '.join(sorted({str(mtu) for mtu in small.values()}))}",
             "RDMA packets shrink to 1024 bytes where the interface has 1500: less bandwidth, more load",
             f"an administrator can set the interface and the switches to {ROCE_MTU} or {GOOD_MTU}",
             support=f"set the MTU of the fast interfaces of {case.facts.host} and of the switches to {GOOD_MTU}",
-        )
+        )  # fmt: skip
     elif mtus:
         yield ok("mtu", f"the fast interfaces have an MTU of {min(mtus.values())} or more")
 
@@ -294,12 +274,10 @@ def _interfaces(case: Case) -> Iterator[Finding]:
     for one in case.facts.interfaces:
         if one.up is False and leads_out(one):
             yield bad(
-                "interface-down",
-                case.handled,
-                f"{one.name} has an address but no link",
+                "interface-down", case.handled, f"{one.name} has an address but no link",
                 "no cable, or the other side is off",
                 f"leave {one.name} out of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
-            )
+            )  # fmt: skip
 
 
 def _verbs_libraries(case: Case) -> Iterator[Finding]:

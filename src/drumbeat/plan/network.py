@@ -133,7 +133,7 @@ def usable_gids(port: RdmaPort, own: FrozenSet[str] = frozenset()) -> List[Gid]:
     `own`: this node's addresses. A pod's port also shows GIDs of the host and of other pods; where one of the GIDs is an
     address of ours, only such can be sent from here.
     """
-    found = [gid for gid in port.gids if is_ipv4(gid.gid) and (gid.type or "").strip().lower() == "roce v2"]
+    found = [gid for gid in port.gids if ipv4_of(gid.gid) and (gid.type or "").strip().lower() == "roce v2"]
     mine = [gid for gid in found if ipv4_of(gid.gid) in own]
     return mine or found
 
@@ -149,11 +149,6 @@ def ipv4_of(gid: str) -> Optional[str]:
     except ValueError:
         return None
     return str(mapped) if mapped else None
-
-
-def is_ipv4(gid: str) -> bool:
-    plain = gid.strip().lower()
-    return plain.startswith(("0000:0000:0000:0000:0000:ffff:", "::ffff:"))
 
 
 def roce_ports(nics: ComputeNics) -> List[Tuple[str, RdmaPort]]:
