@@ -11,6 +11,7 @@ from drumbeat.machine.replay import FolderHost
 from drumbeat.plan.network import choose
 from drumbeat.plan.scene import scene
 from tests.agent.test_lead import order
+from tests.plan.archetype import facts_of
 from tests.trees.archetypes import build
 
 
@@ -49,8 +50,19 @@ def test_planning_with_a_world_is_planning_with_all_facts(dgx):
         for node, own in enumerate(facts):
             small = peers_of(world, asked, node, "", own)
             assert small.world_size == everything.world_size and len(small.nodes) == len(facts)
-            assert choose(own, small, node) == choose(own, everything, node)
-            assert scene(asked, own, small).fabric == scene(asked, own, everything).fabric
+            here, there = scene(asked, own, small), scene(asked, own, everything)
+            assert choose(own, small, node, here.nics) == choose(own, everything, node, there.nics)
+            assert here.fabric == there.fabric
+
+
+def test_a_world_knows_which_subnet_is_not_on_every_node():
+    first, second = facts_of("mi300x-thor2")
+    odd = tuple(replace(one, addresses=("172.16.5.9/24",)) if one.name == "rail5" else one for one in second.interfaces)
+    facts = [first, replace(second, interfaces=odd), replace(first, host="third")]
+    asked, world = order(nodes=3, hosts=("a", "b", "c")), world_of(facts)
+    for node, own in enumerate(facts):
+        names = [device.name for device in scene(asked, own, peers_of(world, asked, node, "", own)).nics.devices]
+        assert len(names) == 7 and "bnxt_re5" not in names
 
 
 def test_run_lengths():

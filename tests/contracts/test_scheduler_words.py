@@ -20,7 +20,6 @@ ALLOWED = {
     "machine/identity/": "one file per scheduler: its own variables",
     "machine/container.py": "a pod is a kind of container",
     "machine/gather.py": "which variables of a job are worth keeping among the facts",
-    "machine/dumps/": "what a scheduler's own tools print",
     "base/ranges.py": "host lists as a scheduler writes them",
     "logs/": "logs that a scheduler had a part in",
     "lint/": "scripts that people wrote for a scheduler",

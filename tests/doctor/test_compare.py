@@ -14,18 +14,8 @@ def nodes(*facts, offsets=()):
     )
 
 
-def two(name):
-    """The test machines' GPUs have the same UUIDs on every node; real ones never do."""
-    return [
-        dataclasses.replace(
-            each, gpus=tuple(dataclasses.replace(gpu, uuid=f"{each.host}-{gpu.index}") for gpu in each.gpus)
-        )
-        for each in facts_of(name)
-    ]
-
-
 def three(name="dgx-h100", **odd):
-    first, second = two(name)
+    first, second = facts_of(name)
     odd.setdefault("gpus", tuple(dataclasses.replace(gpu, uuid=None) for gpu in second.gpus))
     return first, second, dataclasses.replace(second, host="odd", **odd)
 
@@ -36,7 +26,7 @@ def said(*facts, **more):
 
 def test_like_nodes_give_no_finding():
     for name in ("lumi-g", "olivia", "mi300x-thor2", "dgx-h100", "rcp-pod"):
-        assert compare(nodes(*two(name))) == [], name
+        assert compare(nodes(*facts_of(name))) == [], name
     assert compare(nodes(facts_of("lumi-g")[0])) == []
 
 
@@ -47,7 +37,7 @@ def test_a_version_that_drifted():
 
 
 def test_devices_that_are_missing():
-    first = two("dgx-h100")[1]
+    first = facts_of("dgx-h100")[1]
     assert ("gpus-differ-between-nodes", "error", "odd") in said(*three(gpus=first.gpus[:7]))
     assert said(*three(rdma=first.rdma[1:])) == [("nics-differ-between-nodes", "warning", "odd")]
     assert said(*three(rdma=())) == [("nics-differ-between-nodes", "error", "odd")]
@@ -66,7 +56,20 @@ def test_one_gpu_in_two_pods():
     def with_uuid(facts):
         return dataclasses.replace(facts, gpus=tuple(dataclasses.replace(gpu, uuid="GPU-1") for gpu in facts.gpus[:1]))
 
-    first, second = two("rcp-pod")
+    first, second = facts_of("rcp-pod")
     same_host = dataclasses.replace(with_uuid(second), host=first.host)
     assert "gpu-on-two-nodes" not in [code for code, _, _ in said(with_uuid(first), same_host)], "emulated nodes"
     assert ("gpu-on-two-nodes", "error", second.host) in said(with_uuid(first), with_uuid(second))
+
+
+def test_at_a_tie_no_node_is_blamed_in_either_order():
+    first, second = facts_of("dgx-h100")
+    half = dataclasses.replace(first, rdma=first.rdma[2:])
+    for pair in ((half, second), (second, half)):
+        (found,) = [each for each in compare(nodes(*pair)) if each.code == "nics-differ-between-nodes"]
+        assert found.host is None and found.node is None and "most nodes" not in found.title
+        assert first.host in found.title and second.host in found.title
+    other = dataclasses.replace(second, versions={**second.versions, "nccl": "2.1"})
+    known = dataclasses.replace(first, versions={**first.versions, "nccl": "2.2"})
+    (found,) = [each for each in compare(nodes(known, other)) if each.code == "version-differs"]
+    assert (found.severity, found.host) == ("error", None)

@@ -12,12 +12,12 @@ import pytest
 
 from drumbeat.machine import container, cpus, network
 from drumbeat.machine import host as netlink
+from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu, RdmaDevice
 from drumbeat.machine.parse import cpulist, cpulist_text, natural, pci_address
 from drumbeat.machine.replay import FolderHost
-from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import amd_tools, gpus, gpus_amd, gpus_nvidia
 from tests.trees.tree import Tree
 
@@ -183,7 +183,7 @@ def test_an_older_driver_does_not_know_the_last_column(tree):
 def test_who_uses_a_gpu(tree):
     tree.nvidia_gpu("pci0000:10/0000:10:01.0/0000:11:00.0", 0, "NVIDIA H100", 81559)
     query = "nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader"
-    tree.told["commands"][query] = "GPU-00000000-0000-0000-0000-000000000000, 4711\n"
+    tree.told["commands"][query] = f"GPU-{tree.serial:08x}-0000-0000-0000-000000000000, 4711\n"
     assert gpus.read(host(tree))[0].pids == (4711,)
 
 

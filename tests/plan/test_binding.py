@@ -206,3 +206,14 @@ def test_devices_count_within_what_all_ranks_see():
     shared = Binding((Slot(0, 0, gpus=(0,)), Slot(1, 0, gpus=(0,)), Slot(2, 1, gpus=(1,))), 1, "")
     assert [shared.devices(rank) for rank in range(3)] == [(0,), (0,), (1,)]
     assert Binding((Slot(0),), 1, "").devices(0) == ()
+
+
+def test_with_few_cores_a_rank_keeps_those_of_its_own_numa_node():
+    facts = facts_of("olivia", 1)[0]
+    allowed = (*range(40), *range(72, 80))  # 40 cores of NUMA node 0, 8 of node 1, none of 2 and 3
+    facts = dataclasses.replace(facts, cpus=dataclasses.replace(facts.cpus, allowed=allowed))
+    slots = binding(order_of("olivia", [facts]), facts, 0).slots
+    assert slots[1].cores == "72-79" and all(slot.cpus and max(slot.cpus) < 40 for slot in slots if slot.gpu != 1)
+    assert len({cpu for slot in slots for cpu in slot.cpus}) == sum(len(slot.cpus) for slot in slots)
+    one_core = dataclasses.replace(facts, cpus=dataclasses.replace(facts.cpus, allowed=(*range(40), 72)))
+    assert min(len(slot.cpus) for slot in binding(order_of("olivia", [facts]), one_core, 0).slots) > 1

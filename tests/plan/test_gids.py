@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from drumbeat.machine.model import Facts, Gid, Interface, RdmaDevice, RdmaPort
-from drumbeat.plan.network import common_gid_index, compute_nics, ipv4_of, own_addresses
+from drumbeat.plan.network import common_gid_index, compute_nics, ipv4_of, own_addresses, roce_ports
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.trees.tree import ipv4_gid
 
@@ -18,7 +18,7 @@ def pod(*addresses):
 
 
 def index(facts):
-    return common_gid_index(compute_nics(facts), own_addresses(facts))
+    return common_gid_index(roce_ports(compute_nics(facts)), own_addresses(facts))
 
 
 def test_the_pods_own_address_decides():

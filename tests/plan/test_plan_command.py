@@ -1,13 +1,17 @@
 """drumbeat plan and drumbeat doctor, as they are typed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from drumbeat.base.order import dump_order
-from drumbeat.base.record import to_json
+from drumbeat.base.record import from_json, to_json
 from drumbeat.cli import main
+from drumbeat.doctor.compare import compare
+from drumbeat.doctor.examine import examine
 from drumbeat.machine.gather import gather
+from drumbeat.machine.model import Facts, Library, Peer, Peers
 from drumbeat.machine.replay import FolderHost
 from tests.plan.making import machine, order
 from tests.trees.archetypes import build
@@ -116,6 +120,86 @@ def test_an_error_in_the_plan_is_the_exit_code(lumi, capsys):
     assert main(["plan", "--root", lumi[0], "--ranks-per-node", "9", "--", "x"]) == 1
     assert "error: 1 of 9 ranks get no GPU" in capsys.readouterr().out
     assert main(["plan", "--root", lumi[0], "--root", lumi[1], "--nodes", "1", "--", "x"]) == 2
+
+
+def spoilt(name, folder, change):
+    """Two nodes of a machine, captured, of which the second is changed."""
+    for node in range(2):
+        build(name, folder / f"tree{node}", node)
+        (folder / f"nodes/{node}").mkdir(parents=True)
+        facts = gather(FolderHost(str(folder / f"tree{node}")))
+        (folder / f"nodes/{node}/facts.json").write_text(to_json(change(facts) if node else facts))
+    return str(folder)
+
+
+def no_gid(facts):
+    return replace(facts, rdma=tuple(
+        replace(one, ports=tuple(replace(port, gids=()) for port in one.ports)) for one in facts.rdma
+    ))  # fmt: skip
+
+
+def no_device(facts):
+    return replace(facts, rdma=tuple(replace(one, openable=False) for one in facts.rdma))
+
+
+def no_library(facts):
+    kept = tuple(one for one in facts.libraries if not one.name.startswith("libibverbs"))
+    return replace(facts, libraries=(*kept, Library("libibverbs.so.1", why_not="not on the library path")))
+
+
+def ports_down(facts):
+    return replace(facts, rdma=tuple(
+        replace(one, ports=tuple(replace(port, state="DOWN") for port in one.ports)) for one in facts.rdma
+    ))  # fmt: skip
+
+
+def other_rccl(facts):
+    return replace(facts, versions={**facts.versions, "rccl": "2.18.6"})
+
+
+@pytest.mark.parametrize(
+    "change, code",
+    [
+        (no_gid, "gid-missing"),
+        (no_device, "rdma-device-hidden"),
+        (no_library, "library-missing"),
+        (ports_down, "rdma-all-down"),
+        (other_rccl, "version-differs"),
+    ],
+)
+def test_the_plan_says_what_the_doctor_and_preflight_say(tmp_path, capsys, change, code):
+    run = spoilt("mi300x-thor2", tmp_path, change)
+    assert main(["plan", "--json", "--from-run", run, "--", "x"]) == 1
+    plan = json.loads(capsys.readouterr().out)
+    between = [finding for finding in plan["findings"] if finding["severity"] == "error"]
+    assert code in [finding["code"] for finding in [*plan["nodes"][1]["findings"], *between]]
+    assert main(["plan", "--from-run", run, "--", "x"]) == 1
+    assert "error: " in capsys.readouterr().out
+    facts = [from_json(Facts, (tmp_path / f"nodes/{node}/facts.json").read_text()) for node in range(2)]
+    peers = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
+    assert code in [
+        each.code for each in [*examine(facts[1], None, peers), *compare(peers)] if each.severity == "error"
+    ]
+
+
+def test_no_error_comes_with_the_advice_to_do_nothing(tmp_path, capsys):
+    build("empty-gid", tmp_path, 0)
+    assert main(["doctor", "--root", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "error: " in out and "do: nothing" not in out
+
+
+def test_doctor_judges_pasted_dumps_of_one_node(tmp_path, capsys):
+    (tmp_path / "topo.txt").write_text("\tGPU0\tmlx5_0\tmlx5_1\tCPU Affinity\nGPU0\t X \tPIX\tSYS\t0-7\n")
+    (tmp_path / "ib.txt").write_text(
+        "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Down\nCA 'mlx5_1'\n\tPort 1:\n\t\tState: Active\n"
+    )
+    assert main(["doctor", "--from", str(tmp_path / "topo.txt"), str(tmp_path / "ib.txt")]) == 0
+    out = capsys.readouterr().out
+    assert "mlx5_0 port 1, beside a GPU, is down" in out and "ib.txt:3: State: Down" in out
+    assert main(["doctor", "--from", str(tmp_path / "none.txt")]) == 2
+    (tmp_path / "ib.txt").write_text("hello\n")
+    assert main(["doctor", "--from", str(tmp_path / "ib.txt")]) == 2
 
 
 def test_this_machine(capsys):

@@ -3,7 +3,7 @@
 import dataclasses
 
 from drumbeat.machine.model import Interface, Peer, Peers
-from drumbeat.plan.network import choose
+from drumbeat.plan.network import ComputeNics, choose
 from drumbeat.plan.rendezvous import CANDIDATES, ports, rendezvous
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, order, peers
@@ -95,7 +95,9 @@ def test_a_fast_interface_before_a_slow_one_and_the_reason_that_was_used():
     assert meeting(facts, address="10.9.0.1").address == "10.1.0.1", (
         "200 times as fast, and the others are in its subnet"
     )
-    choice = choose(facts[0], Peers(tuple(Peer(n, f.host, "", f) for n, f in enumerate(facts)), "", 0), 0)
+    choice = choose(
+        facts[0], Peers(tuple(Peer(n, f.host, "", f) for n, f in enumerate(facts)), "", 0), 0, ComputeNics()
+    )
     assert "the fastest of 2" in choice.why and "reached" not in choice.why
 
 
@@ -109,7 +111,7 @@ def test_of_two_fast_enough_ones_that_by_which_it_was_reached():
     ]
     assert meeting(facts, address="10.1.0.1").why == "node 0's address on ens50f0np0, by which it was reached"
     peers = Peers((Peer(0, "n0", "10.1.0.1", facts[0]), Peer(1, "n1", "", facts[1])), "", 0)
-    assert "the other nodes reached this one by it" in choose(facts[0], peers, 0).why
+    assert "the other nodes reached this one by it" in choose(facts[0], peers, 0, ComputeNics()).why
 
 
 def test_an_exported_address_and_port_are_the_users():

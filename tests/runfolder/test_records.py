@@ -9,11 +9,13 @@ import pytest
 
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError
+from drumbeat.findings.model import WAS
 from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.follow import Follower
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Metric, parse_metric
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import parse_summary
 from tests.runfolder.folders import events, make_run, metrics
 
 HOSTILE = {
@@ -151,3 +153,12 @@ def test_order_and_parts_of_a_run(tmp_path):
     with pytest.raises(RecordError):
         run.order()
     assert run.size() == 0
+
+
+def test_codes_of_earlier_versions_are_read_as_those_of_today():
+    """One fault has one code, whatever the version that wrote the folder called it."""
+    old = {"code": "link-types-mixed", "severity": "error", "title": "NCCL tried to connect InfiniBand with RoCE"}
+    data = {"run_id": "r", "outcome": "failed", "exit_code": 1, "seconds": 2.0, "nodes": 2, "schema": "1.0"}
+    summary = parse_summary({**data, "failure": old}, "summary.json")
+    assert summary is not None and summary.failure.code == "rdma-mixed"
+    assert not set(WAS) & set(WAS.values())

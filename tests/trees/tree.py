@@ -4,6 +4,7 @@ import ipaddress
 import json
 import os
 import shlex
+import zlib
 from pathlib import Path
 
 from tests.trees.elf import shared_library
@@ -17,6 +18,7 @@ class Tree:
     def __init__(self, root, hostname, arch="x86_64"):
         self.root = Path(root)
         self.arch = arch
+        self.serial = zlib.crc32(hostname.encode())  # no two nodes have the same GPU
         self.folders = set()
         self.nvidia = []
         self.kfd = 0
@@ -117,7 +119,7 @@ class Tree:
         self.pci(path, "0x10de", device, "0x030200", numa, "nvidia")
         index = len(self.nvidia)
         address = path.rsplit("/", 1)[1].upper()
-        uuid = f"GPU-00000000-0000-0000-0000-{index:012d}"
+        uuid = f"GPU-{self.serial:08x}-0000-0000-0000-{index:012d}"
         self.nvidia.append(f"{index}, {name}, {uuid}, 0000{address}, {memory_mib}, {driver}, {capability}")
         self.file("/sys/module/nvidia/version", driver)
 
@@ -142,7 +144,7 @@ class Tree:
             "device_id": int(device, 16),
             "location_id": int(bus, 16) << 8,
             "domain": int(domain, 16),
-            "unique_id": 1000 + self.kfd,
+            "unique_id": (self.serial << 16) + 1000 + self.kfd,
             "drm_render_minor": 128 + self.kfd,
         }
         self.file(f"{node}/gpu_id", 40000 + self.kfd)

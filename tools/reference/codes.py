@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Tuple
 
-from drumbeat.findings.model import ERROR
+from drumbeat.findings.model import ERROR, WAS
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, SYMPTOM, Rule, rulebook
 
 _INTRO = """\
@@ -85,6 +85,7 @@ def page() -> str:
         lines += _table(title, [(code, _meaning(rules)) for code, rules in sorted(kinds[kind].items())])
     lines += _table("Ends that a run folder records", sorted(_OF_A_RUN.items()))
     lines += _table("Findings beside an answer", sorted(_BESIDE.items()))
+    lines += _table("Codes of earlier versions", [(old, f"now `{new}`") for old, new in sorted(WAS.items())])
     return "\n".join(lines)
 
 

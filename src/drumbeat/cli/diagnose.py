@@ -91,12 +91,18 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
 def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
     """Topology, ports, GIDs, jobs: what people paste beside a log. Standard input is read once, as a log."""
     from drumbeat.desk.log_sources import encoding_of
+    from drumbeat.doctor.dumps import judged
+    from drumbeat.logs.read.scontrol import read_scontrol
     from drumbeat.machine.dumps import MAX_BYTES, read_dumps
 
     if source.path == "-" or start.startswith(b"\x1f\x8b") or os.path.getsize(source.path) > MAX_BYTES:
         return
     with open(source.path, encoding=encoding_of(start) or "utf-8-sig", errors="replace") as file:
-        reader.pasted.extend(read_dumps(file.read(MAX_BYTES), source.name))
+        text = file.read(MAX_BYTES)
+    reader.pasted.extend(judged(dump) for dump in read_dumps(text, source.name))
+    jobs = read_scontrol(text, source.name)
+    if jobs is not None:
+        reader.pasted.append(jobs)
 
 
 def _add_record(reader: Reader, run: Run) -> None:

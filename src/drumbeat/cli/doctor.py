@@ -16,6 +16,14 @@ def add_arguments(parser: Any) -> None:
         help="another node, as a folder or a capture; several are also compared with each other",
     )
     parser.add_argument(
+        "--from",
+        dest="dumps",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="instead: what was pasted of one node (ibstat, nvidia-smi topo -m, ip addr, ...), judged together",
+    )
+    parser.add_argument(
         "--host-facts",
         metavar="FILE",
         help="inside a container: what drumbeat facts --json said outside it, to compare the RDMA libraries",
@@ -35,9 +43,9 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.doctor.case import make_case
+    from drumbeat.doctor.case import make_case, worst_first
     from drumbeat.doctor.compare import compare
-    from drumbeat.doctor.examine import examine, worst_first
+    from drumbeat.doctor.examine import examine
     from drumbeat.doctor.network import compare_with_host
     from drumbeat.findings.model import ERROR, worst
     from drumbeat.machine.gather import gather
@@ -47,6 +55,8 @@ def run(args: Any) -> int:
 
     if args.framework:
         return _framework(args)
+    if args.dumps:
+        return _dumps(args)
     facts = [gather(open_host(root)) for root in args.root] or [gather(LiveHost())]
     peers = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
     findings = [(each.host, examine(each, None, peers)) for each in facts]
@@ -59,6 +69,26 @@ def run(args: Any) -> int:
     everything = [finding for _, found in findings for finding in found]
     _print(args, findings)
     return 1 if worst(everything) == ERROR else 0
+
+
+def _dumps(args: Any) -> int:
+    from drumbeat.base.problem import Problem
+    from drumbeat.doctor.dumps import judge
+    from drumbeat.findings.model import ERROR, worst
+    from drumbeat.machine.dumps import MAX_BYTES, read_dumps, together
+
+    found: List[Any] = []
+    for path in args.dumps:
+        try:
+            with open(path, encoding="utf-8-sig", errors="replace") as file:
+                found += read_dumps(file.read(MAX_BYTES), path)
+        except OSError as error:
+            raise Problem(f"cannot read {path}: {error.strerror}") from None
+    if not found:
+        raise Problem("nothing in these files is known", "docs/diagnose.md lists the commands whose output is read")
+    findings = list(judge(together(found)))
+    _print(args, [(", ".join(dict.fromkeys(dump.kind for dump in found)), findings)])
+    return 1 if worst(findings) == ERROR else 0
 
 
 def _framework(args: Any) -> int:

@@ -24,7 +24,7 @@ def add_arguments(parser: Any) -> None:
     )
     group.add_argument("--save", metavar="ORDER.json", help="keep this order: submit ORDER.json sends exactly this")
     add_json(group)
-    parser.epilog = "Exit code: 0, or 1 when the plan holds an error: something that would break the job."
+    parser.epilog = "Exit code: 0, or 1 when doctor or the plan finds an error: something that would break the job."
 
 
 def run(args: Any) -> int:
@@ -33,6 +33,9 @@ def run(args: Any) -> int:
 
     from drumbeat.base.problem import Problem
     from drumbeat.desk.start.submit import prepare
+    from drumbeat.doctor.case import worst_first
+    from drumbeat.doctor.compare import compare
+    from drumbeat.doctor.examine import judged_plan
     from drumbeat.findings.model import ERROR, worst
     from drumbeat.jobfile.flags import about_preset, load_job
     from drumbeat.jobfile.site import find_paths
@@ -52,15 +55,16 @@ def run(args: Any) -> int:
         raise Problem("this is no node of the job, so what changes there is not known", "add --root or --from-run")
     if ready.away:
         return _print_away(args, order, ready.facts[0])
-    plans = [plan_node(order, each, ready.peers, node) for node, each in enumerate(ready.facts)]
+    plans = [judged_plan(order, each, ready.peers, node) for node, each in enumerate(ready.facts)]
     if args.against is not None:
         other = plan_node(replace(order, nodes=args.against), ready.facts[0], ready.peers, 0)
         return _print_against(args, order, differences(other, plans[0]))
     # The site's paths are the host's: from inside a container they cannot be judged.
     looked = ready.host is not None and not ready.facts[0].container.inside
     paths, missing = find_paths(order.host_paths if looked else (), ready.host.list if ready.host else list, "")
-    _print_plans(args, order, plans, paths, missing)
-    return 1 if worst([*missing, *(finding for plan in plans for finding in plan.findings)]) == ERROR else 0
+    across = worst_first(compare(ready.peers))
+    _print_plans(args, order, plans, paths, missing, across)
+    return 1 if worst([*missing, *across, *(finding for plan in plans for finding in plan.findings)]) == ERROR else 0
 
 
 def _render(args: Any) -> int:
@@ -99,7 +103,7 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
     return 0
 
 
-def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: List[Any]) -> None:
+def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: List[Any], across: List[Any]) -> None:
     from dataclasses import replace
 
     from drumbeat.plan.argv import AT_START
@@ -118,13 +122,14 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: L
                 "differences": others,
                 "paths": paths,
                 "path findings": missing,
+                "findings": across,
             }
         )
         return
     lines = [*_headline(order), *plan_lines(plans[0], args.explain, _width())]
     if paths:
         lines += ["", *(f"{name}: {path}" for name, path in paths.items())]
-    lines += finding_lines(missing, _width())
+    lines += finding_lines([*missing, *across], _width())
     for plan, found in changes:
         lines += ["", f"node {plan.node} ({plan.host}) " + ("differs in:" if found else "is planned alike")]
         lines += [*difference_lines(found, _width()), *finding_lines(plan.findings, _width())]

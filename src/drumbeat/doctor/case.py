@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterable, Iterator, List, Optional, Tuple
+from typing import FrozenSet, Iterable, Iterator, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
-from drumbeat.findings.model import ERROR, OK, WARNING, Evidence, Finding
+from drumbeat.findings.model import ERROR, INFO, OK, SEVERITIES, WARNING, Evidence, Finding
 from drumbeat.machine.model import Facts, Gpu, Peer, Peers
 from drumbeat.plan.scene import Scene, scene
 
@@ -19,6 +19,7 @@ class Case:
     facts: Facts
     order: Order
     here: Scene
+    shown: Optional[FrozenSet[str]] = None  # subjects that a pasted dump shows whole; None: a live node, all of them
 
     @property
     def several_nodes(self) -> bool:
@@ -35,13 +36,24 @@ class Case:
 
     @property
     def breaking(self) -> str:
-        """How bad is what only breaks a job on several nodes."""
-        return ERROR if self.several_nodes else WARNING
+        """Severity of what breaks a job on several nodes, and no other."""
+        return ERROR if self.several_nodes and self.live else WARNING
+
+    @property
+    def handled(self) -> str:
+        """Severity of what a plan takes into account by itself; nobody plans from a dump."""
+        return INFO if self.live else WARNING
+
+    @property
+    def live(self) -> bool:
+        return self.shown is None
 
 
-def make_case(facts: Facts, order: Optional[Order], peers: Optional[Peers] = None) -> Case:
+def make_case(
+    facts: Facts, order: Optional[Order], peers: Optional[Peers] = None, shown: Optional[FrozenSet[str]] = None
+) -> Case:
     order = order or stand_in(facts)
-    return Case(facts, order, scene(order, facts, peers or alone(facts)))
+    return Case(facts, order, scene(order, facts, peers or alone(facts)), shown)
 
 
 def alone(facts: Facts, node: int = 0) -> Peers:
@@ -78,3 +90,7 @@ def gib(size: int) -> str:
         return "unlimited"
     amount, unit = (size / GIB, "GiB") if size >= GIB else (size / (1 << 20), "MiB")
     return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+
+
+def worst_first(findings: List[Finding]) -> List[Finding]:
+    return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))

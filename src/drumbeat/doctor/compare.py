@@ -27,20 +27,36 @@ def compare(peers: Peers) -> List[Finding]:
 
 
 def _outliers(peers: Peers, value: Callable[[Facts], Optional[str]]) -> Tuple[Optional[str], List[Tuple[Peer, str]]]:
-    """What most nodes have, and the nodes that have something else. Unknown is no difference."""
+    """What most nodes have, and the nodes that have something else. Unknown is no difference.
+
+    At a tie nobody is most: then it is None, and all nodes that differ.
+    """
     known = [(peer, found) for peer in peers.nodes for found in [value(peer.facts)] if found is not None]
-    if not known:
+    counts = Counter(found for _, found in known).most_common(2)
+    if len(counts) < 2:
         return None, []
-    common = Counter(found for _, found in known).most_common(1)[0][0]
+    common = counts[0][0] if counts[0][1] > counts[1][1] else None
     return common, [(peer, found) for peer, found in known if found != common]
 
 
 def _say(
     code: str, severity: str, what: str, common: Optional[str], odd: List[Tuple[Peer, str]], cause: str, fix: str
 ) -> Iterator[Finding]:
+    if common is None and odd:
+        hosts: Dict[str, List[str]] = {}
+        for peer, found in odd:
+            hosts.setdefault(found, []).append(peer.host)
+        sides = [f"{_some(names)} {'have' if len(names) > 1 else 'has'} {found}" for found, names in hosts.items()]
+        fix = "neither is in the majority: find out which is right, and make them alike"
+        yield bad(code, severity, f"the nodes differ in {what}: {'; '.join(sides[:4])}", cause, fix)
+        return
     for peer, found in odd[:16]:
         title = f"{peer.host} has {what} {found}, most nodes have {common}"
         yield replace(bad(code, severity, title, cause, fix), node=peer.node, host=peer.host)
+
+
+def _some(names: List[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _versions(peers: Peers) -> Iterator[Finding]:

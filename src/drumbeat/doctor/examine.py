@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterator, List, Optional
+from typing import FrozenSet, List, Optional
 
 from drumbeat.base.order import Order
 from drumbeat.doctor import gpus, host, network
-from drumbeat.doctor.case import Case, alone, bad, gib, make_case, seen
-from drumbeat.findings.model import INFO, OK, SEVERITIES, UNKNOWN, Finding
+from drumbeat.doctor.case import Case, alone, bad, gib, make_case, seen, worst_first
+from drumbeat.findings.model import ERROR, INFO, OK, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peers
-from drumbeat.plan.node_plan import plan_node
+from drumbeat.plan.node_plan import NodePlan, plan_node
 
-# What the doctor looked at, found or not: a short answer must not hide how little there was to judge.
+_PLAN = "the plan for this node: its devices and cores, and what is exported here"
 
 
 def looked_at(case: Case) -> Finding:
@@ -84,18 +84,20 @@ def _surroundings(facts: Facts) -> str:
     return f"{machine}, {container}, {'no scheduler' if scheduler == 'plain' else f'started by {scheduler}'}"
 
 
-def examine(facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] = None) -> List[Finding]:
-    """Every check of one node, the worst first; what is fine is said too. Without an order, any job is meant."""
-    case = make_case(facts, order, peers)
-    findings = [
-        *gpus.check(case),
-        *network.check(case),
-        *host.check(case),
-        *host.check_software(case),
-        *host.check_combinations(case),
-    ]
+def examine(
+    facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] = None, shown: Optional[FrozenSet[str]] = None
+) -> List[Finding]:
+    """Run every check on one node, the worst finding first; what is fine is said too. Without an order, any job is meant.
+
+    `shown`: of a pasted dump, the subjects that it shows whole; what else it lacks is unknown, and not judged.
+    """
+    case = make_case(facts, order, peers, shown)
+    findings = [*gpus.check(case), *network.check(case), *host.check(case)]
+    if not case.live:
+        return worst_first(findings)
+    findings += [*host.check_software(case), *host.check_combinations(case)]
     if order is None:  # what is exported here is questioned too
-        findings += _planned(case.order, facts, peers or alone(facts), 0)
+        findings += seen(_PLAN, plan_node(case.order, facts, peers or alone(facts), 0).findings)
     if facts.unknown:
         unread = bad("unknown", INFO, "some of this node could not be read", "", "", *facts.unknown[:16])
         findings.append(replace(unread, confidence=UNKNOWN, unseen=facts.unknown[:16]))
@@ -105,16 +107,13 @@ def examine(facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] 
 
 def preflight(order: Order, facts: Facts, peers: Optional[Peers] = None, node: int = 0) -> List[Finding]:
     """Before ranks are started on this node: what is wrong with it for this job, and with the plan made for it."""
-    findings = [finding for finding in examine(facts, order, peers) if finding.severity != OK]
-    findings += _planned(order, facts, peers or alone(facts, node), node)
-    return worst_first([replace(finding, node=node, host=finding.host or facts.host) for finding in findings])
+    return list(judged_plan(order, facts, peers or alone(facts, node), node).findings)
 
 
-def _planned(order: Order, facts: Facts, peers: Peers, node: int) -> Iterator[Finding]:
-    """What the plan for this node says of it."""
-    findings = plan_node(order, facts, peers, node).findings
-    return seen("the plan for this node: its devices and cores, and what is exported here", findings)
-
-
-def worst_first(findings: List[Finding]) -> List[Finding]:
-    return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
+def judged_plan(order: Order, facts: Facts, peers: Peers, node: int) -> NodePlan:
+    """The plan of a node; its findings also say what is wrong with the node for this job."""
+    plan = plan_node(order, facts, peers, node)
+    findings = [finding for finding in examine(facts, order, peers) if finding.severity in (WARNING, ERROR)]
+    findings += seen(_PLAN, plan.findings)
+    placed = [replace(finding, node=node, host=finding.host or facts.host) for finding in findings]
+    return replace(plan, findings=tuple(worst_first(placed)))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List
+import re
+from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
 from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
-from drumbeat.machine.model import Gpu, of_program
+from drumbeat.machine.distance import distance, nearest
+from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice, of_program
+from drumbeat.plan.network import natural
+
+WHOLE = (None, "SPX", "N/A")  # partitions that are the whole GPU
+FAST = ("NV", "XGMI")  # links that are faster than PCIe
 
 
 def check(case: Case) -> Iterator[Finding]:
@@ -29,6 +35,9 @@ def _check(case: Case) -> Iterator[Finding]:
     yield from _memory_errors(case, gpus)
     yield from _slowed(case, gpus)
     yield from _divided(case, gpus)
+    yield from _between(gpus)
+    yield from _numa(case, gpus)
+    yield from seen("the PCI paths and NUMA nodes of GPUs and NICs", _beside(case, gpus))
     yield from _part_of_a_node(case, gpus)
     yield from seen("the kernel's log", _events(case))
 
@@ -38,7 +47,7 @@ def _twice(gpus: List[Gpu]) -> Iterator[Finding]:
         seen: Dict[str, int] = {}
         for gpu in gpus:
             identity = getattr(gpu, what)
-            if identity is not None and identity in seen:
+            if identity is not None and identity in seen and gpu.partition in WHOLE:
                 yield bad(
                     "gpu-twice",
                     ERROR,
@@ -91,7 +100,7 @@ def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
         yield bad(
             "pcie-narrow",
             WARNING,
-            f"GPU {', '.join(str(one.index) for one, _ in narrow)} has {link.width} of {link.most_width} PCIe lanes",
+            f"{_names([one for one, _ in narrow])} has {link.width} of {link.most_width} PCIe lanes",
             "copies to and from it take longer than the others'",
             support=f"look at the slots or risers of {case.facts.host}: lanes are missing",
         )
@@ -148,12 +157,106 @@ def _slowed(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _divided(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
-    divided = [gpu.index for gpu in gpus if gpu.mig]
+    divided = [gpu for gpu in gpus if gpu.mig or gpu.partition not in WHOLE]
     if divided:
+        ways = ", ".join(sorted({"MIG" if gpu.mig else str(gpu.partition) for gpu in divided}))
+        amd = not divided[0].mig
         yield bad(
-            "gpu-divided", case.breaking, f"GPU {', '.join(map(str, divided))} is divided into instances (MIG)",
-            "a process sees one instance; NCCL cannot join instances of one GPU, nor use NVLink between them",
-            "ask for whole GPUs, or run one rank alone",
+            "gpu-divided", WARNING if amd else case.breaking, f"{_names(divided)} is divided ({ways})",
+            "each part has some of the memory and of the compute units"
+            + ("" if amd else "; NCCL cannot join instances of one GPU, nor use NVLink between them"),
+            "count ranks by parts, or ask for SPX (amd-smi set --compute-partition, root only)"
+            if amd
+            else "ask for whole GPUs, or run one rank alone",
+        )  # fmt: skip
+
+
+def _names(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(f"GPU {gpu.index}" for gpu in gpus)
+
+
+def _between(gpus: List[Gpu]) -> Iterator[Finding]:
+    """Links that only some of the GPUs have, and memory that another GPU cannot reach."""
+    pairs = [(one, other) for one in gpus for other in gpus if one.index < other.index]
+    words = [one.links.get(f"GPU {other.index}", "") for one, other in pairs]
+    without = [pair for pair, word in zip(pairs, words) if word and not word.startswith(FAST)]
+    if without and any(word.startswith(FAST) for word in words):
+        kind = "XGMI" if "XGMI" in words else "NVLink"
+        named = f"no {kind} between {_pairs(without)}"
+        yield bad(f"{kind.lower()}-partial", INFO, named, "these pairs talk over PCIe or the CPUs, which is slower")
+    closed = [(one, other) for one, other in pairs if other.index in one.no_access or one.index in other.no_access]
+    if closed:
+        yield bad(
+            "gpu-peer-access-off", WARNING, f"GPUs cannot access each other's memory: {_pairs(closed)}",
+            "no XGMI link, and PCIe peer access is off (IOMMU, ACS, or large BAR disabled)",
+            "RCCL goes through host memory between them; iommu=pt and large BAR in the firmware switch it on",
+        )  # fmt: skip
+
+
+def _pairs(pairs: Sequence[Tuple[Gpu, Gpu]]) -> str:
+    some = ", ".join(f"GPU {one.index}-GPU {other.index}" for one, other in pairs[:6])
+    return some + (f" and {len(pairs) - 6} more" if len(pairs) > 6 else "")
+
+
+def _numa(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
+    several = len([node for node, cpus in case.facts.cpus.numa.items() if cpus]) > 1
+    unknown = [gpu for gpu in gpus if gpu.numa == -1 or (gpu.numa is None and several)]
+    if unknown:
+        yield bad(
+            "gpu-numa-unknown", case.handled, f"the NUMA node of {_names(unknown)} is not known",
+            "a virtual machine or a firmware setting hides it",
+            "ranks cannot be bound beside these GPUs by what the system says",
+        )  # fmt: skip
+    order = [gpu.numa for gpu in sorted(gpus, key=lambda gpu: gpu.index) if gpu.numa is not None and gpu.numa >= 0]
+    if len(order) == len(gpus) and order != sorted(order) and not _from_file(case):
+        yield bad(
+            "gpu-order-not-numa-order", INFO, f"GPU 0 is on NUMA {order[0]}: the order of the GPUs is not that of the cores",
+            "binding rank 0 to the first cores puts it far from its GPU",
+            f"NUMA nodes for ranks 0, 1, ...: {', '.join(map(str, order))}",
+        )  # fmt: skip
+
+
+def _from_file(case: Case) -> bool:
+    """NCCL's own topology file: it need not number the GPUs, nor name the cards."""
+    return "nccl-file" in (case.shown or ())
+
+
+def _beside(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
+    """GPUs without a NIC on their side, and NICs without a GPU on theirs."""
+    facts = case.facts
+    paths = [gpu.pci_path.split("/") for gpu in gpus if gpu.pci_path]
+    alike = len(paths) == len(gpus) > 1 and len({gpu.numa for gpu in gpus}) == 1
+    if alike and all(len(path) < 3 for path in paths) and len(facts.rdma) > 1 and not facts.virtual_machine:
+        yield bad(
+            "topology-flat", INFO, "no PCIe switches: every GPU hangs directly below one CPU",
+            "a board without any, or a virtual machine that hides them: NCCL cannot tell which NIC is near which GPU",
+            "in a virtual machine, give NCCL_TOPO_FILE the provider's file for this kind of machine",
+        )  # fmt: skip
+    nics: Sequence[Union[RdmaDevice, CxiDevice]] = facts.cxi or (case.here.nics.devices if case.live else facts.rdma)
+    if case.live and not case.several_nodes:
+        return
+    near = {gpu.index: nearest(gpu, nics) for gpu in gpus}
+    places = {gpu.index: distance(gpu, near[gpu.index][0]) for gpu in gpus if near[gpu.index]}
+    far = [gpu for gpu in gpus if places.get(gpu.index) == "SYS"]
+    if far:
+        yield bad(
+            "gpu-far-from-nic", case.handled, f"no NIC is on the side of {_names(far)}",
+            "their traffic crosses the link between the CPUs, and GPUDirect RDMA is off by default over it",
+            "NCCL goes through another GPU's NIC over NVLink (PXN) where there is NVLink; else expect less bandwidth",
+        )  # fmt: skip
+    used = {one.name for gpu in gpus if gpu not in far and places.get(gpu.index) for one in near[gpu.index]}
+    known = [device.name for device in nics if any(distance(gpu, device) for gpu in gpus)]
+    idle = [name for name in known if name not in used]
+    cut = any(words.startswith("gpus:") for words in facts.unknown)  # another GPU may have the NIC beside it
+    if used and idle and not cut and not _from_file(case):
+        named = not any(re.fullmatch(r"NIC\d+", name) for name in used)
+        keep = ",".join(sorted(used, key=natural))
+        yield bad(
+            "nic-near-no-gpu", INFO, f"nearest to no GPU: {', '.join(idle)}",
+            "mostly cards for storage or management",
+            f"NCCL_IB_HCA={keep} uses the cards beside the GPUs only"
+            if named
+            else "the NIC legend below the table names the devices; it is not in this text",
         )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def _memlock(case: Case) -> Iterator[Finding]:
 
 def _shm(case: Case) -> Iterator[Finding]:
     size = case.facts.limits.shm_bytes
-    if size is None or not case.gpus:
+    if size is None or (case.live and not case.gpus):
         return
     if size >= SHM_GOOD:
         yield ok("shm", f"shared memory (/dev/shm) holds {gib(size)}")
@@ -220,15 +220,6 @@ COMBINATIONS = (
         "RCCL 2.20.5 does not use GPU-direct RDMA on kernels from 6.8",
         "a newer RCCL (ROCm 6.3 or later)",
         "RCCL change log",
-    ),
-    Combination(
-        "nccl-roce-gid",
-        "info",
-        {"fabric": "roce", "nodes": "many", "nccl": "<2.21"},
-        {},
-        "NCCL before 2.21 takes GID index 0, which is RoCE v1, unless it is told better",
-        "nothing: drumbeat sets NCCL_IB_GID_INDEX on each node; a newer NCCL finds it itself",
-        "NCCL environment page",
     ),
     Combination(
         "rccl-cumem-thor",

@@ -7,15 +7,17 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
-from drumbeat.machine.model import Library
+from drumbeat.machine.distance import distance
+from drumbeat.machine.model import Library, RdmaDevice, RdmaPort
 from drumbeat.plan.network import (
-    DOWN,
     OTHER_LAYER,
     SLOWER,
     active_ports,
     candidates,
+    common_gid_index,
+    leads_out,
     own_addresses,
-    shared_bridges,
+    roce_ports,
     usable_gids,
 )
 from drumbeat.plan.scene import NET_PLUGINS, fits
@@ -52,6 +54,7 @@ def package_of(library: str, os_name: Optional[str]) -> str:
 
 ROCE_MTU = 4200  # an active MTU of 4096 bytes and its headers
 GOOD_MTU = 9000
+SMALL_PACKETS = 2048  # of RDMA, in bytes
 SLOW_MBPS = 10_000
 
 
@@ -61,6 +64,7 @@ def check(case: Case) -> Iterator[Finding]:
     yield from seen("/dev/infiniband", _hidden(case))
     yield from seen("the GID tables in /sys/class/infiniband", _gids(case))
     yield from seen("the MTU of the interfaces", _mtu(case))
+    yield from seen("the interfaces of this node", _interfaces(case))
     yield from seen("the libraries on this node's library path", _verbs_libraries(case))
     yield from seen("the libraries on this node's library path", _plugin(case))
     yield from seen("the drivers of the RDMA devices, and the libraries on the library path", _broadcom(case))
@@ -70,6 +74,11 @@ def check(case: Case) -> Iterator[Finding]:
 def _fabric(case: Case) -> Iterator[Finding]:
     """Is there a network at all, and which?"""
     facts, here = case.facts, case.here
+    if not case.live:
+        if "nccl-file" in (case.shown or ()) and not facts.rdma:
+            listed = "NCCL adds what it finds at run time"
+            yield bad("no-network-listed", INFO, "the file lists no network device", "", listed)
+        return
     if here.fabric == "unknown":
         unread = bad("network-unknown", WARNING, "no network could be read on this node", here.fabric_why)
         yield replace(unread, confidence=UNKNOWN)
@@ -97,45 +106,87 @@ def _fabric(case: Case) -> Iterator[Finding]:
 
 
 def _ports(case: Case) -> Iterator[Finding]:
-    """NICs beside a GPU that cannot be used, and rates that differ."""
-    facts, nics = case.facts, case.here.nics
-    if not nics.devices:
+    """Ports that cannot be used, and cards that a job leaves out. Those beside a GPU are missed most."""
+    nics = case.here.nics
+    for device in case.facts.rdma:
+        for port in device.ports:
+            yield from _port(case, device, port)
+        if device.name.startswith(("rxe", "siw")):
+            yield bad(
+                "software-rdma", WARNING, f"{device.name} is RDMA in software",
+                "rxe and siw emulate RDMA on a normal interface: NCCL can use it, slowly",
+                f"NCCL_IB_HCA=^{device.name}",
+            )  # fmt: skip
+    left = [(name, reason) for name, reason in nics.left_out if _is_beside(case, name) is not False]
+    others = [(name, reason) for name, reason in left if OTHER_LAYER in reason]
+    names = ",".join(device.name for device in nics.devices)
+    if others:
+        yield bad(
+            "rdma-mixed", WARNING if _is_beside(case, others[0][0]) else case.handled,
+            f"InfiniBand and Ethernet ports are both active ({', '.join(dict(others))}: {others[0][1]})",
+            "one job cannot use InfiniBand and RoCE together, and NCCL takes all cards unless it is told",
+            f"NCCL_IB_HCA={names} (the cards of the compute network only)",
+            support=f"the link types of the NICs of {case.facts.host} differ (mlxconfig): {', '.join(dict(others))}",
+        )  # fmt: skip
+    slow = [(name, reason) for name, reason in left if SLOWER in reason]
+    if slow:
+        beside = any(_is_beside(case, name) for name, _ in slow)
+        named = ", ".join(f"{name} ({reason.split(' beside')[0]})" for name, reason in slow)
+        yield bad(
+            "rdma-rate-low", WARNING if beside else INFO, f"slower than the other NICs: {named}",
+            "a link that came up with fewer lanes or at a lower speed; its GPU goes over another NIC"
+            if beside
+            else "mostly a management or storage card",
+            "leave this node out if the job must be fast"
+            if beside
+            else f"NCCL_IB_HCA=^{','.join(name for name, _ in slow)} keeps NCCL off them",
+            support=f"look at cable and transceiver of {named} on {case.facts.host}" if beside else "",
+        )  # fmt: skip
+    if nics.devices:
+        rates = {port.rate_gbps for device in nics.devices for port in active_ports(device)}
+        rate = f"{max(rate or 0 for rate in rates):g} Gb/s each"
+        yield ok("rdma-ports", f"{len(nics.devices)} RDMA devices for the job are active, {rate}", names)
+
+
+def _is_beside(case: Case, name: str) -> Optional[bool]:
+    """Return whether a GPU is behind this NIC's switch; None where the places are not known."""
+    device = next(one for one in case.facts.rdma if one.name == name)
+    places = {distance(gpu, device) for gpu in case.gpus} - {None}
+    return bool(places & {"PIX", "PXB"}) if places else None
+
+
+def _port(case: Case, device: RdmaDevice, port: RdmaPort) -> Iterator[Finding]:
+    name = f"{device.name} port {port.port}"
+    down = [one.name for one in case.facts.interfaces if one.name in device.netdevs and one.up is False]
+    missed = _is_beside(case, device.name) and not active_ports(device)
+    severity = WARNING if missed else case.handled
+    if port.cut or port in active_ports(device):
         return
-    reasons = dict(nics.left_out)
-    for device in facts.rdma:
-        reason = reasons.get(device.name, "")
-        beside = any(shared_bridges(gpu.pci_path, device.pci_path) > 1 for gpu in case.gpus)
-        if reason.startswith(DOWN) and beside:
+    if port.state is None:
+        if down:
             yield bad(
-                "rdma-port-down",
-                WARNING,
-                f"{device.name}, beside a GPU, has {reason}",
-                "its GPU goes over another NIC, and this node is slower than its peers",
-                "leave this node out if the job must be fast",
-                support=f"the port of {device.name} on {facts.host} is down",
-            )
-        elif OTHER_LAYER in reason and beside:
-            yield bad(
-                "rdma-mixed",
-                WARNING,
-                f"{device.name}, beside a GPU, is {reason}",
-                "one job cannot use InfiniBand and RoCE together",
-                "",
-                support=f"the link type of {device.name} on {facts.host} differs from its neighbours' (mlxconfig)",
-            )
-        elif SLOWER in reason and beside:
-            yield bad(
-                "rdma-rate-low",
-                WARNING,
-                f"{device.name}, beside a GPU, runs at {reason.split(':')[0]}",
-                "a link that came up with fewer lanes or at a lower speed; its GPU goes over another NIC",
-                "leave this node out if the job must be fast",
-                support=f"look at cable and transceiver of {device.name} on {facts.host}",
-            )
-    names = ", ".join(device.name for device in nics.devices)
-    rates = {port.rate_gbps for device in nics.devices for port in active_ports(device)}
-    rate = f"{max(rate or 0 for rate in rates):g} Gb/s each"
-    yield ok("rdma-ports", f"{len(nics.devices)} RDMA devices for the job are active, {rate}", names)
+                "rdma-port-not-shown", INFO, f"{name}: {down[0]} is down, which says nothing of the InfiniBand port",
+                "an InfiniBand port carries NCCL's traffic whether its IP interface is up or not",
+                "ibstat shows the port's own state",
+            )  # fmt: skip
+    elif port.state == "INIT" and port.link_layer != "Ethernet":
+        yield bad(
+            "ib-no-subnet-manager", severity, f"{name} is up but was never initialised",
+            "the link is up, but no subnet manager has given the port an address",
+            "the fabric's administrator must start a subnet manager (opensm); NCCL does not use the port until then",
+        )  # fmt: skip
+    elif case.here.nics.devices or not case.live:  # else all are, which is said once
+        why = f" ({port.physical_state})" if port.physical_state else ""
+        yield bad(
+            "rdma-port-down", severity,
+            f"{name}{', beside a GPU,' if missed else ''} is {'down' if port.state == 'ACTIVE' else port.state.lower()}{why}",
+            "no cable, a switch port that is off, or an interface that was set down"
+            + ("; its GPU goes over another NIC, and this node is slower than its peers" if missed else ""),
+            "leave this node out if the job must be fast"
+            if missed
+            else f"NCCL does not use it; leave {device.name} out of NCCL_IB_HCA, and tell the support desk if it should be up",
+            support=f"the port of {device.name} on {case.facts.host} is down" if missed else "",
+        )  # fmt: skip
 
 
 def _hidden(case: Case) -> Iterator[Finding]:
@@ -152,29 +203,50 @@ def _hidden(case: Case) -> Iterator[Finding]:
 
 
 def _gids(case: Case) -> Iterator[Finding]:
-    if case.here.fabric != "roce":
+    facts, own = case.facts, own_addresses(case.facts)
+    ports = roce_ports(case.here.nics)
+    if not case.live:
+        ports = [(each.name, port) for each in facts.rdma for port in each.ports if port.link_layer == "Ethernet"]
+    if case.here.fabric != "roce" if case.live else "gids" not in (case.shown or ()):
         return
-    good = 0
-    for device in case.here.nics.devices:
-        for port in active_ports(device):
-            if port.link_layer != "Ethernet":
-                continue
-            found = usable_gids(port, own_addresses(case.facts))
-            if found:
-                good += 1
-                continue
-            held = [f"{gid.index}: {gid.gid} ({gid.type or 'type unknown'})" for gid in port.gids]
-            yield bad(
-                "gid-missing",
-                case.breaking,
-                f"{device.name} port {port.port} has no RoCE v2 GID with an IPv4 address",
-                "its interface has no IPv4 address, or lost it when the link went down and up",
-                "leave this node out, or leave this device out of NCCL_IB_HCA",
-                *(held or ["the GID table is empty or could not be read"]),
-                support=f"give {', '.join(device.netdevs) or 'its interface'} on {case.facts.host} its address again",
-            )
-    if good:
-        yield ok("gid", f"{good} RoCE port{'s have' if good > 1 else ' has'} a RoCE v2 GID with an IPv4 address")
+    if not facts.rdma and not case.live:
+        yield bad(
+            "gid-missing", WARNING, "no RDMA device has a GID here",
+            "the container or pod was not given an RDMA device, or none of its interfaces has an address in this namespace",
+            "give the pod an RDMA interface (a second network, host network), or expect NCCL to use sockets",
+        )  # fmt: skip
+    good = []
+    for name, port in ports:
+        if usable_gids(port, own):
+            good.append((name, port))
+            continue
+        held = [f"{gid.index}: {gid.gid} ({gid.type or 'type unknown'})" for gid in port.gids]
+        netdevs = ", ".join(netdev for device in facts.rdma if device.name == name for netdev in device.netdevs)
+        yield bad(
+            "gid-missing", case.breaking, f"{name} port {port.port} has no RoCE v2 GID with an IPv4 address",
+            "its interface has no IPv4 address, or lost it when the link went down and up",
+            f"leave this node out, or {name} out of NCCL_IB_HCA; {netdevs or 'its interface'} needs an address",
+            *(held or ["the GID table is empty or could not be read"]),
+            support=f"give {netdevs or 'its interface'} on {facts.host} its address again",
+        )  # fmt: skip
+    if not good:
+        return
+    yield ok("gid", f"{len(good)} RoCE port{'s have' if len(good) > 1 else ' has'} a RoCE v2 GID with an IPv4 address")
+    if case.live and not fits("<2.21", facts.versions.get("rccl" if case.here.vendor == "amd" else "nccl")):
+        return
+    index, why = common_gid_index(good, own)
+    if index is None:
+        yield bad(
+            "gid-index-differs", WARNING, "the cards need different GID indices",
+            why,
+            "unset NCCL_IB_GID_INDEX with NCCL 2.21 or newer, which finds the entry of each card by itself",
+        )  # fmt: skip
+    elif len(good) == len(ports) or not case.live:
+        yield bad(
+            "gid-index", INFO, f"NCCL_IB_GID_INDEX={index} is right on this node, if it must be set",
+            "NCCL before 2.21 takes index 0, which is RoCE v1; newer ones find it",
+            "drumbeat sets it on each node" if case.live else "check the other hosts too: the number may differ there",
+        )  # fmt: skip
 
 
 def _mtu(case: Case) -> Iterator[Finding]:
@@ -183,18 +255,29 @@ def _mtu(case: Case) -> Iterator[Finding]:
         names = {device.netdev for device in case.facts.cxi if device.netdev}
     if case.here.fabric not in ("roce", "slingshot"):
         return
-    known = [one for one in case.facts.interfaces if one.name in names and one.mtu is not None]
-    small = [one for one in known if (one.mtu or 0) < ROCE_MTU]
+    mtus = {one.name: one.mtu for one in case.facts.interfaces if one.name in names and one.mtu is not None}
+    small = {name: mtu for name, mtu in mtus.items() if mtu < ROCE_MTU}
+    used = {device.name: port.mtu for device in case.here.nics.devices for port in active_ports(device) if port.mtu}
+    small.update({name: mtu for name, mtu in used.items() if mtu < SMALL_PACKETS})
     if small:
         yield bad(
-            "mtu-small",
-            WARNING,
-            f"the MTU of {', '.join(one.name for one in small)} is {', '.join(sorted({str(one.mtu) for one in small}))}",
-            "RDMA packets shrink to 1024 bytes: less bandwidth, more load",
+            "mtu-small", WARNING, f"the MTU of {', '.join(small)} is {', '.join(sorted({str(mtu) for mtu in small.values()}))}",
+            "RDMA packets shrink to 1024 bytes where the interface has 1500: less bandwidth, more load",
+            f"an administrator can set the interface and the switches to {ROCE_MTU} or {GOOD_MTU}",
             support=f"set the MTU of the fast interfaces of {case.facts.host} and of the switches to {GOOD_MTU}",
-        )
-    elif known:
-        yield ok("mtu", f"the fast interfaces have an MTU of {min(one.mtu or 0 for one in known)} or more")
+        )  # fmt: skip
+    elif mtus:
+        yield ok("mtu", f"the fast interfaces have an MTU of {min(mtus.values())} or more")
+
+
+def _interfaces(case: Case) -> Iterator[Finding]:
+    for one in case.facts.interfaces:
+        if one.up is False and leads_out(one):
+            yield bad(
+                "interface-down", case.handled, f"{one.name} has an address but no link",
+                "no cable, or the other side is off",
+                f"leave {one.name} out of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
+            )  # fmt: skip
 
 
 def _verbs_libraries(case: Case) -> Iterator[Finding]:
@@ -225,7 +308,7 @@ def _verbs_libraries(case: Case) -> Iterator[Finding]:
 
 def _plugin(case: Case) -> Iterator[Finding]:
     """Slingshot and EFA are reached through libfabric only."""
-    if case.here.fabric not in ("slingshot", "efa"):
+    if case.here.fabric not in ("slingshot", "efa") or not case.live:
         return
     plugin = case.here.net_plugin
     if plugin is not None:

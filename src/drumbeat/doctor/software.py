@@ -8,8 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from drumbeat.base import data
 from drumbeat.base.regex import regex
-from drumbeat.doctor.case import bad, ok, seen
-from drumbeat.doctor.examine import worst_first
+from drumbeat.doctor.case import bad, ok, seen, worst_first
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
 from drumbeat.machine.framework_answers import FrameworkAnswers
 
@@ -246,7 +245,9 @@ def _deepspeed(answers: FrameworkAnswers) -> Iterator[Finding]:
             "run it by hand: its last lines say why",
         )
         return
-    yield from _operators(_COLOUR.sub("", text), version, answers)
+    if not operators(answers):
+        yield bad("ds-report-unread", WARNING, "ds_report's table was not recognised", "", "", text[-200:])
+    yield from check_report(answers)
     for path in answers.stale_locks:
         yield bad(
             "extension-lock",
@@ -258,11 +259,20 @@ def _deepspeed(answers: FrameworkAnswers) -> Iterator[Finding]:
         )
 
 
-def _operators(text: str, version: str, answers: FrameworkAnswers) -> Iterator[Finding]:
-    rows = {name: (built == "YES", fits == "OKAY") for name, built, fits in _OPERATOR.findall(text)}
-    rows.pop("deepspeed_not_implemented", None)
+def operators(answers: FrameworkAnswers) -> Dict[str, Tuple[bool, bool]]:
+    """Operator -> is it built, can it be; from ds_report."""
+    found = _OPERATOR.findall(_COLOUR.sub("", answers.tools.get("ds_report") or ""))
+    return {
+        name: (built == "YES", fits == "OKAY") for name, built, fits in found if name != "deepspeed_not_implemented"
+    }
+
+
+def check_report(answers: FrameworkAnswers) -> Iterator[Finding]:
+    """Findings on what ds_report printed, here or in a pasted text."""
+    text, version = _COLOUR.sub("", answers.tools.get("ds_report") or ""), _module(answers, "deepspeed")[0]
+    rows = operators(answers)
+    yield from _toolkit(text)
     if not rows:
-        yield bad("ds-report-unread", WARNING, "ds_report's table was not recognised", "", "", text[-200:])
         return
     built = sorted(name for name, (there, _) in rows.items() if there)
     later = sorted(name for name, (there, fits) in rows.items() if fits and not there)
@@ -287,7 +297,8 @@ def _operators(text: str, version: str, answers: FrameworkAnswers) -> Iterator[F
             fix,
             *reasons[:3],
         )
-    if later and not re.search(r"^ninja \.*\s*\[OKAY\]", text, re.MULTILINE):
+    ninja = re.search(r"^ninja \.*\s*\[(\w+)\]", text, re.MULTILINE)
+    if later and ninja and ninja.group(1) != "OKAY":
         yield bad(
             "ninja-missing",
             ERROR,
@@ -304,6 +315,22 @@ def _operators(text: str, version: str, answers: FrameworkAnswers) -> Iterator[F
             f"its operators were compiled for torch {compiled.group(1)}, here is {torch.group()}",
             "they may not load",
             recipe("deepspeed", answers),
+        )
+
+
+def _toolkit(text: str) -> Iterator[Finding]:
+    """The compiler that builds operators at first use must be of torch's own CUDA."""
+    torch, nvcc = (
+        re.search(rf"^{name} version \.+ (\d+)([.\d]*)", text, re.MULTILINE) for name in ("torch cuda", "nvcc")
+    )
+    if torch and nvcc and torch.groups() != nvcc.groups():
+        mine, theirs = "".join(torch.groups()), "".join(nvcc.groups())
+        yield bad(
+            "cuda-versions-differ",
+            WARNING if torch[1] != nvcc[1] else INFO,
+            f"torch was built with CUDA {mine}, nvcc is {theirs}",
+            "DeepSpeed refuses to build its ops with another major version",
+            f"load the toolkit {mine}, or install ops that are already built",
         )
 
 

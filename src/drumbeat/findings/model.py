@@ -7,7 +7,8 @@ never certain.
 
 from __future__ import annotations
 
-from typing import Iterable, Optional, Tuple
+from dataclasses import field
+from typing import Any, Iterable, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.redact import harmless, redact
@@ -23,6 +24,22 @@ ENDED_BY_US = "ended by drumbeat"  # in words; the rank itself had not failed
 CAUGHT = "caught-error"  # the last words of a rank that ended with 0: a program that catches its own failure hides it
 
 
+# Codes of earlier versions -> the one of today: run folders keep what was written, and one fault has one code.
+WAS = {
+    "deepspeed-ops": "deepspeed-operators",
+    "deepspeed-other-torch": "deepspeed-torch",
+    "gid-no-address": "gid-missing",
+    "gid-none": "gid-missing",
+    "gpu-mig": "gpu-divided",
+    "gpu-partitioned": "gpu-divided",
+    "gpu-pcie-narrow": "pcie-narrow",
+    "gpu-rows-remapped": "gpu-remap-pending",
+    "link-types-mixed": "rdma-mixed",
+    "nccl-roce-gid": "gid-index",
+    "rdma-port-slow": "rdma-rate-low",
+}
+
+
 def shown(text: str) -> str:
     """The text as it may be printed and kept: nothing in it steers a terminal, and secrets are replaced by `…`."""
     return redact(harmless(text))
@@ -34,10 +51,10 @@ def clipped(text: str, most: int) -> str:
 
 
 def _clean(record: object, *fields: str) -> None:
-    for field in fields:
-        value = getattr(record, field)
+    for name in fields:
+        value = getattr(record, name)
         clean = shown(value) if isinstance(value, str) else tuple(map(shown, value))
-        object.__setattr__(record, field, clean)
+        object.__setattr__(record, name, clean)
 
 
 @dataclass(frozen=True)
@@ -79,6 +96,8 @@ class Finding:
     def __post_init__(self) -> None:
         assert self.severity in SEVERITIES, self.severity
         assert self.confidence in CONFIDENCES, self.confidence
+        if self.code in WAS:
+            object.__setattr__(self, "code", WAS[self.code])
         _clean(self, "title", "cause", "fix", "support", "seen", "unseen")
 
 
@@ -109,6 +128,17 @@ class Verdict:
         if not self.summary or self.summary.startswith(self.answer):
             return self.summary or self.answer
         return f"{self.answer}: {self.summary}"
+
+
+@dataclass(frozen=True)
+class PastedDump:
+    """The output of a tool that somebody pasted beside a log: what it shows, and what that means for a job."""
+
+    kind: str  # the command that printed it
+    file: str
+    facts: Tuple[str, ...]  # in words
+    findings: Tuple[Finding, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)  # the facts for programs
 
 
 def worst(findings: Iterable[Finding]) -> str:

@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.findings.model import Evidence, clipped
+from drumbeat.findings.model import Evidence, PastedDump, clipped
 from drumbeat.logs.events import Events
 from drumbeat.logs.failure import with_unseen
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
@@ -51,7 +51,6 @@ from drumbeat.logs.read.tracebacks import (
 )
 from drumbeat.logs.recorded import Recorded
 from drumbeat.logs.report import Report, make_report
-from drumbeat.machine.dumps.content import Dump as PastedDump
 
 # Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.findings.model import UNKNOWN, Evidence, Finding
+from drumbeat.findings.model import UNKNOWN, Evidence, Finding, PastedDump
 from drumbeat.logs.events import Event, Events
 from drumbeat.logs.failure import AT_THE_END, Failure, Log
 from drumbeat.logs.judge import judge
@@ -20,7 +20,6 @@ from drumbeat.logs.read.launchers import ElasticSummary, Timeouts
 from drumbeat.logs.read.progress import Steps
 from drumbeat.logs.read.tracebacks import survived
 from drumbeat.logs.recorded import Recorded, with_record
-from drumbeat.machine.dumps.content import Dump
 
 # Words about a GPU on nodes that have none: they are quoted, and never believed.
 
@@ -64,7 +63,7 @@ class Report:
     failure: Failure
     environment: Tuple[Finding, ...] = ()
     dropped: int = 0  # observations beyond the bounds of memory
-    dumps: Tuple[Dump, ...] = ()  # pasted beside the log: topology, ports, jobs
+    dumps: Tuple[PastedDump, ...] = ()  # pasted beside the log: topology, ports, jobs
     schema: str = SCHEMA
 
 
@@ -78,7 +77,7 @@ def make_report(
     extra: Tuple[Finding, ...] = (),
     ends: Optional[Mapping[str, int]] = None,
     good_ends: Optional[GoodEnds] = None,
-    pasted: Tuple[Dump, ...] = (),
+    pasted: Tuple[PastedDump, ...] = (),
     of_a_run: bool = True,
     worked: bool = True,
     recorded: Optional[Recorded] = None,

@@ -6,13 +6,12 @@ import textwrap
 from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.base.redact import printable
-from drumbeat.findings.model import INFO, SEVERITIES, UNKNOWN, Evidence, Finding
+from drumbeat.findings.model import INFO, SEVERITIES, UNKNOWN, Evidence, Finding, PastedDump
 from drumbeat.logs.failure import EARLIER, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.logs.meaning.rules import Rulebook
 from drumbeat.logs.nccl.paths import LOCAL
 from drumbeat.logs.nccl.transport import Transport
 from drumbeat.logs.report import Report
-from drumbeat.machine.dumps.content import Dump
 
 LABEL = 12
 MAX_LIST = 6
@@ -47,7 +46,7 @@ def _worst_first(findings: Iterable[Finding]) -> List[Finding]:
     return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 
-def _dump(dump: Dump, lines: List[str], width: int) -> None:
+def _dump(dump: PastedDump, lines: List[str], width: int) -> None:
     """What a pasted dump shows, and what that means for a job."""
     _put("dump", f"{dump.kind} ({dump.file})", lines, width)
     for fact in dump.facts[:MAX_FACTS]:

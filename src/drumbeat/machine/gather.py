@@ -7,6 +7,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
 from drumbeat.base.redact import is_secret
 from drumbeat.machine import container, cpus, fabric, identity, libraries, network, topology
+from drumbeat.machine.distance import Device
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import (
     Container,
@@ -21,7 +22,6 @@ from drumbeat.machine.model import (
     RdmaDevice,
 )
 from drumbeat.machine.parse import integer, line
-from drumbeat.machine.topology import Device
 from drumbeat.machine.vendors import gpu_health, gpus
 
 # Which environment variables matter to a job, and which may never be written down.

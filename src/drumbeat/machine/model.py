@@ -56,6 +56,9 @@ class Gpu:
     device: Optional[str] = None  # its device file: /dev/nvidia0, /dev/dri/renderD128
     mig: Optional[bool] = None  # divided into instances (NVIDIA's MIG)
     health: Optional[GpuHealth] = None
+    links: Dict[str, str] = field(default_factory=dict)  # "GPU 1" or NIC -> NV18, XGMI, PCIE, or a distance: PIX, SYS
+    no_access: Tuple[int, ...] = ()  # GPUs whose memory it cannot reach
+    partition: Optional[str] = None  # SPX: whole; DPX, CPX: divided (AMD)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class RdmaPort:
     link_layer: Optional[str] = None  # InfiniBand, Ethernet
     rate_gbps: Optional[float] = None
     gids: Tuple[Gid, ...] = ()
+    mtu: Optional[int] = None  # bytes in one packet, as the port uses it now
+    cut: str = ""  # the start of a state, where a pasted text ends inside it
 
 
 @dataclass(frozen=True)

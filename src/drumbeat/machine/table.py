@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
+from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.model import Facts, Gpu, Interface, RdmaDevice
 from drumbeat.machine.parse import cpulist_text
-from drumbeat.machine.topology import distance, nearest
 
 _Rows = List[Tuple[str, str]]
 

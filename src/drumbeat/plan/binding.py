@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.findings.model import Evidence, Finding
-from drumbeat.machine.model import Cpus, Facts, Gpu
+from drumbeat.machine.distance import distance, nearest
+from drumbeat.machine.model import Cpus, CxiDevice, Facts, Gpu, Peers, RdmaDevice
 from drumbeat.plan import masks
-from drumbeat.plan.network import compute_nics, natural, nearest
+from drumbeat.plan.network import compute_nics, natural
 from drumbeat.plan.visibility import NAMES, visible
 
 # Cores: the unit a rank is bound to, and how a set of them is divided among ranks.
@@ -66,7 +67,8 @@ def place(numas: Sequence[Optional[int]], turns: Sequence[int], cores: Sequence[
     """A share of the cores for each rank, given the NUMA node of its GPU; and whether every rank sits beside it.
 
     Within a NUMA node they are given out by `turns`, the GPUs' own order, which follows the board's.
-    Where a NUMA node has fewer cores than ranks, or nothing is known, the cores are shared out in NUMA order instead.
+    Where some NUMA nodes have no or too few cores, their ranks take cores where most are left; where nothing is known,
+    the cores are shared out in NUMA order.
     """
     pools: Dict[str, List[Core]] = {}
     for core in cores:
@@ -79,8 +81,15 @@ def place(numas: Sequence[Optional[int]], turns: Sequence[int], cores: Sequence[
             for (_, rank), share in zip(members, divide(pools[home], len(members))):
                 shares[rank] = share
         return shares, all(numa is None or str(numa) == home or home == "" for numa, home in zip(numas, homes))
-    by_numa = [core for name in sorted(pools, key=_number) for core in pools[name]]
     order = sorted(range(len(numas)), key=lambda rank: (_or_last(numas[rank]), turns[rank], rank))
+    homed = _members(numas, order, {name: len(pool) for name, pool in pools.items()})
+    if homed:
+        shares = [[] for _ in numas]
+        for name, ranks in homed.items():
+            for rank, share in zip(ranks, divide(pools[name], max(1, len(ranks)))):
+                shares[rank] = share
+        return shares, False
+    by_numa = [core for name in sorted(pools, key=_number) for core in pools[name]]
     shares = [[] for _ in numas]
     for rank, share in zip(order, _chunks(by_numa, len(numas))):
         shares[rank] = share
@@ -96,6 +105,22 @@ def _homes(numas: Sequence[Optional[int]], pools: List[str]) -> Optional[List[st
         return [pools[rank // each] for rank in range(len(numas))]
     homes = [str(numa) for numa in numas]
     return homes if set(homes) <= set(pools) else None
+
+
+def _members(numas: Sequence[Optional[int]], order: Sequence[int], sizes: Dict[str, int]) -> Dict[str, List[int]]:
+    """NUMA node -> its ranks: those whose GPU is there, unless that leaves them less than half of a fair share."""
+    least = max(1, sum(sizes.values()) // len(numas) // 2)
+    members: Dict[str, List[int]] = {name: [] for name in sorted(sizes, key=_number)}
+    away: List[int] = []
+    for rank in order:
+        home = str(numas[rank])
+        at_home = home in sizes and sizes[home] >= least * (len(members[home]) + 1)
+        (members[home] if at_home else away).append(rank)
+    if len(away) == len(order):
+        return {}
+    for rank in away:
+        members[max(members, key=lambda name: sizes[name] / (len(members[name]) + 1))].append(rank)
+    return members
 
 
 def _number(name: str) -> int:
@@ -260,7 +285,7 @@ class Binding:
         return tuple(emulated_before * len(shown) + shown.index(gpu) for gpu in self.slots[local_rank].gpus)
 
 
-def binding(order: Order, facts: Facts, node: int) -> Binding:
+def binding(order: Order, facts: Facts, node: int, peers: Optional[Peers] = None) -> Binding:
     chosen = choose(order, facts)
     if order.launcher == "once" and order.ranks_per_node == 1:
         return _whole_node(order, facts, chosen)
@@ -273,7 +298,7 @@ def binding(order: Order, facts: Facts, node: int) -> Binding:
     cores = usable_cores(facts.cpus, order.reserved_cpus, order.threads_per_core)
     cpus, threads, words, more = _cpus(order, facts, groups, cores)
     findings += more
-    nics = _nics(facts, groups)
+    nics = _nics(facts, peers, groups)
     slots = []
     for local in range(ranks):
         gpus = groups[first + local]
@@ -304,7 +329,9 @@ def _bound_by(order: Order) -> str:
     return "the job's own cpu-bind put them there" if order.cpu_bind else "drumbeat bound them"
 
 
-def right_binding(order: Order, facts: Facts, node: int, allowed: Sequence[int] = ()) -> Binding:
+def right_binding(
+    order: Order, facts: Facts, node: int, allowed: Sequence[int] = (), peers: Optional[Peers] = None
+) -> Binding:
     """The binding as the facts alone would have it, whatever the job or the scheduler asked for.
 
     `allowed`: all cores of the job on this node, where the facts know only those of one task.
@@ -313,7 +340,7 @@ def right_binding(order: Order, facts: Facts, node: int, allowed: Sequence[int] 
         facts = replace(facts, cpus=replace(facts.cpus, allowed=tuple(sorted(allowed))))
     if order.launcher == "once":
         order = replace(order, launcher="ranks", ranks_per_node=order.ranks_per_node if order.ranks_per_node > 1 else 0)
-    return binding(replace(order, cpu_bind=()), facts, node)
+    return binding(replace(order, cpu_bind=()), facts, node, peers)
 
 
 def _whole_node(order: Order, facts: Facts, chosen: Chosen) -> Binding:
@@ -472,14 +499,11 @@ def _not_beside(facts: Facts, numas: Sequence[Optional[int]], cores: Sequence[Co
     )
 
 
-def _nics(facts: Facts, groups: Sequence[Tuple[Gpu, ...]]) -> List[Optional[str]]:
+def _nics(facts: Facts, peers: Optional[Peers], groups: Sequence[Tuple[Gpu, ...]]) -> List[Optional[str]]:
     """The nearest NIC of each rank; GPUs with the same nearest ones take turns. Unknown stays unknown."""
-    if facts.cxi:
-        known = [(device.name, device.pci_path, device.numa) for device in facts.cxi]
-    else:
-        known = [(device.name, device.pci_path, device.numa) for device in compute_nics(facts).devices]
-    known.sort(key=lambda nic: natural(nic[0]))
-    near = [nearest(group[0], known) if group else [] for group in groups]
+    devices: Sequence[Union[CxiDevice, RdmaDevice]] = facts.cxi or compute_nics(facts, peers).devices
+    devices = sorted(devices, key=lambda device: natural(device.name))
+    near = [_near(group[0], devices) if group else [] for group in groups]
     takes: Dict[Tuple[str, ...], List[int]] = {}
     for group, names in zip(groups, near):
         if names and group[0].index not in takes.setdefault(tuple(names), []):
@@ -488,3 +512,10 @@ def _nics(facts: Facts, groups: Sequence[Tuple[Gpu, ...]]) -> List[Optional[str]
     for group, names in zip(groups, near):
         found.append(names[sorted(takes[tuple(names)]).index(group[0].index) % len(names)] if names else None)
     return found
+
+
+def _near(gpu: Gpu, devices: Sequence[Union[CxiDevice, RdmaDevice]]) -> List[str]:
+    """Names of the nearest; the only one, wherever it is; none where all are far or their places unknown."""
+    found = nearest(gpu, devices)
+    known = len(devices) == 1 or (found and distance(gpu, found[0]) not in (None, "SYS"))
+    return [device.name for device in found] if known else []

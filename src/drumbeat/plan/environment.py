@@ -11,7 +11,15 @@ from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import flight_recorder
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.exported import alt_read_is_idle
-from drumbeat.plan.network import choose, common_gid_index, hca_value, own_addresses, slingshot_interfaces
+from drumbeat.plan.network import (
+    choose,
+    common_gid_index,
+    hca_value,
+    lone_subnets,
+    own_addresses,
+    roce_ports,
+    slingshot_interfaces,
+)
 from drumbeat.plan.scene import Scene, fits, matches, scene
 from drumbeat.plan.variables import SETTINGS, steers
 
@@ -54,6 +62,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     proposals += _interfaces(here, facts, peers, node, left, about_interfaces)
     findings = [] if chosen_already else about_interfaces
     proposals += _rdma(here, facts, left)
+    findings += lone_subnets(here.nics, facts.host) if here.nodes == "many" else []
     proposals += _plugin(here, facts, left)
     proposals += [
         EnvVar(rule.name, rule.value, f"{rule.why} ({rule.reference})", "default")
@@ -64,7 +73,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
         left.append(Left("NCCL_NET_GDR_LEVEL", "PHB is RCCL's own default from ROCm 6.2"))
     if here.vendor and here.fabric == "ethernet":
         left.append(Left("NCCL_P2P_DISABLE", "only where a check of copies between the GPUs has failed"))
-    bound = bound or binding(order, facts, node)
+    bound = bound or binding(order, facts, node, peers)
     proposals += bound.variables
     proposals.append(EnvVar("OMP_NUM_THREADS", str(bound.threads), _threads_why(bound), "detected"))
     proposals += _caches(order, here, node, left)
@@ -134,8 +143,7 @@ def _interfaces(
             value = ",".join(interface.name for interface in found)
             why = "the Slingshot interfaces that are up; the others lead to management networks"
             return [EnvVar(name, value, why, "detected") for name in names]
-    rails = [netdev for device in here.nics.devices for netdev in device.netdevs]
-    choice = choose(facts, peers, node, avoid=rails, fastest=here.fabric == "ethernet")
+    choice = choose(facts, peers, node, here.nics, fastest=here.fabric == "ethernet")
     if choice.interface is None:
         left.extend(Left(name, choice.why) for name in names)
         findings.append(
@@ -196,7 +204,7 @@ def _rdma(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
         which = f"version {version}" if version else f"ROCm {facts.versions.get('rocm')}"
         left.append(Left(name, f"{which} looks up the RoCE v2 GID itself, for each device"))
         return variables
-    index, why = common_gid_index(here.nics, own_addresses(facts))
+    index, why = common_gid_index(roce_ports(here.nics), own_addresses(facts))
     if index is None:
         left.append(Left(name, why))
     else:

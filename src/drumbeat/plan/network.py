@@ -9,11 +9,14 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tup
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
+from drumbeat.findings.model import WARNING, Finding
+from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice, RdmaPort
 
 MOST_HCAS = 32  # NCCL looks at no more
 # Words by which the reasons for leaving a device out can be told apart.
 DOWN, OTHER_LAYER, SLOWER = "no active port", "while the compute fabric is", "storage or management"
+ALONE = "not a subnet of every node"
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,11 @@ def active_ports(device: RdmaDevice) -> List[RdmaPort]:
     ]
 
 
-def compute_nics(facts: Facts) -> ComputeNics:
-    """Active ports only, one link type, no bond beside real ports, the fast ones, those beside a GPU."""
+def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
+    """Active ports only, one link type, no bond beside real ports, the fast ones, those beside a GPU.
+
+    `peers`: of RoCE devices, only those whose subnet every node has, unless none is: then the fabric is routed.
+    """
     left: Dict[str, str] = {}
     devices = sorted(facts.rdma, key=lambda device: natural(device.name))
     alive = []
@@ -62,18 +68,52 @@ def compute_nics(facts: Facts) -> ComputeNics:
     alive = [device for device in alive if layer in _layers(device)]
     top = max((_rate(device) for device in alive), default=0.0)
     for device in alive:
-        if _rate(device) < top:
+        if 0 < _rate(device) < top:  # 0: not known
             left[device.name] = f"{_rate(device):g} Gb/s beside {top:g} Gb/s devices: {SLOWER}"
-    alive = [device for device in alive if _rate(device) == top]
+    alive = [device for device in alive if device.name not in left]
     near = _beside_gpus(alive, facts.gpus)
     for device in alive:
         if device not in near:
             left[device.name] = "shares no PCIe switch with a GPU, while the others do"
+    for device, subnet in _alone(near, facts, peers) if layer == "Ethernet" else ():
+        left[device.name] = f"{subnet} is {ALONE}"
+    near = [device for device in near if device.name not in left]
     for device in near[MOST_HCAS:]:
         left[device.name] = f"NCCL uses no more than {MOST_HCAS} devices"
     chosen = near[:MOST_HCAS]
     in_order = tuple((device.name, left[device.name]) for device in devices if device.name in left)
     return ComputeNics(tuple(chosen), layer if chosen else None, in_order)
+
+
+def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> List[Tuple[RdmaDevice, Network]]:
+    """Devices in a subnet that some node is not in, and that subnet."""
+    known = [peer.facts for peer in (peers.nodes if peers else ()) if peer.facts.interfaces]
+    everywhere = _common_networks(known) if len(known) > 1 else set()
+    subnets = {one.name: networks(one) for one in facts.interfaces}
+    found = []
+    for device in devices:
+        own = [network for netdev in device.netdevs for network in subnets.get(netdev, ())]
+        if own and not everywhere & set(own):
+            found.append((device, own[0]))
+    return found if len(found) < len(devices) else []
+
+
+def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
+    """One finding on the devices that are left out because some node is not in their subnet."""
+    alone = {name: reason for name, reason in nics.left_out if reason.endswith(ALONE)}
+    if not alone:
+        return []
+    return [
+        Finding(
+            "rdma-subnet-differs",
+            WARNING,
+            f"left out on all nodes: {', '.join(f'{name} ({reason})' for name, reason in alone.items())}",
+            "an address was set wrongly here or on a peer, or its interface has none there; the two cannot connect",
+            support=f"compare the addresses of {', '.join(alone)} on {host} with those of the other nodes",
+            host=host,
+            seen=("the subnets of this node, and those that all nodes are in",),
+        )
+    ]
 
 
 def hca_value(nics: ComputeNics) -> str:
@@ -93,7 +133,7 @@ def usable_gids(port: RdmaPort, own: FrozenSet[str] = frozenset()) -> List[Gid]:
     `own`: this node's addresses. A pod's port also shows GIDs of the host and of other pods; where one of the GIDs is an
     address of ours, only such can be sent from here.
     """
-    found = [gid for gid in port.gids if is_ipv4(gid.gid) and (gid.type or "").strip().lower() == "roce v2"]
+    found = [gid for gid in port.gids if ipv4_of(gid.gid) and (gid.type or "").strip().lower() == "roce v2"]
     mine = [gid for gid in found if ipv4_of(gid.gid) in own]
     return mine or found
 
@@ -111,61 +151,31 @@ def ipv4_of(gid: str) -> Optional[str]:
     return str(mapped) if mapped else None
 
 
-def is_ipv4(gid: str) -> bool:
-    plain = gid.strip().lower()
-    return plain.startswith(("0000:0000:0000:0000:0000:ffff:", "::ffff:"))
+def roce_ports(nics: ComputeNics) -> List[Tuple[str, RdmaPort]]:
+    """The ports of the job that need a GID, with their device."""
+    ports = [(device.name, port) for device in nics.devices for port in active_ports(device)]
+    return [(name, port) for name, port in ports if port.link_layer == "Ethernet"]
 
 
-def common_gid_index(nics: ComputeNics, own: FrozenSet[str] = frozenset()) -> Tuple[Optional[int], str]:
-    """One index that is right on every compute port of this node (the variable has one value), or why there is none."""
+def common_gid_index(
+    ports: Sequence[Tuple[str, RdmaPort]], own: FrozenSet[str] = frozenset()
+) -> Tuple[Optional[int], str]:
+    """One index that is right on all these ports of a node (the variable has one value), or why there is none."""
     sets = []
-    for device in nics.devices:
-        for port in active_ports(device):
-            if port.link_layer == "Ethernet":
-                found = {gid.index for gid in usable_gids(port, own)}
-                if not found:
-                    return None, f"{device.name} port {port.port} has no RoCE v2 GID with an IPv4 address"
-                sets.append((device.name, found))
+    for name, port in ports:
+        found = {gid.index for gid in usable_gids(port, own)}
+        if not found:
+            return None, f"{name} port {port.port} has no RoCE v2 GID with an IPv4 address"
+        sets.append((name, found))
     if not sets:
         return None, "no RoCE port"
     both = set.intersection(*[found for _, found in sets])
     if not both:
         words = "; ".join(f"{name}: {','.join(map(str, sorted(found)))}" for name, found in sets)
         return None, f"the devices of this node need different indices ({words}), the variable holds one"
-    ports = [port for device in nics.devices for port in active_ports(device) if port.link_layer == "Ethernet"]
-    mine = own and all(ipv4_of(gid.gid) in own for port in ports for gid in usable_gids(port, own))
+    mine = own and all(ipv4_of(gid.gid) in own for _, port in ports for gid in usable_gids(port, own))
     kind = "an address of this node" if mine else "an IPv4 address"
     return min(both), f"RoCE v2 with {kind} on {len(sets)} port{'s' if len(sets) > 1 else ''} of this node"
-
-
-def nearest(gpu: Gpu, names: Sequence[Tuple[str, Optional[str], Optional[int]]]) -> List[str]:
-    """Of NICs given as (name, PCI path, NUMA node), the ones no other is nearer than; empty when nothing is known."""
-    if len(names) == 1:
-        return [names[0][0]]
-    scores = {name: _closeness(gpu, path, numa) for name, path, numa in names}
-    best = max(scores.values(), default=0)
-    return [name for name, _, _ in names if scores[name] == best] if best > 0 else []
-
-
-def _closeness(gpu: Gpu, path: Optional[str], numa: Optional[int]) -> int:
-    shared = shared_bridges(gpu.pci_path, path)
-    if shared:
-        return 1 + shared  # a common switch counts more than a common host bridge, and that more than a NUMA node
-    if gpu.numa is not None and numa is not None and gpu.numa >= 0 and gpu.numa == numa:
-        return 1
-    return 0
-
-
-def shared_bridges(one: Optional[str], other: Optional[str]) -> int:
-    """How many steps two PCI paths (pci0000:c0/0000:c0:01.1/0000:c1:00.0) have in common, the host bridge included."""
-    if not one or not other:
-        return 0
-    count = 0
-    for left, right in zip(one.strip("/").split("/")[:-1], other.strip("/").split("/")[:-1]):
-        if left != right:
-            break
-        count += 1
-    return count
 
 
 def _layers(device: RdmaDevice) -> set[str]:
@@ -190,7 +200,7 @@ def _beside_gpus(devices: List[RdmaDevice], gpus: Sequence[Gpu]) -> List[RdmaDev
     """More NICs than GPUs and some of them behind a GPU's switch: then the others have another task."""
     if len(devices) <= len([gpu for gpu in gpus if not gpu.integrated]):
         return devices
-    near = [d for d in devices if any(shared_bridges(gpu.pci_path, d.pci_path) > 1 for gpu in gpus)]
+    near = [device for device in devices if any(distance(gpu, device) in ("PIX", "PXB") for gpu in gpus)]
     return near or devices
 
 
@@ -214,15 +224,14 @@ class Choice:
 
 def candidates(facts: Facts) -> List[Interface]:
     """Up, with an address other nodes could reach, and no bridge of this machine alone; in natural order."""
-    found = [
-        interface
-        for interface in facts.interfaces
-        if interface.up is not False
-        and interface.kind not in ("loopback", "bridge")
-        and not _LOCAL_ONLY.match(interface.name)
-        and networks(interface)
-    ]
+    found = [interface for interface in facts.interfaces if interface.up is not False and leads_out(interface)]
     return sorted(found, key=lambda interface: natural(interface.name))
+
+
+def leads_out(interface: Interface) -> bool:
+    """Return whether other nodes could be reached by this interface, if it is up."""
+    own = interface.kind in ("loopback", "bridge") or _LOCAL_ONLY.match(interface.name)
+    return not own and bool(networks(interface))
 
 
 def slingshot_interfaces(facts: Facts) -> List[Interface]:
@@ -234,11 +243,11 @@ def slingshot_interfaces(facts: Facts) -> List[Interface]:
     ]
 
 
-def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fastest: bool = False) -> Choice:
+def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bool = False) -> Choice:
     """One interface whose subnet the other nodes are in too.
 
-    `avoid` are the RDMA devices' own interfaces: they are taken only when nothing else is there. `fastest` puts speed
-    first, for jobs whose data itself goes over sockets.
+    Interfaces of the compute NICs are taken only where no other is fast enough, those of InfiniBand storage NICs only
+    where nothing else is there. `fastest` puts speed first, for jobs whose data itself goes over sockets.
     """
     found = candidates(facts)
     if not found:
@@ -248,11 +257,17 @@ def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fas
     shared = [one for one in found if not others or everywhere & set(networks(one))]
     pool = shared or found
     mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
+    rails = {netdev for device in nics.devices for netdev in device.netdevs}
+    left = [device for device in facts.rdma if device not in nics.devices and _layers(device) == {"InfiniBand"}]
+    storage = {netdev for device in left for netdev in device.netdevs} - rails
+    plain = [one for one in pool if one.name not in rails | storage]
+    if plain and all((one.speed_mbps or ENOUGH_MBPS) < ENOUGH_MBPS for one in plain):
+        rails = set()  # fast enough for both
 
-    def merit(interface: Interface) -> Tuple[bool, int, bool, int]:
+    def merit(interface: Interface) -> Tuple[int, int, bool, int]:
         speed = interface.speed_mbps or 0
         return (
-            interface.name not in avoid,
+            -2 if interface.name in storage else -1 if interface.name in rails else 0,
             speed if fastest else min(speed, ENOUGH_MBPS),
             holds(interface, mine),
             speed,
@@ -268,7 +283,7 @@ def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fas
 
 
 def _why_not_the_others(
-    best: Interface, others: Sequence[Interface], merit: Callable[[Interface], Tuple[bool, int, bool, int]]
+    best: Interface, others: Sequence[Interface], merit: Callable[[Interface], Tuple[int, int, bool, int]]
 ) -> str:
     """What decided against the runner-up, in words; nothing where there was no choice."""
     if not others:
@@ -280,7 +295,8 @@ def _why_not_the_others(
         return f"; the fastest of {len(others) + 1}"
     if first[2] != second[2]:
         return "; the other nodes reached this one by it"
-    return f"; the first by name of {len(others) + 1} alike"
+    alike = [one for one in others if merit(one) == first]
+    return f"; the first by name of {len(alike) + 1} alike"
 
 
 def holds(interface: Interface, address: str) -> bool:

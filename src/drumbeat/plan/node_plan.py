@@ -41,7 +41,7 @@ class Difference:
 
 
 def plan_node(order: Order, facts: Facts, peers: Peers, node: int) -> NodePlan:
-    bound = binding(order, facts, node)
+    bound = binding(order, facts, node, peers)
     decision = decide(order, facts, peers, node, bound)
     meeting = rendezvous(order, peers)
     here = scene(order, facts, peers)

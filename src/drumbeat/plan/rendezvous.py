@@ -118,8 +118,7 @@ def _address(order: Order, peers: Peers, facts: Optional[Facts]) -> Tuple[str, s
         return "127.0.0.1", "one node: its ranks meet on the loopback"
     here = scene(order, facts, peers)
     fast = slingshot_interfaces(facts) if here.fabric == "slingshot" else []
-    rails = [netdev for device in here.nics.devices for netdev in device.netdevs]
-    interface = fast[0] if fast else choose(facts, peers, 0, avoid=rails, fastest=here.fabric == "ethernet").interface
+    interface = fast[0] if fast else choose(facts, peers, 0, here.nics, fastest=here.fabric == "ethernet").interface
     if interface is None:
         return reached, "the address by which node 0 was reached"
     if holds(interface, reached):

@@ -55,7 +55,7 @@ class Scene:
 
 
 def scene(order: Order, facts: Facts, peers: Peers) -> Scene:
-    nics = compute_nics(facts)
+    nics = compute_nics(facts, peers)
     fabric, why = _fabric(order, facts, peers, nics)
     gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
     drivers = {device.driver for device in nics.devices if device.driver}

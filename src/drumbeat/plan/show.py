@@ -93,7 +93,7 @@ def finding_lines(findings: Sequence[Finding], width: Optional[int] = None) -> L
     lines: List[str] = []
     for finding in findings:
         lines += ["", *wrapped(f"{finding.severity}: {finding.title}", width)]
-        texts = [f"  {evidence.text}" for evidence in finding.evidence]
+        texts = ["  " + ": ".join(filter(None, (evidence.place, evidence.text))) for evidence in finding.evidence]
         texts += [f"  {word} {text}" for word, text in _parts(finding) if text]
         lines += [line for text in texts for line in wrapped(text, width)]
     return lines

@@ -39,6 +39,7 @@ from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import node_identity, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
+from drumbeat.plan.network import compute_nics, lone_subnets
 from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.layout import NodeFolder
 
@@ -98,17 +99,20 @@ def plan_node(
 ) -> NodePlan:
     """`metrics`: where ranks report; `folder`: the attempt's part of the run folder; `local`: a folder on the node's own disk."""
     facts = tasks.facts(own)
-    right = right_binding(order, facts, node)
-    bound, findings = _bind(order, tasks, facts, right, node)
+    right = right_binding(order, facts, node, peers=peers)
+    bound, findings = _bind(order, tasks, facts, right, node, peers)
     variables, unsafe_caches = private_caches(environment(order, own, peers, node), local)
     variables += node_identity(order, peers, node, attempt, metrics, os.path.abspath(folder))
-    return NodePlan(facts, right, bound, variables, (*findings, *unsafe_caches))
+    lone = lone_subnets(compute_nics(facts, peers), facts.host)
+    return NodePlan(facts, right, bound, variables, (*findings, *unsafe_caches, *lone))
 
 
-def _bind(order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int) -> Tuple[Binding, Tuple[Finding, ...]]:
+def _bind(
+    order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int, peers: Peers
+) -> Tuple[Binding, Tuple[Finding, ...]]:
     """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
     if order.cpu_bind or not tasks.views:
-        return binding(order, facts, node), ()
+        return binding(order, facts, node, peers), ()
     bound = tasks.bound(right, facts)
     return bound, tuple(bound.findings[len(right.findings) :])
 

@@ -1,12 +1,22 @@
 """Pasted dumps: what each tool prints, and what that means for a job. All written here."""
 
+import dataclasses
+import random
 import textwrap
 
 import pytest
 
+from drumbeat.doctor.dumps import judged
+from drumbeat.doctor.examine import examine
 from drumbeat.logs.reader import Reader
 from drumbeat.logs.show import render
-from drumbeat.machine.dumps import MAX_BYTES, READERS, read_dumps
+from drumbeat.machine.dumps import MAX_BYTES, READERS, together
+from drumbeat.machine.dumps import read_dumps as parse
+from tests.plan.archetype import facts_of
+
+
+def read_dumps(text, file):
+    return tuple(map(judged, parse(text, file)))
 
 
 def dump(text, kind):
@@ -38,7 +48,7 @@ TOPO = """
 def test_which_card_belongs_to_which_gpu():
     found = dump(TOPO, "nvidia-smi topo -m")
     assert found.data["nearest"] == {"GPU0": ["mlx5_0"], "GPU1": ["mlx5_4"]}
-    assert found.data["numa"] == {"GPU0": "0", "GPU1": "1"}
+    assert found.data["numa"] == {"GPU0": 0, "GPU1": 1}
     (note,) = found.findings
     assert note.code == "nic-near-no-gpu" and "mlx5_bond_0" in note.title and "NCCL_IB_HCA=mlx5_0,mlx5_4 " in note.fix
 
@@ -48,7 +58,7 @@ def test_a_gpu_without_a_card_on_its_side():
         "        GPU0  GPU1  mlx5_0  CPU Affinity\nGPU0  X   SYS  PHB 0-7\nGPU1  SYS  X  SOC 8-15\nmlx5_0 PHB SOC X\n"
     )
     found = dump(text, "nvidia-smi topo -m")
-    assert codes(found) == ["gpu-far-from-nic"] and "GPU1" in found.findings[0].title
+    assert codes(found) == ["gpu-far-from-nic"] and "GPU 1" in found.findings[0].title
 
 
 def test_a_table_of_peer_access_is_no_topology():
@@ -62,7 +72,7 @@ def test_ports_of_rdma_link_old_and_new():
     9/1: mlx5_2/1: state ACTIVE physical_state LINK_UP netdev ens3
     """
     found = dump(text, "rdma link")
-    assert found.data == {"active": ["mlx5_0", "mlx5_2"], "down": ["mlx5_1"]}
+    assert found.data["active"] == ["mlx5_0", "mlx5_2"] and found.data["down"] == ["mlx5_1"]
     assert codes(found) == ["rdma-port-down"] and "mlx5_1 port 1 is down (DISABLED)" in found.findings[0].title
 
 
@@ -84,7 +94,9 @@ IBSTAT = """
 
 
 def test_ibstat_mixed_slow_and_without_a_subnet_manager():
-    assert codes(dump(IBSTAT.format(state="Active"), "ibstat")) == ["link-types-mixed", "rdma-port-slow"]
+    assert codes(dump(IBSTAT.format(state="Active"), "ibstat")) == ["rdma-mixed"]
+    ethernet = IBSTAT.format(state="Active").replace("InfiniBand", "Ethernet")
+    assert codes(dump(ethernet, "ibstat")) == ["rdma-rate-low"]
     assert codes(dump(IBSTAT.format(state="Initializing"), "ibstat")) == ["ib-no-subnet-manager"]
 
 
@@ -120,14 +132,16 @@ def test_show_gids_names_the_right_index():
 def test_rocm_and_amd_smi():
     text = "\n".join(f"GPU[{gpu}]\t\t: (Topology) Numa Node: {node}" for gpu, node in enumerate((3, 3, 1, 1)))
     found = dump(text, "rocm-smi --showtopo")
-    assert found.data["numa"] == {0: 3, 1: 3, 2: 1, 3: 1} and codes(found) == ["gpu-order-not-numa-order"]
+    assert found.data["numa"] == {"GPU0": 3, "GPU1": 3, "GPU2": 1, "GPU3": 1} and codes(found) == [
+        "gpu-order-not-numa-order"
+    ]
     table = "             0000:03:00.0 0000:0c:00.0\n0000:03:00.0 {0}      {1}\n0000:0c:00.0 {1}     {0}\n"
     text = "ACCESS TABLE:\n" + table.format("ENABLED", "DISABLED") + "LINK TYPE TABLE:\n" + table.format("SELF", "PCIE")
     found = dump(text, "amd-smi topology")
-    assert found.data == {"gpus": 2, "links": ["PCIE"]} and codes(found) == ["gpu-peer-access-off"]
+    assert found.data["gpus"] == 2 and found.data["links"] == ["PCIE"] and codes(found) == ["gpu-peer-access-off"]
     text = "GPU: 0\n  BUS:\n    BDF: 0000:0c:00.0\n  NUMA:\n    NODE: 1\n  PARTITION:\n    COMPUTE_PARTITION: CPX\n"
     found = dump(text + "    MARKET_NAME: MI300X\nNUMA_NODE\n", "amd-smi static")
-    assert found.data["numa"] == {0: 1} and codes(found) == ["gpu-partitioned"]
+    assert found.data["numa"] == {"GPU0": 1} and codes(found) == ["gpu-divided"]
 
 
 def test_nvidia_query():
@@ -145,9 +159,14 @@ def test_nvidia_query():
             Pending                           : Yes
         Clocks Event Reasons
             SW Power Cap                      : Active
+            HW Slowdown                       : Active
     """
     found = dump(text, "nvidia-smi -q")
-    assert codes(found) == ["gpu-ecc", "gpu-rows-remapped", "gpu-throttled", "gpu-mig"]
+    assert codes(found) == ["gpu-memory-errors", "gpu-throttled", "gpu-divided"]
+    healthy = text.replace("Uncorrectable            : 2", "Uncorrectable            : 0").replace(
+        "Enabled", "Disabled"
+    )
+    assert codes(dump(healthy.replace("HW Slowdown", "Idle       "), "nvidia-smi -q")) == ["gpu-remap-pending"]
 
 
 XML = """
@@ -161,7 +180,7 @@ XML = """
 
 def test_nccl_topology_file():
     found = dump(XML, "NCCL topology file")
-    assert found.data["nearest"] == {"GPU 0": ["mlx5_0"], "GPU 1": []} and codes(found) == ["gpu-far-from-nic"]
+    assert found.data["nearest"] == {"GPU0": ["mlx5_0"], "GPU1": ["mlx5_0"]} and codes(found) == ["gpu-far-from-nic"]
     assert dump("<graphs version='1'></graphs>", "NCCL graph file").facts
 
 
@@ -178,10 +197,10 @@ def test_ds_report():
     shared memory (/dev/shm) size .... 0.06 GB
     """
     assert codes(dump(text, "ds_report")) == [
-        "cuda-versions-differ",
-        "deepspeed-other-torch",
-        "deepspeed-ops",
         "shm-small",
+        "cuda-versions-differ",
+        "deepspeed-operators",
+        "deepspeed-torch",
     ]
 
 
@@ -201,52 +220,46 @@ def test_ip_addr():
     assert found.data["usable"] == ["ens1"] and codes(found) == ["interface-down"]
 
 
-def test_scontrol():
-    text = """
-    JobId=4711 JobName=train
-       JobState=OUT_OF_MEMORY Reason=OutOfMemory Dependency=(null)
-       RunTime=00:12:03 TimeLimit=01:00:00 TimeMin=N/A
-       NumNodes=2 NumCPUs=16 ExitCode=0:125
-       TRES=cpu=16,mem=64G,node=2,gres/gpu=8
-    NodeName=n1 Arch=x86_64 CPUTot=64
-       State=IDLE+DRAIN ThreadsPerCore=1
-       Reason=bad NVLink [root@2026-01-02T03:04:05]
-    """
-    found = dump(text, "scontrol show job and node")
-    assert codes(found) == ["oom-kill", "node-unavailable"] and found.data["drained"] == ["n1"]
-    assert "bad NVLink" in found.findings[1].title
-    assert found.facts[0] == "job 4711: OUT_OF_MEMORY, 2 nodes, ran 00:12:03 of 01:00:00"
-
-
-def test_a_job_that_waits_ran_for_no_time():
-    text = """
-    JobId=4712 JobName=train
-       JobState=PENDING Reason=Resources Dependency=(null)
-       RunTime=00:00:00 TimeLimit=04:00:00 TimeMin=N/A
-       NumNodes=2 TRES=cpu=16,node=2,gres/gpu=8
-    """
-    assert dump(text, "scontrol show job").facts == ("job 4712: PENDING, 2 nodes, not started, time limit 04:00:00",)
-
-
 def test_every_finding_says_where_it_was_seen_and_the_text_shows_it():
     reader = Reader()
     reader.pasted.extend(read_dumps(textwrap.dedent(TOPO), "topo.txt"))
     text = render(reader.report())
-    assert "GPU0: mlx5_0 (PIX), NUMA 0" in text and "failure" not in text
+    assert "GPU 0: mlx5_0 (PIX), NUMA 0" in text and "failure" not in text and "[topo.txt:7]" in text
     for found in reader.pasted:
         assert all(finding.seen == (f"{found.kind}: topo.txt",) for finding in found.findings)
+        assert [finding.evidence[0].text.split()[0] for finding in found.findings] == ["NIC2"]
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_mark_alone_is_no_dump(name):
-    for mark in READERS[name]:
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+def test_a_mark_alone_is_no_dump(reader):
+    for mark in READERS[reader]:
         assert not [one for one in read_dumps(f"some text {mark} and more\n", "x") if "NCCL" not in one.kind]
 
 
 def test_hostile_text_is_read_in_bounded_time():
-    for text in ("<" * 100_000 + "<system" + "<a" * 100_000, "GPU0 " * 50_000, "JobId=" * 50_000, "CA '" * 90_000):
-        read_dumps(text, "x")
+    many = range(2_000)
+    for text in (
+        "<" * 100_000 + "<system" + "<a" * 100_000, "GPU0 " * 50_000, "JobId=" * 50_000, "CA '" * 90_000,
+        "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Down\n" * 2_000,
+        "".join(f"link mlx5_{n}/1 state DOWN physical_state DISABLED netdev e{n}\n" for n in many),
+        "".join(f"link mlx5_0/{n} state DOWN physical_state DISABLED netdev e\n" for n in many),
+        "<system>" + "".join(f'<cpu numaid="0"><gpu dev="{n}"/><net name="n{n}"/></cpu>' for n in many) + "</system>",
+    ):  # fmt: skip
+        found = read_dumps(text, "x")
+        assert len(found) <= 64 and all(len(one.findings) <= 4200 for one in found)
     assert MAX_BYTES <= 8 << 20
+
+
+def test_damaged_dumps_stop_nothing():
+    rng = random.Random(7)
+    texts = [textwrap.dedent(each) for each in (TOPO, IBSTAT, XML, TOPO_WITHOUT_LEGEND, CUT)]
+    odd = ("9" * 30, "-1", "\0", "\u0663", "GPU0", "'", "\n", '"', "NIC0: ", "NV18", "SYS")
+    for _ in range(400):
+        text = rng.choice(texts) + rng.choice(texts)
+        for _ in range(rng.randint(1, 6)):
+            start, length = rng.randrange(len(text)), rng.randint(0, 60)
+            text = text[:start] + rng.choice(odd) * rng.randint(0, 1) + text[start + length :]
+        judged(together(parse(text, "x")))
 
 
 TOPO_WITHOUT_LEGEND = """
@@ -261,7 +274,7 @@ GPU1    SYS      X      SYS     PIX     SYS     4-7             1
     [
         ("DEV\tPORT\tINDEX\tGID\n---\t----\nn_gids_found=0\n", "show_gids", "no RDMA device has a GID here"),
         (TOPO_WITHOUT_LEGEND, "nvidia-smi topo -m", "the NIC legend below the table names the devices"),
-        ("HOPS TABLE:\n   0000:c1:00.0 0000:c6:00.0\n0000:c1:00.0 0 1\n0000:c6:00.0 1 0\n", "amd-smi topology", "2 GPUs"),
+        ("HOPS TABLE:\n   0000:c1:00.0 0000:c6:00.0\n0000:c1:00.0 0 1\n0000:c6:00.0 1 0\n", "amd-smi topology", "GPU 1: at"),
         ("op name ................ installed .. compatible\nfp_quantizer ........... [NO] ....... [NO]\n", "ds_report",
          "fp_quantizer"),
         ("1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536\nlink/loopback 00:00\n2: p1: <UP,LOWER_UP> mtu 1500\nlink/ether 9c:63\n"
@@ -271,8 +284,6 @@ GPU1    SYS      X      SYS     PIX     SYS     4-7             1
         ("    GPU UUID   : GPU-1\n    PCI\n        Bus Id     : 00000000:82:00.0\n", "nvidia-smi -q", "00000000:82:00.0"),
         ('<nvidia_smi_log>\n<driver_version>550.1</driver_version>\n<gpu id="00000000:01:00.0">\n<product_name>X</product_name>',
          "nvidia-smi -q -x", "without -x"),
-        ("JobId=7 JobName=t\n   JobState=PENDING Reason=Resources\n   ReqNodeList=n7 ExcNodeList=(null)\n   NumNodes=1\n",
-         "scontrol show job", "asks for n7 by name"),
     ],
 )  # fmt: skip
 def test_forms_that_people_paste(text, kind, words):
@@ -302,9 +313,9 @@ def test_the_interface_of_an_infiniband_port_is_not_the_port():
     )
     (dump,) = read_dumps(text, "x")
     assert [(each.code, each.severity) for each in dump.findings] == [
-        ("rdma-port-not-shown", "info"), ("rdma-port-down", "warning"),
+        ("rdma-port-down", "warning"), ("rdma-port-not-shown", "info"),
     ]  # fmt: skip
-    assert "mlx5_2" in dump.findings[1].title and "state not shown" in dump.facts[0]
+    assert "mlx5_2" in dump.findings[0].title and "state not shown" in dump.facts[0]
 
 
 @pytest.mark.parametrize("state", ["Act", "Dow", ""])
@@ -318,7 +329,7 @@ def test_a_port_whose_state_is_cut_is_not_down(state):
 def test_a_rate_in_the_last_line_may_be_cut():
     port = "CA 'mlx5_{}'\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n\t\tRate: {}\n"
     whole = port.format(0, 400) + port.format(1, 40) + "\t\tBase lid: 7\n"
-    assert codes(read_dumps(whole, "x")[0]) == ["rdma-port-slow"]
+    assert codes(read_dumps(whole, "x")[0]) == ["rdma-rate-low"]
     assert codes(read_dumps(port.format(0, 400) + port.format(1, 40), "x")[0]) == []
 
 
@@ -334,9 +345,7 @@ def test_a_row_of_the_topology_that_is_cut_is_not_judged(row):
     (dump,) = read_dumps(CUT + row, "x")
     assert dump.data["nearest"] == {"GPU0": ["NIC0"]} and codes(dump) == []
     assert (
-        "NVLink between GPUs: NV18" in dump.facts
-        and "cut here" in dump.facts[-1]
-        and "GPU1, GPU2, GPU3" in dump.facts[-1]
+        "between the GPUs: NV18" in dump.facts and "cut here" in dump.facts[-1] and "GPU1, GPU2, GPU3" in dump.facts[-1]
     )
 
 
@@ -346,12 +355,49 @@ def test_two_topologies_in_one_paste_are_both_read():
         f"NIC0\t{near}\tSYS\t X \n\nNIC Legend:\n  NIC0: {name}\n\n"
         for link, near, name in (("NV18", "PIX", "mlx5_0"), ("SYS", "SYS", "mlx5_8"))
     )
-    (dump,) = read_dumps(first + second, "x")
-    assert (
-        "table 1 of 2: GPU0: mlx5_0 (PIX), NUMA 0" in dump.facts
-        and "table 2 of 2: GPU0: mlx5_8 (SYS), NUMA 0" in dump.facts
-    )
-    assert [each.title for each in dump.findings] == [
-        "table 1: no card is on the side of GPU1", "table 2: no card is on the side of GPU0, GPU1",
+    one, other = read_dumps(first + second, "x")
+    assert "GPU 0: mlx5_0 (PIX), NUMA 0" in one.facts and "GPU 0: mlx5_8 (SYS), NUMA 0" in other.facts
+    assert [(each.title, each.evidence[0].line) for found in (one, other) for each in found.findings] == [
+        ("no NIC is on the side of GPU 1", 3), ("no NIC is on the side of GPU 0, GPU 1", 10),
     ]  # fmt: skip
     assert read_dumps(first + first, "x") == read_dumps(first, "x")
+
+
+def test_two_nodes_in_one_paste_are_both_read():
+    node = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: {}\n\t\tPhysical state: {}\n"
+    one, other = read_dumps(node.format("Active", "LinkUp") + node.format("Down", "Disabled"), "x")
+    assert codes(one) == [] and [(each.code, each.evidence[0].line) for each in other.findings] == [
+        ("rdma-port-down", 7)
+    ]
+
+
+def test_dumps_of_one_node_together_know_which_port_is_beside_a_gpu():
+    topo = "\tGPU0\tmlx5_0\tmlx5_1\tCPU Affinity\nGPU0\t X \tPIX\tSYS\t0-7\n"
+    down, up = "state DOWN physical_state DISABLED netdev a", "state ACTIVE physical_state LINK_UP netdev b"
+    ports = f"link mlx5_0/1 {down}\nlink mlx5_1/1 {up}\n"
+    both = judged(together([*parse(topo, "topo.txt"), *parse(ports, "ports.txt")]))
+    assert "beside a GPU" in next(each.title for each in both.findings if each.code == "rdma-port-down")
+
+
+def test_a_live_node_is_judged_by_the_checks_that_only_dumps_had():
+    def live(name="dgx-h100", **changes):
+        return [each.code for each in examine(dataclasses.replace(facts_of(name, 1)[0], **changes))]
+
+    facts = facts_of("dgx-h100", 1)[0]
+    first, *gpus = facts.gpus
+    waiting = dataclasses.replace(facts.rdma[0].ports[0], state="INIT", link_layer="InfiniBand")
+    assert "ib-no-subnet-manager" in live(rdma=(dataclasses.replace(facts.rdma[0], ports=(waiting,)), *facts.rdma[1:]))
+    assert "software-rdma" in live(rdma=(*facts.rdma, dataclasses.replace(facts.rdma[0], name="rxe0")))
+    assert "gpu-numa-unknown" in live(gpus=(dataclasses.replace(first, numa=None), *gpus))
+    assert "gpu-peer-access-off" in live(gpus=(dataclasses.replace(first, no_access=(1,)), *gpus))
+    assert "nvlink-partial" in live(gpus=(dataclasses.replace(first, links={"GPU 1": "NV18", "GPU 2": "SYS"}), *gpus))
+    assert "gpu-divided" in live(gpus=(dataclasses.replace(first, partition="CPX"), *gpus))
+    up = next(one for one in facts.interfaces if one.up and one.addresses and one.kind == "physical")
+    assert "interface-down" in live(interfaces=(dataclasses.replace(up, up=False),))
+    assert "gpu-order-not-numa-order" in live("lumi-g")
+    assert not {"gpu-far-from-nic", "nic-near-no-gpu", "topology-flat"} & {
+        *live(),
+        *live("lumi-g"),
+        *live("mi300x-thor2"),
+    }
+    assert "gpu-far-from-nic" in live(rdma=facts.rdma[:1])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Dict, List, Optional
 
-from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
-from drumbeat.machine.dumps.content import Content
+from drumbeat.findings.model import ERROR, INFO, WARNING, Evidence, Finding, PastedDump
 
 _ENTRY = re.compile(r"^(?=JobId=|NodeName=)", re.MULTILINE)
 _FIELD = re.compile(r"(?:^|\s)([A-Z][\w:]*)=((?:(?!\s[A-Z][\w:]*=)[^\n])*)")
@@ -42,7 +42,10 @@ _WAITS = {
 }
 
 
-def read(text: str) -> Optional[Content]:
+def read_scontrol(text: str, file: str) -> Optional[PastedDump]:
+    """Jobs and nodes of Slurm in a pasted text."""
+    if "JobId=" not in text and "NodeName=" not in text:
+        return None
     facts: List[str] = []
     findings: List[Finding] = []
     data: Dict[str, List[str]] = {"jobs": [], "drained": []}
@@ -58,7 +61,9 @@ def read(text: str) -> Optional[Content]:
             _node(fields, facts, findings, data)
     if not facts:
         return None
-    return Content(f"scontrol show {' and '.join(sorted(kinds))}", tuple(facts), tuple(findings), data)
+    kind = f"scontrol show {' and '.join(sorted(kinds))}"
+    placed = [replace(one, evidence=(Evidence(one.title, file),), seen=(f"{kind}: {file}",)) for one in findings]
+    return PastedDump(kind, file, tuple(facts), tuple(placed), data)
 
 
 def _job(fields: Dict[str, str], facts: List[str], findings: List[Finding]) -> None:
