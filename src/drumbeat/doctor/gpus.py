@@ -6,7 +6,8 @@ from typing import Dict, Iterator, List
 
 from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
-from drumbeat.machine.model import Gpu, of_program
+from drumbeat.machine.model import Gpu
+from drumbeat.machine.vendors import of_program
 
 
 def check(case: Case) -> Iterator[Finding]:

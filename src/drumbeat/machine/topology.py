@@ -6,7 +6,7 @@ import re
 from typing import List, Optional, Tuple, TypeVar, Union
 
 from drumbeat.base.regex import regex
-from drumbeat.machine.host import Host
+from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import CxiDevice, Gpu, Interface, PciLink, RdmaDevice
 from drumbeat.machine.parse import integer, line
 

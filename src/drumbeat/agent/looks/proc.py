@@ -25,7 +25,6 @@ from drumbeat.inrank import stacks
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.sample import Sampler
-from drumbeat.machine.vendors.nvml import open_nvml
 
 _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack, over that time
@@ -81,8 +80,7 @@ def read_ranks(
         for main, before in waits.items()
         for now in [_waits(main)]
     }
-    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
-    devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
+    devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     looks = [_look(rank, table, before, after, seconds, gpus, devices) for rank in ranks]
     looks = [replace(look, network=network, wakes=wakes[look.pid]) for look in looks]
     words = _LastWords(looks)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.gpu_users import GpuUsers, Users, awaits_driver, computing
+from drumbeat.agent.watchers.gpu_users import GpuUsers, awaits_driver, computing
 from drumbeat.agent.watchers.mig import mig_instances
 from drumbeat.agent.watchers.rank_processes import carries, environ_of, identity_in, launchers, read_parents
 from drumbeat.base.order import EnvVar
@@ -15,6 +15,7 @@ from drumbeat.base.processes import open_files, start_time
 from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.machine.parse import cpulist
+from drumbeat.machine.vendors.contract import Users
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.placement import UNKNOWN, RankSeen, changed, rows, text_table, verdict
 from drumbeat.plan.variables import steers
