@@ -13,8 +13,7 @@ from tests.corpus import corpus
 
 PARSERS = (
     nvidia.parse_query,
-    amd.parse_rocm_smi,
-    amd.parse_amd_smi,
+    amd.parse_cards,
     network.parse_fib_trie,
     network.parse_routes,
     network.parse_if_inet6,

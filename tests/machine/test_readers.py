@@ -231,7 +231,7 @@ def test_rocm_smi_fills_what_sysfs_keeps_back(tree):
     "text", ["WARNING: no GPU", "[1]", "{}", "null", "[" * 99999, '{"a": 1}', '[{"bus": 3}, {"bus": {"bdf": 7}}]']
 )
 def test_tools_that_say_nothing_useful(text):
-    assert amd.parse_rocm_smi(text) == amd.parse_amd_smi(text) == {}
+    assert amd.parse_cards(text) == {}
 
 
 def test_amd_smi_before_rocm_7():
@@ -240,8 +240,7 @@ def test_amd_smi_before_rocm_7():
         "asic": {"market_name": "N/A"},
         "vram": {"size": {"value": 192, "unit": "GB"}},
     }
-    (gpu,) = amd.parse_amd_smi(json.dumps([card])).values()
-    assert (gpu.pci, gpu.name, gpu.memory_bytes) == ("0000:c1:00.0", None, 192 << 30)
+    assert amd.parse_cards(json.dumps([card])) == {"0000:c1:00.0": (None, 192 << 30)}
 
 
 def test_a_management_display_is_no_gpu_and_intels_is_integrated(tree):

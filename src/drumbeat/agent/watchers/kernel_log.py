@@ -9,8 +9,9 @@ from drumbeat.base.regex import regex
 from drumbeat.findings.model import WARNING, Evidence, Finding
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.vendors import kernel_event
-from drumbeat.machine.vendors.contract import PCIE, GpuEvent, place
+from drumbeat.machine.vendors.contract import GpuEvent, place
 
+PCIE = "pcie-error"
 _PCIE = regex(
     r"\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"
 )

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import struct
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar
@@ -21,16 +21,14 @@ from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
 from drumbeat.machine.parse import figure, integer, line, natural, number, pci_address, properties, size_in_bytes
 from drumbeat.machine.vendors.contract import (
-    ECC,
     PCI,
-    RESET,
     ContainerFlags,
     GpuEvent,
     Rarely,
     Users,
     Vendor,
-    entries,
     names,
+    numbers,
     pick,
     place,
 )
@@ -101,15 +99,10 @@ class Amd(Vendor):
         identities = [line(host, f"{_NODES}/{node}/gpu_id") or "" for node, _ in _own_nodes(host)]
         found: Dict[int, Tuple[int, ...]] = {}
         for name in host.list(_PROCESSES):
-            files = set(host.list(f"{_PROCESSES}/{name}"))
-            used = [
-                index
-                for index, identity in enumerate(identities)
-                if f"vram_{identity}" in files and number(host, f"{_PROCESSES}/{name}/vram_{identity}")
-            ]
-            pid = integer(name)
-            if pid is not None and used:
-                found[pid] = tuple(used)
+            sizes = [number(host, f"{_PROCESSES}/{name}/vram_{identity}") for identity in identities]
+            used, pid = tuple(index for index, size in enumerate(sizes) if size), integer(name)
+            if used and pid is not None:
+                found[pid] = used
         return found
 
     def visible(self, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[List[Gpu], List[Finding]]:
@@ -120,28 +113,25 @@ class Amd(Vendor):
             seen = pick(seen, "ROCR_VISIBLE_DEVICES", rocr, findings)
         second, name = (hip, "HIP_VISIBLE_DEVICES") if hip is not None else (cuda, "CUDA_VISIBLE_DEVICES")
         if hip is not None and cuda is not None and hip != cuda:
+            title = "HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES differ"
+            cause = "on AMD both filter the same list, and torch takes HIP_VISIBLE_DEVICES"
+            both = (Evidence(f"HIP_VISIBLE_DEVICES={hip}"), Evidence(f"CUDA_VISIBLE_DEVICES={cuda}"))
             findings.append(
-                Finding(
-                    "visibility-two-names",
-                    "warning",
-                    "HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES differ",
-                    "on AMD both filter the same list, and torch takes HIP_VISIBLE_DEVICES",
-                    "unset CUDA_VISIBLE_DEVICES",
-                    (Evidence(f"HIP_VISIBLE_DEVICES={hip}"), Evidence(f"CUDA_VISIBLE_DEVICES={cuda}")),
-                )
+                Finding("visibility-two-names", "warning", title, cause, "unset CUDA_VISIBLE_DEVICES", both)
             )
         if second is None:
             return seen, findings
         if rocr is not None:
-            evidence = (Evidence(f"ROCR_VISIBLE_DEVICES={rocr}"), Evidence(f"{name}={second}"))
+            why, wanted = "", numbers(second)
             if name == "HIP_VISIBLE_DEVICES" and len(second.split(",")) > len(rocr.split(",")):
-                findings.append(_double(name, "torch refuses a longer second list", evidence))
-                return [], findings
-            wanted = [entry for entry in entries(second) if isinstance(entry, int)]
-            if wanted and max(wanted) >= len(seen):
-                words = f"it counts within the {len(seen)} devices ROCR_VISIBLE_DEVICES leaves, 0 to {len(seen) - 1}"
-                findings.append(_double(name, words, evidence))
-                return [], findings
+                why = "torch refuses a longer second list"
+            elif wanted and max(wanted) >= len(seen):
+                why = f"it counts within the {len(seen)} devices ROCR_VISIBLE_DEVICES leaves, 0 to {len(seen) - 1}"
+            if why:
+                title = f"{name} filters what ROCR_VISIBLE_DEVICES has already filtered, and no device is left"
+                fix = f"set only one of them, or count {name} from 0"
+                both = (Evidence(f"ROCR_VISIBLE_DEVICES={rocr}"), Evidence(f"{name}={second}"))
+                return [], [*findings, Finding("visibility-double-filter", "error", title, why, fix, both)]
         return pick(seen, name, second, findings), findings
 
     def show_own(self, gpus: Sequence[Gpu], node: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[EnvVar, ...]:
@@ -177,22 +167,11 @@ class Amd(Vendor):
             return None
         event = GpuEvent(f"amdgpu {address}: {error.group() if error else words[:100]}", place(address))
         if reset:
-            return dataclasses.replace(event, code=RESET, what="was reset by its driver")
+            return dataclasses.replace(event, code="amdgpu-reset", what="was reset by its driver")
         if ecc:
             many = "an uncorrectable memory error" if ecc.group(1) == "1" else "uncorrectable memory errors"
-            return dataclasses.replace(event, code=ECC, what=f"had {many} ({ecc.group(2)} block)")
+            return dataclasses.replace(event, code="gpu-ecc", what=f"had {many} ({ecc.group(2)} block)")
         return event
-
-
-def _double(name: str, words: str, evidence: Tuple[Evidence, ...]) -> Finding:
-    return Finding(
-        "visibility-double-filter",
-        "error",
-        f"{name} filters what ROCR_VISIBLE_DEVICES has already filtered, and no device is left",
-        words,
-        f"set only one of them, or count {name} from 0",
-        evidence,
-    )
 
 
 def _own_nodes(host: Host) -> List[Tuple[str, Dict[str, str]]]:
@@ -285,69 +264,39 @@ def _with_modules(host: Host, gpus: List[Gpu], links: Dict[int, List[int]]) -> L
 
 def _asked(host: Host, gpus: List[Gpu]) -> List[Gpu]:
     """Names and memory from a tool, where sysfs kept silent; newer ROCm has only amd-smi."""
-    told = parse_rocm_smi(host.command(ROCM_SMI) or "") or parse_amd_smi(host.command(AMD_SMI) or "")
-    return [
-        dataclasses.replace(
-            gpu, name=gpu.name or told[gpu.pci].name, memory_bytes=gpu.memory_bytes or told[gpu.pci].memory_bytes
-        )
-        if gpu.pci in told
-        else gpu
-        for gpu in gpus
-    ]
-
-
-def parse_rocm_smi(text: str) -> Dict[Optional[str], Gpu]:
-    """`{"card0": {"PCI Bus": "0000:C1:00.0", ...}}`; keys changed their spelling over the years."""
-    cards = _json(text)
-    found: Dict[Optional[str], Gpu] = {}
-    for card in _objects(cards.values() if isinstance(cards, dict) else ()):
-        about = {str(key).lower(): str(value) for key, value in card.items()}
-        pci = pci_address(about.get("pci bus"))
-        if pci:
-            name = about.get("card series") or about.get("card model")
-            found[pci] = _told(len(found), name, pci, integer(about.get("vram total memory (b)")))
+    told = parse_cards(host.command(ROCM_SMI) or "") or parse_cards(host.command(AMD_SMI) or "")
+    found = []
+    for gpu in gpus:
+        name, memory = told.get(gpu.pci or "", (None, None))
+        found.append(dataclasses.replace(gpu, name=gpu.name or name, memory_bytes=gpu.memory_bytes or memory))
     return found
 
 
-def parse_amd_smi(text: str) -> Dict[Optional[str], Gpu]:
-    """A list, one object per GPU, with `bus`, `asic` and `vram` in it; since ROCm 7 below `gpu_data`."""
-    data = _json(text)
-    if isinstance(data, dict):
-        data = data.get("gpu_data")
-    found: Dict[Optional[str], Gpu] = {}
-    for card in _objects(data if isinstance(data, list) else ()):
-        pci = pci_address(str(_inside(card, "bus", "bdf")))
-        if pci:
-            found[pci] = _told(
-                len(found), _inside(card, "asic", "market_name"), pci, _size(_inside(card, "vram", "size"))
-            )
-    return found
+def parse_cards(text: str) -> Dict[str, Tuple[Optional[str], Optional[int]]]:
+    """Name and memory of GPUs in JSON of rocm-smi or amd-smi, by PCI address, since the two count differently from HIP.
 
-
-def _inside(card: Dict[str, Any], part: str, key: str) -> Any:
-    value = card.get(part)
-    return value.get(key) if isinstance(value, dict) else None
-
-
-def _told(index: int, name: Any, pci: str, memory: Optional[int]) -> Gpu:
-    known = name if isinstance(name, str) and name not in ("N/A", "") else None
-    return Gpu(index, "amd", known, pci, memory_bytes=memory)
-
-
-def _size(value: Any) -> Optional[int]:
-    """`{"value": 196592, "unit": "MB"}`, or the same as a text."""
-    return size_in_bytes(f"{value.get('value')} {value.get('unit')}" if isinstance(value, dict) else str(value)) or None
-
-
-def _json(text: str) -> Any:
+    rocm-smi: `{"card0": {"PCI Bus": "0000:C1:00.0", ...}}`; keys changed their spelling over the years. amd-smi: a list, one
+    object per GPU, with `bus`, `asic` and `vram` in it; since ROCm 7 below `gpu_data`.
+    """
     try:
-        return json.loads(text)
+        data = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-
-
-def _objects(values: Iterable[Any]) -> Iterable[Dict[str, Any]]:
-    return (value for value in values if isinstance(value, dict))
+        return {}
+    if isinstance(data, dict):
+        data = data.get("gpu_data") or list(data.values())
+    found: Dict[str, Tuple[Optional[str], Optional[int]]] = {}
+    for card in data if isinstance(data, list) else ():
+        about: Dict[str, Any] = {}
+        for key, value in card.items() if isinstance(card, dict) else ():
+            about.update(value if isinstance(value, dict) else {key.lower(): value})
+        pci = pci_address(str(about.get("pci bus") or about.get("bdf")))
+        name = about.get("card series") or about.get("card model") or about.get("market_name")
+        size = about.get("size")
+        words = f"{size.get('value')} {size.get('unit')}" if isinstance(size, dict) else str(size)
+        memory = integer(str(about.get("vram total memory (b)"))) or size_in_bytes(words) or None
+        if pci:
+            found[pci] = (name if isinstance(name, str) and name not in ("N/A", "") else None, memory)
+    return found
 
 
 def rocm_version(host: Host) -> Optional[str]:

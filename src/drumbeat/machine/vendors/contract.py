@@ -8,9 +8,10 @@ tables: they are no part of this.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
@@ -25,8 +26,6 @@ PCI = "/sys/bus/pci/devices"
 _DISPLAY = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, other display, processing accelerator
 _SHARE = 0.008  # of one core: the cost that vendor tools may have
 _DIGITS = regex(r"\+*([0-9]{1,9})")
-# Codes of findings about a GPU that broke during a run.
-LOST, ECC, XID, HANG, RESET, PCIE = "gpu-lost", "gpu-ecc", "gpu-xid", "gpu-hang", "amdgpu-reset", "pcie-error"
 
 Users = Mapping[int, Tuple[int, ...]]  # process -> indices of the GPUs that it computes on
 
@@ -180,36 +179,29 @@ def pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> Lis
     wanted = entries(value)
     if len(set(wanted)) != len(wanted):
         title = f"{name} names a device twice, which hides all of them"
-        findings.append(Finding("visibility-repeated", "error", title, fix="name each device once", evidence=evidence))
+        findings.append(Finding("visibility-repeated", "error", title, "", "name each device once", evidence))
         return []
-    by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
-    chosen: List[Gpu] = []
-    for entry in wanted:
-        if isinstance(entry, str):
-            if value.startswith("MIG-") or not by_uuid:
-                return gpus[: len(wanted)]  # parts of a GPU, or no identity to compare: only the count is known
-            chosen += [by_uuid[entry]] if entry in by_uuid else []
-        elif entry < len(gpus):
-            chosen.append(gpus[entry])
-        else:
-            findings.append(
-                Finding(
-                    "visibility-out-of-range",
-                    "error",
-                    f"{name} names device {entry}, this node has {len(gpus)} to choose from",
-                    "the list ends there: later devices are hidden too",
-                    f"use 0 to {len(gpus) - 1}" if gpus else "unset it",
-                    evidence,
-                )
-            )
-            break
-    return chosen
-
-
-def entries(value: str) -> Sequence[Any]:
-    """Identities, or numbers as torch reads them: digits at the start of each entry; a negative or other one ends the list."""
     if value.startswith(("GPU-", "MIG-")):
-        return value.split(",")
+        by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
+        if value.startswith("MIG-") or not by_uuid:
+            return gpus[: len(wanted)]  # parts of a GPU, or no identity to compare: only the count is known
+        return [by_uuid[uuid] for uuid in wanted if uuid in by_uuid]
+    chosen = list(itertools.takewhile(lambda number: number < len(gpus), numbers(value)))
+    if len(chosen) < len(wanted):
+        title = f"{name} names device {wanted[len(chosen)]}, this node has {len(gpus)} to choose from"
+        cause = "the list ends there: later devices are hidden too"
+        fix = f"use 0 to {len(gpus) - 1}" if gpus else "unset it"
+        findings.append(Finding("visibility-out-of-range", "error", title, cause, fix, evidence))
+    return [gpus[number] for number in chosen]
+
+
+def entries(value: str) -> Sequence[Union[int, str]]:
+    """Identities of GPUs or of parts of them, or numbers."""
+    return value.split(",") if value.startswith(("GPU-", "MIG-")) else numbers(value)
+
+
+def numbers(value: str) -> List[int]:
+    """As torch reads them: digits at the start of each entry; a negative or other one ends the list."""
     found: List[int] = []
     for entry in value.split(","):
         digits = _DIGITS.match(entry.strip())

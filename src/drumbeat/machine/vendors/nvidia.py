@@ -20,19 +20,7 @@ from drumbeat.findings.model import OK, Finding
 from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
 from drumbeat.machine.parse import figure, integer, line, natural, pci_address, size_in_bytes
-from drumbeat.machine.vendors.contract import (
-    ECC,
-    HANG,
-    LOST,
-    PCIE,
-    XID,
-    ContainerFlags,
-    GpuEvent,
-    Rarely,
-    Users,
-    Vendor,
-    place,
-)
+from drumbeat.machine.vendors.contract import ContainerFlags, GpuEvent, Rarely, Users, Vendor, place
 
 _PROC = "/proc/driver/nvidia/gpus"
 _FIELDS = ("index", "name", "uuid", "pci.bus_id", "memory.total", "driver_version", "compute_cap")
@@ -55,6 +43,7 @@ SAMPLE_QUERIES = (
     ("nvidia-smi", f"--query-gpu={','.join(_SAMPLE + _SAMPLE_MORE)}", "--format=csv"),
     ("nvidia-smi", f"--query-gpu={','.join(_SAMPLE)}", "--format=csv"),
 )
+LOST, ECC, XID, HANG, PCIE = "gpu-lost", "gpu-ecc", "gpu-xid", "gpu-hang", "pcie-error"
 # Xid -> code of the finding, what happened.
 XIDS = {
     46: (HANG, "stopped working"),
@@ -100,11 +89,8 @@ class Nvidia(Vendor):
         return _from_tool(host) or _from_proc(host)
 
     def versions(self, host: Host) -> Dict[str, Optional[str]]:
-        return {
-            "nvidia-driver": driver_version(host),
-            "cuda": cuda_version(host),
-            "cuda-driver": driver_cuda(host),
-        }
+        driver, cuda = driver_version(host), cuda_version(host)
+        return {"nvidia-driver": driver, "cuda": cuda, "cuda-driver": driver_cuda(host)}
 
     def health(self, host: Host, gpus: Sequence[Gpu]) -> List[Gpu]:
         told = {integer(row[0]): row for row in _rows(host.command(HEALTH_QUERY)) if len(row) == len(_HEALTH)}

@@ -19,12 +19,9 @@ _ALL_LINKS = 0xFFFFFFFF
 _MOST_GPUS = 64
 # Bits of NVML's mask that slow a GPU down against its will; idle, and clocks that somebody set, are not among them.
 _THROTTLE = (
-    (0x04, "power limit"),
-    (0x08, "hardware slowdown"),
-    (0x20, "temperature (software)"),
-    (0x40, "temperature (hardware)"),
-    (0x80, "power brake"),
-)
+    (0x04, "power limit"), (0x08, "hardware slowdown"), (0x20, "temperature (software)"),
+    (0x40, "temperature (hardware)"), (0x80, "power brake"),
+)  # fmt: skip
 
 
 class _Utilization(Structure):
