@@ -126,6 +126,10 @@ def test_a_range_of_nodes_goes_on_with_fewer():
     assert decide([lost], members(1), 1, 2).action == "stop"  # the range does not reach so far down
     assert decide([lost], members(1), 1, 2, can_requeue=True).action == "requeue"
     assert decide([lost], members(1, count=3), 1, 1).assignment == (0, 2)  # a spare comes first
+    first = failed("node-lost", member=0)
+    assert decide([first], members(0), 1, 1).action == "stop", (
+        "node 0 leads the run, so fewer nodes cannot go on without it"
+    )
 
 
 def test_by_members():

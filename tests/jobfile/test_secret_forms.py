@@ -19,7 +19,7 @@ FORMS = [
     "--token {}", "--password '{} with space'", "--hub-token={}", "['git', 'push', '--password', '{}']", "['x', '--api-key={}']",
     "sshpass -p {} ssh host", "sshpass -p'{}' ssh host", "redis-cli -h h -a {} ping", "docker login -u bob -p {} r.example.com",
     "curl -u me:{} h", "mysql -p{} db", "Authorization: Bearer {}", "'Authorization': 'Basic {}'", "X-Api-Key: {}",
-    "password is {} ;", "the passphrase was '{}'", "Incorrect API key provided: {}", "WANDB key {}", "sk_live_{}", "hf_{}",
+    "password is {} ;", "the passphrase was '{}'", "Incorrect API key provided: {}", "WANDB key {}", "sk_live_{}", "hf_{}", "glpat-{}",
     "https://{}@github.com/x", "-----BEGIN RSA PRIVATE KEY-----\\n{}\\n-----END RSA PRIVATE KEY-----", "url: https://x/y?token={}",
     "t.py hf.token={}", "Namespace(user='bob', token='{}')",
 ]  # fmt: skip
@@ -55,7 +55,7 @@ def test_no_secret_survives_in_a_line(secret, chosen, before, after, between):
 def test_every_form_is_hidden_alone_and_the_rest_of_it_stays(form):
     shown = redact(form.format("Zq4bcdefghij0123456789xyz"))
     assert "4bcdefghij" not in shown and "…" in shown
-    assert shown[:4] == form.replace("{{", "{")[:4] or form.startswith(("https://{}", "hf_", "sk_"))
+    assert shown[:4] == form.replace("{{", "{")[:4] or form.startswith(("https://{}", "hf_", "sk_", "glpat"))
 
 
 PASSWORDS = [form for form in FORMS if any(word in form for word in ("pass", "-p", "-a ", "https://bob", "-u me"))]

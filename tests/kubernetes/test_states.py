@@ -130,6 +130,10 @@ def test_nodes_of_every_kind_are_found():
     master = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
     pods = read_pods([by_annotation, pod(2, labels=operator), pod(3, labels=master)])
     assert [each.node for each in pods] == [0, 1]
+    second = {**operator, "training.kubeflow.org/replica-index": "4"}
+    assert [each.node for each in read_pods([pod(9, labels=second)])] == [5], (
+        "the master is node 0, so worker 4 is node 5"
+    )
 
 
 def test_a_quota_that_keeps_pods_from_being_made():

@@ -3,14 +3,14 @@
 import ast
 from pathlib import Path
 
-from drumbeat.logs import codes
-from drumbeat.logs.codes import page
+from tools.reference import codes
+from tools.reference.codes import page
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_committed_page_is_the_generated_one():
-    assert (ROOT / "docs" / "codes.md").read_text() == page(), "python -m drumbeat.logs.codes > docs/codes.md"
+    assert (ROOT / "docs" / "codes.md").read_text() == page(), "python -m tools.reference"
 
 
 def codes_in(file):
@@ -31,6 +31,6 @@ def test_every_code_of_the_source_is_listed():
 
 def test_so_is_every_failure_that_a_run_folder_can_record():
     listed, room = page(), Path(codes.__file__).parent.parent
-    for file in [*sorted((room / "agent").rglob("*.py")), *sorted((room / "desk").glob("*.py"))]:
+    for file in [*sorted((room / "agent").rglob("*.py")), *sorted((room / "desk").rglob("*.py"))]:
         for code, severity, where in codes_in(file):
             assert severity != "ERROR" or f"| `{code}` |" in listed, f"{where}: {code} has no line in codes.py"

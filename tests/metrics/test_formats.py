@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.reference import formats
 
-from drumbeat.metrics.document import with_table
 from drumbeat.metrics.grammar import KINDS, VALUES, WHOSE, compiled, rules
 from drumbeat.metrics.printed import _COLOUR, RATES, WORDS, read_line
 
@@ -79,4 +79,4 @@ def test_lines_that_mention_the_words_and_mean_something_else():
 
 def test_the_page_lists_every_format():
     page = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
-    assert with_table(page) == page, "python -m drumbeat.metrics.document"
+    assert formats.page() == page, "python -m tools.reference"

@@ -181,3 +181,10 @@ def test_times_of_printed_lines_make_nobody_slow():
     assert not slowest_rank(ranks).stands_out
     ranks[1].step_seconds = 1.3
     assert slowest_rank(ranks).stands_out
+
+
+def test_news_of_one_node_may_be_older_than_those_of_another():
+    """Two steps of 0.1 s are no lag: nodes are read one after the other. The same number of long steps is one."""
+    for seconds, behind in ((0.1, 0), (10.0, 2)):
+        ranks = [RankPace(rank, rank, step, 10.0, seconds, None, True) for rank, step in ((0, 12), (1, 10))]
+        assert slowest_rank(ranks).behind == behind

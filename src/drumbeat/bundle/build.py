@@ -121,9 +121,9 @@ class Importer(zipimport.zipimporter):
 sys.path_hooks.insert(0, Importer)
 sys.path_importer_cache.clear()
 
-from drumbeat.cli.entry import main
+import drumbeat.cli.entry
 
-sys.exit(main(sys.argv[1:]))
+sys.exit(drumbeat.cli.entry.main(sys.argv[1:]))
 """
 
 
@@ -155,7 +155,7 @@ def _files() -> Dict[str, str]:
     found.update({f"drumbeat/{name}": os.path.join(_ROOT, name) for name in _BROUGHT})
     spec = importlib.util.find_spec("yaml")
     if spec is None or not spec.submodule_search_locations:
-        raise Problem("PyYAML is not installed here, and it belongs into the bundle", "pip install PyYAML")
+        raise Problem("PyYAML is not installed here, and it must be in the bundle", "pip install PyYAML")
     yaml = spec.submodule_search_locations[0]
     for name in os.listdir(yaml):
         if name.endswith(".py") and name != "cyaml.py":  # the compiled part would tie the file to one machine
@@ -300,3 +300,7 @@ if __name__ == "__main__":
     with open(sys.argv[1], "wb") as target:
         target.write(bundle_bytes())
     os.chmod(sys.argv[1], 0o755)  # noqa: S103 - it is a program for everybody
+    from drumbeat.bundle.payload import packed
+
+    size, travels = os.path.getsize(sys.argv[1]), len(packed(sys.argv[1]))
+    print(f"{sys.argv[1]}: {size / 1000:,.0f} kB; {travels / 1000:,.0f} kB of it travel to pods")

@@ -23,7 +23,6 @@ from drumbeat.backends.kubernetes.payload import (
     function_secret_names,
     function_secrets,
     inside,
-    packed,
     pieces_of,
     secret_name,
 )
@@ -43,6 +42,7 @@ from drumbeat.backends.kubernetes.pod import (
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.payload import packed
 from drumbeat.runfolder.files import replace
 
 # The manifest: the text that `plan --render` shows and that `submit` sends, byte for byte. Two things are not in it,

@@ -16,7 +16,6 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat import __version__
 from drumbeat.backends.contract import QUEUED, Backend, Request, Status, parse_handle
 from drumbeat.backends.kubernetes.client import Cluster
-from drumbeat.backends.kubernetes.payload import packed
 from drumbeat.backends.kubernetes.pod import FETCHED, node_script, python_of
 from drumbeat.backends.kubernetes.submit import check as check_pod
 from drumbeat.backends.kubernetes.submit import object_name, passed_values
@@ -27,6 +26,7 @@ from drumbeat.base.record import RecordError
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.payload import packed
 from drumbeat.jobfile.fields import parse_duration
 from drumbeat.jobfile.site import load_site
 from drumbeat.runfolder.files import replace

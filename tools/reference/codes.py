@@ -1,16 +1,15 @@
-"""docs/codes.md, every code of a diagnosis, from the rules themselves: python -m drumbeat.logs.codes > docs/codes.md"""
+"""docs/codes.md, every code of a diagnosis, from the rules."""
 
 from __future__ import annotations
 
 import re
-import sys
 from typing import Dict, List, Tuple
 
 from drumbeat.findings.model import ERROR
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, SYMPTOM, Rule, rulebook
 
 _INTRO = """\
-<!-- Made by: python -m drumbeat.logs.codes. The words stand in src/drumbeat/logs/rules and codes.py. -->
+<!-- Made by: python -m tools.reference. The words are in src/drumbeat/logs/rules and tools/reference/codes.py. -->
 # Codes of a diagnosis
 
 Every code that `drumbeat diagnose` can give. Codes are stable; titles may change. Where several rules share a code, the table
@@ -108,7 +107,3 @@ def _general(words: str) -> str:
 def _table(title: str, rows: List[Tuple[str, str]]) -> List[str]:
     table = [f"| `{code}` | {meaning.replace('|', chr(92) + '|')} |" for code, meaning in rows]
     return [f"## {title}\n", "| code | means |", "|---|---|", *table, ""]
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

@@ -1,4 +1,4 @@
-"""docs/events.md, from the records themselves: python -m drumbeat.runfolder.document > docs/events.md"""
+"""docs/events.md, from the records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,3 @@ def _fields(record: Type[Event]) -> Dict[str, Tuple[str, str]]:
             meaning = (match.group(3) or "").replace("|", "\\|")
             found[match.group(1)] = (f"`{match.group(2).strip()}`", meaning)
     return found
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -1,4 +1,4 @@
-"""docs/commands.md, from the parsers themselves: python -m drumbeat.cli.document > docs/commands.md"""
+"""docs/commands.md, from the parsers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,3 @@ def _escaped(text: str) -> str:
 
 def _cell(text: str) -> str:
     return _escaped(" ".join(text.split()))
-
-
-if __name__ == "__main__":
-    print(page(), end="")

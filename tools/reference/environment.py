@@ -1,15 +1,14 @@
-"""docs/environment.md, from the tables the plan itself uses: python -m drumbeat.plan.document > docs/environment.md"""
+"""docs/environment.md, from the tables that plans are made with."""
 
 from __future__ import annotations
 
-import sys
 from typing import Dict, List, Mapping, Tuple
 
 from drumbeat.plan.argv import WHO
 from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS
 
 _INTRO = """\
-<!-- Made by: python -m drumbeat.plan.document. The words stand in the tables of src/drumbeat/plan. -->
+<!-- Made by: python -m tools.reference. The words are in the tables of src/drumbeat/plan. -->
 # Environment variables
 
 Every variable that drumbeat can set for a rank: when, to what, why, and who says so. Strongest first, the value comes
@@ -46,7 +45,7 @@ _WORDS = {
 }
 
 
-def environment_page() -> str:
+def page() -> str:
     entries: Dict[str, List[Tuple[str, str, str, str]]] = {}
     for made in COMPUTED:
         row = (made.value, made.when, made.why, made.reference)
@@ -79,7 +78,3 @@ def _condition(when: Mapping[str, str]) -> str:
     nodes = {"many": "more than one node", "one": "one node"}
     parts = [nodes.get(value) or _WORDS[key].format(value.replace("|", " or ")) for key, value in when.items()]
     return ", ".join(parts) or "always"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(environment_page())

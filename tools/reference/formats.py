@@ -1,13 +1,12 @@
-"""The table of formats in docs/metrics.md, from the rules themselves: python -m drumbeat.metrics.document"""
+"""The table of formats in docs/metrics.md, from the rules."""
 
 from __future__ import annotations
 
-import sys
-from typing import List
+import os
 
 from drumbeat.metrics.grammar import rules
 
-BEGIN, END = "<!-- formats: made by python -m drumbeat.metrics.document -->", "<!-- end of formats -->"
+BEGIN, END = "<!-- formats: made by python -m tools.reference -->", "<!-- end of formats -->"
 _UNITS = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
 
 
@@ -21,19 +20,8 @@ def format_table() -> str:
     return "\n".join([*lines, END]) + "\n"
 
 
-def with_table(page: str) -> str:
-    """The page with its table made anew."""
-    before, _, rest = page.partition(BEGIN)
+def page() -> str:
+    """Return docs/metrics.md with its table of formats up to date."""
+    with open(os.path.join(os.path.dirname(__file__), "..", "..", "docs", "metrics.md"), encoding="utf-8") as file:
+        before, _, rest = file.read().partition(BEGIN)
     return before + format_table() + rest.partition(END)[2].lstrip("\n")
-
-
-def main(arguments: List[str]) -> None:
-    path = arguments[0] if arguments else "docs/metrics.md"
-    with open(path, encoding="utf-8") as file:
-        page = file.read()
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(with_table(page))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,8 +1,7 @@
-"""The pages docs/job.md and docs/site.md, from the fields' own words: python -m drumbeat.jobfile.docs job > docs/job.md"""
+"""docs/job.md and docs/site.md, from the help of each field."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Iterator, List
 
 from drumbeat.jobfile.fields import KINDS, Key, default_words, keys_of, required_keys
@@ -71,9 +70,7 @@ def page(which: str) -> str:
         "job": (_JOB.format(example=_EXAMPLE), Job, True),
         "site": (_SITE.format(example=_SITE_EXAMPLE), Site, False),
     }[which]
-    made = (
-        f"<!-- Made by: python -m drumbeat.jobfile.docs {which}. The words are next to each field's definition. -->\n"
-    )
+    made = "<!-- Made by: python -m tools.reference. The words are next to each field's definition. -->\n"
     return "\n".join([made + intro, *_sections(cls, "", flags)]) + "\n"
 
 
@@ -104,7 +101,3 @@ def _kind(key: Key) -> str:
     if key.minimum is not None:
         words += f", at least {key.minimum}" + (" s" if key.kind == "duration" else "")
     return words[0].upper() + words[1:]
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page(sys.argv[1] if len(sys.argv) > 1 else "job"))
