@@ -13,7 +13,7 @@ from drumbeat.machine.model import Gpu
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.table import table
 from drumbeat.machine.topology import hypervisor, virtual_machine
-from drumbeat.machine.vendors import gpu_events, nvidia, of_program, with_health
+from drumbeat.machine.vendors import gpu_events, kernel_event, nvidia, of_program, with_health
 from drumbeat.machine.vendors.amd import rocm_version
 from drumbeat.machine.vendors.nvidia import cuda_version, driver_cuda
 from tests.trees.archetypes import BUILDERS
@@ -83,6 +83,18 @@ def test_driver_events_only_where_the_kernels_log_may_be_read(put):
     assert gpu_events(put("/proc/sys/kernel/dmesg_restrict", "1\n")) is None, "dmesg fails"
     for restricted in ("1\n", "0\n"):  # root may read it in both cases
         assert gpu_events(put("/proc/sys/kernel/dmesg_restrict", restricted, commands={("dmesg",): log})) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ("NVRM: Xid (0000:c1:00): 48, DBE", "Xid 48 on 0000:c1:00: DBE"),  # older drivers write no PCI:
+        ("amdgpu 0000:c6:00.0: amdgpu: GPU Recovery Failed: -110", "amdgpu 0000:c6:00.0: amdgpu: GPU Recovery Failed: -110"),
+    ],
+)  # fmt: skip
+def test_the_doctor_knows_each_error_that_ends_a_run(put, line, event):
+    host = put("/proc/sys/kernel/dmesg_restrict", "0\n", commands={("dmesg",): f"[1.0] {line}\n"})
+    assert gpu_events(host) == (event,) and kernel_event(line).code
 
 
 def test_a_kernel_that_is_none_has_no_log(put):

@@ -96,7 +96,8 @@ class Vendor:
 
     def visible(self, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[List[Gpu], List[Finding]]:
         """The GPUs in the order in which torch will count them, and what is wrong with the variables."""
-        seen, findings = list(gpus), []  # type: List[Gpu], List[Finding]
+        seen = list(gpus)
+        findings: List[Finding] = []
         for name in self.visibility:
             if name in environ:
                 seen = pick(seen, name, environ[name], findings)
