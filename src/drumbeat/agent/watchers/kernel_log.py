@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import WARNING, Evidence, Finding
+from drumbeat.inspector.kernel_log import KernelLogReader
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.vendors import kernel_event
 from drumbeat.machine.vendors.contract import GpuEvent, place
@@ -70,3 +71,10 @@ class GpuErrors:
             seen=(f"the kernel's log of {self.host} ({about['source']}) since the attempt began",),
             support=f"{self.host}: {about['text']}",
         )  # fmt: skip
+
+
+class KernelLog(KernelLogReader):
+    """A sensor: what is read of the kernel's log (`kernel-log`), then lines of drivers (`kernel`)."""
+
+    def poll(self, now: float, final: bool = False) -> List[Saw]:
+        return [Saw("kernel" if "text" in about else "kernel-log", about) for about in self.read(final)]
