@@ -8,21 +8,20 @@ from drumbeat.machine.distance import nearest
 from drumbeat.machine.libraries import parse_cache
 from drumbeat.machine.model import Gpu, RdmaDevice
 from drumbeat.machine.parse import cpulist, natural, pci_address, properties
-from drumbeat.machine.vendors import amd_tools, gpus_nvidia, telemetry
+from drumbeat.machine.vendors import amd, nvidia
 from tests.corpus import corpus
 
 PARSERS = (
-    gpus_nvidia.parse_query,
-    amd_tools.parse_rocm_smi,
-    amd_tools.parse_amd_smi,
+    nvidia.parse_query,
+    amd.parse_cards,
     network.parse_fib_trie,
     network.parse_routes,
     network.parse_if_inet6,
     network.parse_gid,
     network.parse_rate,
-    telemetry.parse_nvidia_csv,
-    telemetry.parse_rocm_smi_table,
-    telemetry.parse_amd_smi_monitor,
+    nvidia.parse_nvidia_csv,
+    amd.parse_rocm_smi_table,
+    amd.parse_amd_smi_monitor,
     cpulist,
     natural,
     pci_address,
@@ -50,19 +49,19 @@ def test_no_parser_fails_on_any_of_it():
 
 
 def test_nvidia_csv():
-    samples = telemetry.parse_nvidia_csv((corpus("C_topology") / "nvidia_csv/rtx4090_util_power.csv").read_text())
+    samples = nvidia.parse_nvidia_csv((corpus("C_topology") / "nvidia_csv/rtx4090_util_power.csv").read_text())
     assert len(samples) == 119 and samples[3].busy == 34.0 and samples[3].memory_used == 17304 << 20
     assert {sample.name for sample in samples} == {"NVIDIA GeForce RTX 4090"} and samples[0].power == 33.09
 
 
 def test_rocm_smi_tables():
     place = corpus("C_topology") / "rocm_smi"
-    samples = telemetry.parse_rocm_smi_table((place / "concise_rdna2_na_partitions.txt").read_text())
+    samples = amd.parse_rocm_smi_table((place / "concise_rdna2_na_partitions.txt").read_text())
     assert [(one.index, one.power, one.power_cap, one.memory_percent) for one in samples] == [
         (0, 6.0, 150.0, 3.0),
         (1, 8.0, 213.0, 0.0),
     ]
-    samples = telemetry.parse_rocm_smi_table((place / "concise_stas_mi300.txt").read_text())
+    samples = amd.parse_rocm_smi_table((place / "concise_stas_mi300.txt").read_text())
     assert [one.index for one in samples] == list(range(len(samples))) and len(samples) >= 6
     assert (samples[3].memory_percent, samples[3].power, samples[3].temperature, samples[3].clock) == (
         17.0,
@@ -74,7 +73,7 @@ def test_rocm_smi_tables():
 
 def test_amd_smi_monitor():
     text = (corpus("C_topology") / "amd_smi/monitor_cpx.txt").read_text()
-    samples = telemetry.parse_amd_smi_monitor(text)
+    samples = amd.parse_amd_smi_monitor(text)
     assert [one.index for one in samples[:3]] == [0, 1, 2] and len(samples) >= 30
     assert (samples[0].power, samples[0].temperature, samples[0].memory_used) == (248.0, 55.0, 283 << 20)
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import from_plain, to_json, to_plain
 from drumbeat.machine.gather import gather
-from drumbeat.machine.gpu_names import names
 from drumbeat.machine.model import Facts
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.table import table
+from drumbeat.machine.vendors.contract import names
 from tests.trees.archetypes import build
 
 RAISED = re.compile(r"^\w+: \w*(Error|Exception|Interrupt)\b")

@@ -9,12 +9,13 @@ import subprocess
 
 import pytest
 
+from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.sample import Sampler
-from drumbeat.machine.vendors.amd_metrics import AmdMetrics, parse_gpu_metrics, slowed_by
+from drumbeat.machine.vendors.amd import AMD_SMI_MONITOR, ROCM_SMI_TABLE, AmdMetrics, parse_gpu_metrics, slowed_by
+from drumbeat.machine.vendors.nvidia import SAMPLE_QUERIES
 from drumbeat.machine.vendors.nvml import open_nvml
-from drumbeat.machine.vendors.telemetry import AMD_COMMAND, NVIDIA_COMMANDS, ROCM_COMMAND
 
 # A library with the functions of NVML that we call: two GPUs, of which the second supports little.
 NVML = """
@@ -60,8 +61,19 @@ def library(tmp_path_factory):
     return str(path)
 
 
-def test_nvml(library):
-    one, two = open_nvml(library).samples()
+class HostWith(FolderHost):
+    """A replayed machine that opens one library all the same."""
+
+    def __init__(self, folder, path):
+        super().__init__(str(folder))
+        self.path = path
+
+    def library(self, name):
+        return LiveHost().library(self.path)
+
+
+def test_nvml(library, tmp_path):
+    one, two = open_nvml(HostWith(tmp_path, library)).samples()
     assert (one.index, one.busy, one.memory_busy, one.name) == (0, 91.0, 40.0, "NVIDIA H200")
     assert (one.memory_used, one.memory_total) == (61 << 30, 80 << 30)
     assert (one.power, one.power_cap, one.temperature) == (651.5, 700.0, 64.0)
@@ -74,13 +86,13 @@ def test_nvml(library):
     assert (two.link_sent, two.pcie_sent) == (None, None)
 
 
-def test_no_nvml(tmp_path):
-    assert open_nvml(str(tmp_path / "none.so")) is None
-    assert open_nvml("libc.so.6") is None  # a library, but another one
+@pytest.mark.parametrize("name", ["/nonexistent/none.so", "libc.so.6"])  # none, and another one
+def test_no_nvml(name, tmp_path):
+    assert open_nvml(HostWith(tmp_path, name)) is None
 
 
 def test_the_sampler_prefers_nvml(library, tmp_path):
-    found = Sampler(FolderHost(str(tmp_path)), [Gpu(0, "nvidia"), Gpu(1, "nvidia")], open_nvml(library)).sample()
+    found = Sampler(HostWith(tmp_path, library), [Gpu(0, "nvidia"), Gpu(1, "nvidia")]).sample()
     assert [gpu["busy"] for gpu in found["gpus"]] == [91.0, 92.0] and json.dumps(found)
 
 
@@ -147,10 +159,10 @@ HEAD = "index, utilization.gpu [%], clocks_throttle_reasons.active, ecc.errors.u
 @pytest.mark.parametrize(
     ("commands", "vendor", "busy"),
     [
-        ({NVIDIA_COMMANDS[0]: HEAD + "0, 55 %, 0x0000000000000004, 2\n"}, "nvidia", 55.0),
-        ({NVIDIA_COMMANDS[1]: "index, utilization.gpu [%]\n0, 56 %\n"}, "nvidia", 56.0),
-        ({AMD_COMMAND: "gpu,power,gpu_t,gfx_clk,gfx%\n0,600,50,1900,57\n"}, "amd", 57.0),
-        ({ROCM_COMMAND: "0    45.0c  89.0W   800Mhz   1600Mhz  0%   auto  560.0W    3%   58%\n"}, "amd", 58.0),
+        ({SAMPLE_QUERIES[0]: HEAD + "0, 55 %, 0x0000000000000004, 2\n"}, "nvidia", 55.0),
+        ({SAMPLE_QUERIES[1]: "index, utilization.gpu [%]\n0, 56 %\n"}, "nvidia", 56.0),
+        ({AMD_SMI_MONITOR: "gpu,power,gpu_t,gfx_clk,gfx%\n0,600,50,1900,57\n"}, "amd", 57.0),
+        ({ROCM_SMI_TABLE: "0    45.0c  89.0W   800Mhz   1600Mhz  0%   auto  560.0W    3%   58%\n"}, "amd", 58.0),
     ],
 )
 def test_tools_where_nothing_else_can_be_read(tmp_path, commands, vendor, busy):
@@ -161,11 +173,11 @@ def test_tools_where_nothing_else_can_be_read(tmp_path, commands, vendor, busy):
 
 
 def test_an_expensive_tool_is_asked_rarely(tmp_path, monkeypatch):
-    host = host_with(tmp_path, {NVIDIA_COMMANDS[0]: HEAD + "0, 55 %, 0x0, 2\n"})
+    host = host_with(tmp_path, {SAMPLE_QUERIES[0]: HEAD + "0, 55 %, 0x0, 2\n"})
     spent = iter([0.0, 0.5, 0.5, 0.5])  # seconds of processor time: the first question costs half a second
     monkeypatch.setattr(os, "times", lambda: (next(spent), 0.0, 0.0, 0.0, 0.0))
     sampler = Sampler(host, [Gpu(0, "nvidia")])
     assert sampler.sample()["gpus"] and sampler.sample()["gpus"] == []
     import time
 
-    assert sampler._next_tool - time.monotonic() > 60  # 0.5 s / 0.8 %
+    assert sampler._samplers[0].due - time.monotonic() > 60  # 0.5 s / 0.8 %

@@ -9,13 +9,13 @@ from drumbeat.doctor.examine import examine
 from drumbeat.machine import fabric
 from drumbeat.machine.container import read as read_container
 from drumbeat.machine.gather import gather
-from drumbeat.machine.model import Gpu, of_program
+from drumbeat.machine.model import Gpu
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.table import table
 from drumbeat.machine.topology import hypervisor, virtual_machine
-from drumbeat.machine.vendors import gpu_health
-from drumbeat.machine.vendors.gpus_amd import rocm_version
-from drumbeat.machine.vendors.gpus_nvidia import cuda_version, driver_cuda
+from drumbeat.machine.vendors import gpu_events, kernel_event, nvidia, of_program, with_health
+from drumbeat.machine.vendors.amd import rocm_version
+from drumbeat.machine.vendors.nvidia import cuda_version, driver_cuda
 from tests.trees.archetypes import BUILDERS
 
 
@@ -44,8 +44,8 @@ def test_health_of_nvidia_gpus(put):
         "1, Enabled, Disabled, [N/A], 500.00, 700.00, 1980, 2619, 0x0000000000000048\n"
     )
     remapped = "GPU-a, 0, No, No\nGPU-b, 3, Yes, No\n"
-    host = put(commands={gpu_health.QUERY: rows, gpu_health.REMAPPED: remapped})
-    one, two = gpu_health.with_health(host, [Gpu(0, "nvidia", uuid="GPU-a"), Gpu(1, "nvidia", uuid="GPU-b")])
+    host = put(commands={nvidia.HEALTH_QUERY: rows, nvidia.ROWS_QUERY: remapped})
+    one, two = with_health(host, [Gpu(0, "nvidia", uuid="GPU-a"), Gpu(1, "nvidia", uuid="GPU-b")])
     assert (one.mig, one.health.ecc, one.health.uncorrected_errors, one.health.throttle) == (
         False, True, 0, ("power limit",),
     )  # fmt: skip
@@ -62,13 +62,13 @@ def test_health_of_amd_gpus_from_sysfs(put):
     put(f"{base}/hwmon/hwmon3/power1_cap", "560000000\n")
     put(f"{base}/hwmon/hwmon3/power1_cap_default", "560000000\n")
     host = put(f"{base}/pp_dpm_sclk", "0: 500Mhz\n1: 800Mhz *\n2: 1700Mhz\n")
-    (gpu,) = gpu_health.with_health(host, [Gpu(0, "amd", pci="0000:c1:00.0")])
+    (gpu,) = with_health(host, [Gpu(0, "amd", pci="0000:c1:00.0")])
     assert (gpu.health.uncorrected_errors, gpu.health.power_limit_w, gpu.health.max_clock_mhz) == (2, 560, 1700)
 
 
 def test_nothing_is_made_up_where_nothing_can_be_read(put):
-    assert gpu_health.with_health(put(), [Gpu(0, "nvidia"), Gpu(1, "amd", pci="0000:c1:00.0")])[0].health is None
-    assert gpu_health.with_health(put(), [Gpu(0, "amd", pci="0000:c1:00.0")])[0].health is None
+    assert with_health(put(), [Gpu(0, "nvidia"), Gpu(1, "amd", pci="0000:c1:00.0")])[0].health is None
+    assert with_health(put(), [Gpu(0, "amd", pci="0000:c1:00.0")])[0].health is None
 
 
 def test_driver_events_only_where_the_kernels_log_may_be_read(put):
@@ -80,21 +80,31 @@ def test_driver_events_only_where_the_kernels_log_may_be_read(put):
         "Xid 79 on 0000:c1:00: pid=1, GPU has fallen off the bus.",
         "amdgpu 0000:c6:00.0: ring comp_1.0.0 timeout, signaled seq=3",
     )
-    assert gpu_health.events(put("/proc/sys/kernel/dmesg_restrict", "1\n")) is None, "dmesg fails"
+    assert gpu_events(put("/proc/sys/kernel/dmesg_restrict", "1\n")) is None, "dmesg fails"
     for restricted in ("1\n", "0\n"):  # root may read it in both cases
-        assert (
-            gpu_health.events(put("/proc/sys/kernel/dmesg_restrict", restricted, commands={("dmesg",): log})) == found
-        )
+        assert gpu_events(put("/proc/sys/kernel/dmesg_restrict", restricted, commands={("dmesg",): log})) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ("NVRM: Xid (0000:c1:00): 48, DBE", "Xid 48 on 0000:c1:00: DBE"),  # older drivers write no PCI:
+        ("amdgpu 0000:c6:00.0: amdgpu: GPU Recovery Failed: -110", "amdgpu 0000:c6:00.0: amdgpu: GPU Recovery Failed: -110"),
+    ],
+)  # fmt: skip
+def test_the_doctor_knows_each_error_that_ends_a_run(put, line, event):
+    host = put("/proc/sys/kernel/dmesg_restrict", "0\n", commands={("dmesg",): f"[1.0] {line}\n"})
+    assert gpu_events(host) == (event,) and kernel_event(line).code
 
 
 def test_a_kernel_that_is_none_has_no_log(put):
-    assert gpu_health.events(put(commands={("dmesg",): "[0.0] Starting gVisor...\n"})) is None
+    assert gpu_events(put(commands={("dmesg",): "[0.0] Starting gVisor...\n"})) is None
 
 
 def test_faults_of_programs_do_not_push_out_errors_of_the_gpu(put):
     fault = "[2.0] NVRM: Xid (PCI:0000:c1:00): 13, pid=7, Graphics SM Warp Exception\n"
     log = "[1.0] NVRM: Xid (PCI:0000:c1:00): 48, pid=1, DBE\n" + 40 * fault
-    found = gpu_health.events(put("/proc/sys/kernel/dmesg_restrict", "0\n", commands={("dmesg",): log}))
+    found = gpu_events(put("/proc/sys/kernel/dmesg_restrict", "0\n", commands={("dmesg",): log}))
     assert [of_program(event) for event in found] == [False] + [True] * 4
 
 
@@ -154,7 +164,7 @@ def test_the_doctor_and_the_table_say_it(tmp_path):
     tree = BUILDERS["dgx-h100"](tmp_path, 0)
     rows = [f"{i}, Disabled, Enabled, 0, 700.00, 700.00, 1980, 2619, 0x0\n" for i in range(8)]
     rows[3] = "3, Enabled, Enabled, 4, 400.00, 700.00, 1980, 2619, 0x0000000000000040\n"
-    tree.told["commands"][shlex.join(gpu_health.QUERY)] = "".join(rows)
+    tree.told["commands"][shlex.join(nvidia.HEALTH_QUERY)] = "".join(rows)
     tree.done()
     facts = gather(FolderHost(str(tmp_path)))
     codes = {each.code for each in examine(facts)}

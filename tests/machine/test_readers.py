@@ -18,7 +18,7 @@ from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu, RdmaDevice
 from drumbeat.machine.parse import cpulist, cpulist_text, natural, pci_address
 from drumbeat.machine.replay import FolderHost
-from drumbeat.machine.vendors import amd_tools, gpus, gpus_amd, gpus_nvidia
+from drumbeat.machine.vendors import amd, detect, gpus_on_bus, nvidia
 from tests.trees.tree import Tree
 
 
@@ -81,7 +81,7 @@ def test_rates_and_gids():
 
 
 def test_gfx_names():
-    assert [gpus_amd.gfx_name(number) for number in (90010, 90402, 110000, 100306, 90500, 0, None)] == [
+    assert [amd.gfx_name(number) for number in (90010, 90402, 110000, 100306, 90500, 0, None)] == [
         "gfx90a", "gfx942", "gfx1100", "gfx1036", "gfx950", None, None,
     ]  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_nvidia_rows_with_holes():
         "Unable to determine the device handle for GPU 0000:5E:00.0: Unknown Error\n"
         '2, "Name, with comma", GPU-b, 00000000:3B:00.0, 24564, 550.54.15\n'
     )
-    one, two = gpus_nvidia.parse_query(text)
+    one, two = nvidia.parse_query(text)
     assert (one.index, one.memory_bytes, one.arch, one.pci) == (0, None, "sm_121", "000f:01:00.0")
     assert (two.index, two.name, two.memory_bytes, two.arch) == (2, "Name, with comma", 24564 << 20, None)
 
@@ -141,7 +141,7 @@ def test_nvidia_without_its_tool(tree):
     tree.nvidia_gpu(path, 1, "NVIDIA H200", 143771)
     tree.nvidia = []  # no nvidia-smi in this image
     tree.file("/proc/driver/nvidia/gpus/0000:11:00.0/information", INFORMATION.format(minor=0, bus=11))
-    (gpu,) = gpus.read(host(tree))
+    (gpu,) = detect(host(tree))
     assert (gpu.name, gpu.uuid, gpu.pci, gpu.driver) == ("NVIDIA H200", "GPU-0", "0000:11:00.0", "550.54.15")
     assert (gpu.numa, gpu.memory_bytes, gpu.pci_path, gpu.pids) == (1, None, path, None)
 
@@ -152,7 +152,7 @@ def test_a_container_has_the_gpus_whose_device_files_it_has(tree):
         tree.file(f"/proc/driver/nvidia/gpus/0000:{bus}:00.0/information", INFORMATION.format(minor=minor, bus=bus))
     tree.nvidia = []
     tree.file("/dev/nvidia1", "")
-    assert [(gpu.index, gpu.pci) for gpu in gpus.read(host(tree))] == [(0, "0000:21:00.0")]
+    assert [(gpu.index, gpu.pci) for gpu in detect(host(tree))] == [(0, "0000:21:00.0")]
     os.rename(tree.root / "dev/nvidia1", tree.root / "dev/null")
     facts = gather(host(tree))
     assert facts.gpus == () and facts.gpus_on_bus == {"nvidia": 2}
@@ -163,10 +163,10 @@ def test_a_container_without_kfd_has_no_amd_gpu(tree):
     for bus in ("11", "21"):
         tree.amd_gpu(f"pci0000:{bus[0]}0/0000:{bus[0]}0:01.0/0000:{bus}:00.0", 0, "0x74a1", 90402, 192)
     tree.file("/dev/null", "")
-    assert gpus.read(host(tree)) == () and gpus.on_bus(host(tree)) == {"amd": 2}
+    assert detect(host(tree)) == () and gpus_on_bus(host(tree)) == {"amd": 2}
     tree.file("/dev/kfd", "")
     tree.file("/dev/dri/renderD129", "")
-    assert [gpu.pci for gpu in gpus.read(host(tree))] == ["0000:21:00.0"]
+    assert [gpu.pci for gpu in detect(host(tree))] == ["0000:21:00.0"]
 
 
 def test_an_older_driver_does_not_know_the_last_column(tree):
@@ -176,7 +176,7 @@ def test_an_older_driver_does_not_know_the_last_column(tree):
         "nvidia-smi --query-gpu=index,name,uuid,pci.bus_id,memory.total,driver_version --format=csv,noheader,nounits"
     )
     tree.told["commands"][query] = "0, Tesla V100-SXM2-32GB, GPU-1, 00000000:11:00.0, 32510, 418.87.00\n"
-    (gpu,) = gpus.read(host(tree))
+    (gpu,) = detect(host(tree))
     assert (gpu.name, gpu.arch, gpu.memory_bytes) == ("Tesla V100-SXM2-32GB", None, 32510 << 20)
 
 
@@ -184,7 +184,7 @@ def test_who_uses_a_gpu(tree):
     tree.nvidia_gpu("pci0000:10/0000:10:01.0/0000:11:00.0", 0, "NVIDIA H100", 81559)
     query = "nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader"
     tree.told["commands"][query] = f"GPU-{tree.serial:08x}-0000-0000-0000-000000000000, 4711\n"
-    assert gpus.read(host(tree))[0].pids == (4711,)
+    assert detect(host(tree))[0].pids == (4711,)
 
 
 def test_who_uses_an_amd_gpu(tree):
@@ -193,20 +193,20 @@ def test_who_uses_an_amd_gpu(tree):
         tree.amd_gpu(f"pci0000:{bus[0]}0/0000:{bus[0]}0:01.0/0000:{bus}:00.0", 0, "0x74a1", 90402, 192)
     tree.file("/sys/class/kfd/kfd/proc/99/vram_40001", 0)
     tree.file("/sys/class/kfd/kfd/proc/99/vram_40002", 1 << 30)
-    assert [gpu.pids for gpu in gpus.read(host(tree))] == [(), (99,)]
+    assert [gpu.pids for gpu in detect(host(tree))] == [(), (99,)]
 
 
 def test_amd_gpus_that_a_cgroup_hides_are_not_ours(tree):
     for bus in ("11", "21"):
         tree.amd_gpu(f"pci0000:{bus[0]}0/0000:{bus[0]}0:01.0/0000:{bus}:00.0", 0, "0x74a1", 90402, 192)
     os.unlink(tree.root / "sys/class/kfd/kfd/topology/nodes/0/properties")  # EPERM
-    assert [(gpu.index, gpu.pci) for gpu in gpus.read(host(tree))] == [(0, "0000:21:00.0")]
+    assert [(gpu.index, gpu.pci) for gpu in detect(host(tree))] == [(0, "0000:21:00.0")]
 
 
 def test_gcds_pair_up_on_kernels_without_link_speeds(tree):
     for bus in ("c1", "c6", "c9", "ce"):
         tree.amd_gpu(f"pci0000:{bus}/0000:{bus}:01.0/0000:{bus}:00.0", 0, "0x7408", 90010, 64)
-    assert [gpu.module for gpu in gpus.read(host(tree))] == [0, 0, 1, 1]
+    assert [gpu.module for gpu in detect(host(tree))] == [0, 0, 1, 1]
 
 
 def test_rocm_smi_fills_what_sysfs_keeps_back(tree):
@@ -218,12 +218,12 @@ def test_rocm_smi_fills_what_sysfs_keeps_back(tree):
     }
     command = "rocm-smi --showproductname --showbus --showmeminfo vram --json"
     tree.told["commands"][command] = json.dumps(cards)
-    (gpu,) = gpus.read(host(tree))
+    (gpu,) = detect(host(tree))
     assert (gpu.name, gpu.memory_bytes, gpu.vendor) == ("AMD Radeon VII", 17163091968, "amd")
     del tree.told["commands"][command]
     card = {"gpu": 0, "bus": {"bdf": "0000:11:00.0"}, "asic": {"market_name": "MI50"}, "vram": {"size": "16368 MB"}}
     tree.told["commands"]["amd-smi static --bus --asic --vram --json"] = json.dumps({"gpu_data": [card]})
-    (gpu,) = gpus.read(host(tree))
+    (gpu,) = detect(host(tree))
     assert (gpu.name, gpu.memory_bytes) == ("MI50", 16368 << 20)
 
 
@@ -231,7 +231,7 @@ def test_rocm_smi_fills_what_sysfs_keeps_back(tree):
     "text", ["WARNING: no GPU", "[1]", "{}", "null", "[" * 99999, '{"a": 1}', '[{"bus": 3}, {"bus": {"bdf": 7}}]']
 )
 def test_tools_that_say_nothing_useful(text):
-    assert amd_tools.parse_rocm_smi(text) == amd_tools.parse_amd_smi(text) == {}
+    assert amd.parse_cards(text) == {}
 
 
 def test_amd_smi_before_rocm_7():
@@ -240,14 +240,13 @@ def test_amd_smi_before_rocm_7():
         "asic": {"market_name": "N/A"},
         "vram": {"size": {"value": 192, "unit": "GB"}},
     }
-    (gpu,) = amd_tools.parse_amd_smi(json.dumps([card])).values()
-    assert (gpu.pci, gpu.name, gpu.memory_bytes) == ("0000:c1:00.0", None, 192 << 30)
+    assert amd.parse_cards(json.dumps([card])) == {"0000:c1:00.0": (None, 192 << 30)}
 
 
 def test_a_management_display_is_no_gpu_and_intels_is_integrated(tree):
     tree.pci("pci0000:00/0000:00:1c.0/0000:04:00.0", "0x1a03", "0x2000", "0x030000", 0)
     tree.pci("pci0000:00/0000:00:02.0", "0x8086", "0xa780", "0x030000", 0, "i915")
-    (gpu,) = gpus.read(host(tree))
+    (gpu,) = detect(host(tree))
     assert (gpu.vendor, gpu.integrated, gpu.driver) == ("intel", True, "i915")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.plan import masks
-from drumbeat.plan.binding import Binding, Slot, binding
+from drumbeat.plan.binding import Binding, Slot, binding, choose
 from tests.plan.archetype import facts_of, order_of, peers_of, plans_of
 from tests.plan.making import machine, order
 
@@ -80,6 +80,16 @@ def test_fewer_gpus_than_the_node_has_are_close_together():
     assert [(each.name, each.value) for each in bound.variables] == [
         ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", "0,3"),
     ]  # fmt: skip
+
+
+def test_a_variable_that_only_another_vendor_reads_chooses_nothing():
+    (facts,) = facts_of("dgx-h100")[:1]
+    asked = order(nodes=1, ranks_per_node=2, gpus=2, emulated=False)
+    shown = [
+        choose(asked, dataclasses.replace(facts, environment=environ))
+        for environ in ({}, {"HIP_VISIBLE_DEVICES": "6,7"})
+    ]
+    assert shown[0] == shown[1] and shown[0].why.startswith("they share")
 
 
 def test_gpus_behind_one_switch_come_before_gpus_of_one_numa_node():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tools.reference.environment import page as environment_page
 
+from drumbeat.machine.vendors import VENDORS
 from drumbeat.plan.scene import FABRICS, fits, parse
 from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS, SPELT
 
@@ -18,8 +19,10 @@ def test_the_page_is_current():
 
 def test_every_variable_the_code_names_is_in_the_page():
     page = environment_page()
-    code = "".join((ROOT / "src/drumbeat/plan" / name).read_text() for name in ("environment.py", "binding.py"))
-    named = set(re.findall(r'EnvVar\(\s*"([A-Z_]+)"', code))
+    source = ROOT / "src/drumbeat"
+    files = (source / "plan/environment.py", *(source / "machine/vendors").glob("*.py"))
+    named = {name for file in files for name in re.findall(r'EnvVar\(\s*"([A-Z_]+)"', file.read_text())}
+    named |= {name for vendor in VENDORS for name in (*vendor.visibility[:1], *(cache[0] for cache in vendor.caches))}
     assert len(named) > 8 and all(f"## `{name}`" in page for name in named)
 
 

@@ -352,7 +352,7 @@ def test_gpus_hidden_by_the_jobs_own_variables():
 def test_gpus_hidden_by_exported_variables(monkeypatch):
     from drumbeat.desk.start import place
 
-    monkeypatch.setattr(place.gpu_facts, "read", lambda host: facts_of("mi300x-cx7")[0].gpus[:4])
+    monkeypatch.setattr(place, "detect", lambda host: facts_of("mi300x-cx7")[0].gpus[:4])
     assert place.look_around({"HIP_VISIBLE_DEVICES": "1,3"}).gpus == 2
     assert place.look_around({}).gpus == 4
     assert job_from_text("command: x\n").env == {}

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.machine.model import Gpu
-from drumbeat.plan.visibility import visible
+from drumbeat.machine.vendors import vendor_named
 
 GPUS = {vendor: [Gpu(index, vendor, uuid=f"GPU-{index}") for index in range(8)] for vendor in ("amd", "nvidia")}
 
 
 def seen(vendor, **environment):
-    found, findings = visible(GPUS[vendor], environment)
+    found, findings = vendor_named(vendor).visible(GPUS[vendor], environment)
     return [gpu.index for gpu in found], [finding.code for finding in findings]
 
 

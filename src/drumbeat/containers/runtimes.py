@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Container, HostPath, Order
 from drumbeat.machine.container import OCI
+from drumbeat.machine.vendors import vendor_named
 
 # What belongs to the host and would break an image.
 _STAYS = "PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|_|BASH_*|XDG_*|MODULE*|LMOD*"
@@ -27,12 +28,12 @@ class Runtime:
 
 
 def _apptainer(used: Container, inside: str) -> List[str]:
-    gpu, why = {"nvidia": ("--nv ", "  # --nv: the host's NVIDIA driver libraries"),
-                "amd": ("--rocm ", "  # --rocm: /dev/kfd, /dev/dri and the host's ROCm")}.get(used.vendor, ("", ""))  # fmt: skip
+    gpus = vendor_named(used.vendor).container_flags(used.runtime)
+    flags, why = (f"{gpus.words} ", f"  # {gpus.why}") if gpus.words else ("", "")
     more = "".join(shlex.quote(option) + " " for option in used.options)
     return [
         f"# variables of this job reach the container by themselves: {used.runtime} hands the environment on",
-        f"exec {used.runtime} exec {gpu}{more}$binds {shlex.quote(used.image)} {inside}{why}",
+        f"exec {used.runtime} exec {flags}{more}$binds {shlex.quote(used.image)} {inside}{why}",
     ]
 
 
@@ -45,16 +46,15 @@ def _docker(used: Container, inside: str) -> List[str]:
         f'flags="--rm --network host --ipc host {limits}"',
         '[ -e /dev/infiniband ] && flags="$flags --device /dev/infiniband"  # RDMA',
     ]
-    if used.vendor == "amd":
+    gpus = vendor_named(used.vendor).container_flags(program)
+    if gpus.words:
+        lines.append(f'flags="$flags {gpus.words}"  # {gpus.why}')
+    if gpus.groups:
         lines += [
-            'flags="$flags --device /dev/kfd --device /dev/dri --security-opt seccomp=unconfined"  # ROCm',
-            "for device in /dev/kfd /dev/dri/renderD*; do  # by number: an image may call these groups otherwise, or not at all",
+            f"for device in {gpus.groups}; do  # by number: an image may call these groups otherwise, or not at all",
             '  [ -e "$device" ] && flags="$flags --group-add $(stat -c %g "$device")"',
             "done",
         ]
-    if used.vendor == "nvidia":
-        flag = "--gpus all" if program == "docker" else "--device nvidia.com/gpu=all"
-        lines.append(f'flags="$flags {flag}"  # the NVIDIA container toolkit')
     if program == "docker":
         lines += [
             "for name in $(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p'); do  # by name",

@@ -10,6 +10,7 @@ from drumbeat.doctor import gpus, host, network
 from drumbeat.doctor.case import Case, alone, bad, gib, make_case, seen, worst_first
 from drumbeat.findings.model import ERROR, INFO, OK, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peers
+from drumbeat.machine.vendors import VENDORS
 from drumbeat.plan.node_plan import NodePlan, plan_node
 
 _PLAN = "the plan for this node: its devices and cores, and what is exported here"
@@ -39,9 +40,7 @@ def _gpus(case: Case) -> str:
         return str(len(case.gpus))
     bus = ", ".join(f"{count} {vendor}" for vendor, count in sorted(case.facts.gpus_on_bus.items()) if count)
     where = f"the PCI bus has {bus}, and none is given to this process" if bus else "none on the PCI bus"
-    driver = case.facts.versions.get("nvidia-driver")
-    nvidia = f"NVIDIA driver {driver} shows no GPU" if driver else "no NVIDIA driver"
-    return f"none ({nvidia}, no AMD compute device, {where})"
+    return f"none ({', '.join([*filter(None, (vendor.absence(case.facts.versions) for vendor in VENDORS)), where])})"
 
 
 def _count(count: int, none: str) -> str:

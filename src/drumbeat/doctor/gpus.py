@@ -8,7 +8,8 @@ from typing import Dict, Iterator, List, Sequence, Tuple, Union
 from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
 from drumbeat.machine.distance import distance, nearest
-from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice, of_program
+from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice
+from drumbeat.machine.vendors import of_program
 from drumbeat.plan.network import natural
 
 WHOLE = (None, "SPX", "N/A")  # partitions that are the whole GPU

@@ -6,6 +6,7 @@ from typing import Dict, Iterator, NamedTuple
 
 from drumbeat.doctor.case import GIB, Case, bad, gib, ok, seen
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
+from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.scene import fits, matches
 
 # Limits below which collectives or data loaders fail, and above which nobody has trouble.
@@ -101,9 +102,9 @@ def _kernel(case: Case) -> Iterator[Finding]:
         )
     elif kernel.numa_balancing is False:
         yield ok("numa-balancing", "automatic NUMA balancing is off")
-    amd = case.here.vendor == "amd"
+    needs_pass_through = vendor_named(case.here.vendor).needs_iommu_off
     cray = "cray" in (kernel.release or "")  # RCCL leaves these alone too
-    if kernel.iommu == "on" and amd and len(case.gpus) > 1 and not cray:
+    if kernel.iommu == "on" and needs_pass_through and len(case.gpus) > 1 and not cray:
         yield bad(
             "iommu-translating",
             WARNING,
@@ -111,7 +112,7 @@ def _kernel(case: Case) -> Iterator[Finding]:
             "copies between GPUs are slow; with Radeon cards programs hang",
             support=f"boot {facts.host} with iommu=pt",
         )
-    elif kernel.iommu in ("pt", "off") and amd:
+    elif kernel.iommu in ("pt", "off") and needs_pass_through:
         yield ok("iommu", "the IOMMU passes GPU traffic through")
     if kernel.acs_enabled:
         yield bad(
@@ -182,18 +183,7 @@ def check_software(case: Case) -> Iterator[Finding]:
 
 def _software(case: Case) -> Iterator[Finding]:
     facts = case.facts
-    if case.here.vendor == "amd":
-        rocm, rccl = facts.versions.get("rocm"), facts.versions.get("rccl")
-        if rocm:
-            yield ok("rocm", f"ROCm {rocm}, RCCL {rccl or 'of unknown version'}")
-        else:
-            yield bad(
-                "rocm-unknown", INFO, "ROCm was not found under /opt/rocm", "torch's own build may bring it along"
-            )
-    if case.here.vendor == "nvidia":
-        driver = facts.versions.get("nvidia-driver")
-        if driver:
-            yield ok("driver", f"NVIDIA driver {driver}, CUDA {facts.versions.get('cuda') or 'of unknown version'}")
+    yield from vendor_named(case.here.vendor).software(facts.versions)
     if case.here.fabric == "slingshot" and fits("<2.14", facts.versions.get("nccl")):
         yield bad("nccl-old", WARNING, f"NCCL {facts.versions['nccl']} on Slingshot", "HPE asks for 2.14 or newer")
 

@@ -9,6 +9,7 @@ from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
 from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Library, RdmaDevice, RdmaPort
+from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.network import (
     OTHER_LAYER,
     SLOWER,
@@ -315,7 +316,7 @@ def _plugin(case: Case) -> Iterator[Finding]:
         yield ok("ofi-plugin", f"{plugin.name} {plugin.version or 'of unknown version'} is here", plugin.path or "")
     else:
         broken = _first(case.facts.libraries, NET_PLUGINS)
-        name = "librccl-net.so" if case.here.vendor == "amd" else "libnccl-net.so"
+        name = vendor_named(case.here.vendor).net_plugin
         yield bad(
             "ofi-plugin-missing",
             WARNING,
@@ -355,8 +356,8 @@ def _broadcom(case: Case) -> Iterator[Finding]:
 
 
 def _gpu_direct(case: Case) -> Iterator[Finding]:
-    """What GPU-direct RDMA needs on NVIDIA, and what NCCL cannot see in a virtual machine."""
-    if not case.verbs or case.here.vendor != "nvidia":
+    """Check what GPU-direct RDMA needs where a kernel module brings it, and what NCCL cannot see in a virtual machine."""
+    if not case.verbs or not vendor_named(case.here.vendor).peer_module:
         return
     if case.facts.kernel.nvidia_peermem is False:
         old = fits("<5.12", case.facts.kernel.release)

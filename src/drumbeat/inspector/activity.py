@@ -23,7 +23,6 @@ from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.parse import number
 from drumbeat.machine.sample import Sampler
-from drumbeat.machine.vendors.nvml import open_nvml
 
 Bytes = Tuple[int, int]  # sent, received
 
@@ -84,8 +83,7 @@ def read_ranks(
     seconds = time.monotonic() - begin
     network = round(max(0, _carried() - carried) / seconds)
     then = Snapshot()
-    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
-    devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
+    devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
     looks = []
     for rank in ranks:
         first, last = before[rank.main], _usage(rank, then)

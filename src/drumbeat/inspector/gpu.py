@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -14,11 +13,11 @@ from drumbeat.inspector.tree import Process, Snapshot, above
 from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.parse import cpulist, line, number
+from drumbeat.machine.vendors import vendor_of
+from drumbeat.machine.vendors.contract import Users
 
-Users = Mapping[int, Tuple[int, ...]]  # process -> GPUs
 Seen = Tuple[RankSeen, Mapping[str, str]]
 
-_QUESTION = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
 _QUESTION_WITHIN = 20.0  # seconds
 _KFD = "/sys/class/kfd/kfd"
 _IDLE_BYTES = 64 << 20  # a context that only looks at a GPU has less
@@ -27,15 +26,9 @@ _HOST = LiveHost()
 
 def compute_users(gpus: Sequence[Gpu], host: Host = _HOST) -> Users:
     """As the driver says; inside a container it may name no process of ours. A driver that hangs holds whoever asks."""
-    nvidia = any(gpu.vendor == "nvidia" for gpu in gpus)
-    answer = host.command(_QUESTION, _QUESTION_WITHIN) if nvidia else None
-    index_of = {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid}
-    found: Dict[int, Tuple[int, ...]] = {}
-    for row in csv.reader((answer or "").splitlines(), skipinitialspace=True):
-        if len(row) == 2 and row[0] in index_of and row[1].strip().isdecimal():
-            pid = int(row[1])
-            found[pid] = tuple(sorted({*found.get(pid, ()), index_of[row[0]]}))
-    return found
+    vendor = vendor_of(gpus)
+    answer = host.command(vendor.users_command, _QUESTION_WITHIN) if vendor.users_command else None
+    return vendor.parse_users(answer or "", gpus)
 
 
 def look_at_ranks(

@@ -21,6 +21,7 @@ from drumbeat.base.processes import close_all_but, die_with_parent, fork, kill, 
 from drumbeat.base.regex import regex
 from drumbeat.base.signals import ignore_stops
 from drumbeat.machine.host import Host
+from drumbeat.machine.vendors import VENDORS
 
 NAME = "drumbeat-kmsg"
 _OWN_LOG = (
@@ -28,7 +29,6 @@ _OWN_LOG = (
 )
 _KMSG = "/dev/kmsg"
 _COMMANDS = (("dmesg",), ("journalctl", "--dmesg", "--quiet", "--lines", "500", "--output", "short-monotonic"))
-_OF_DRIVERS = regex(rb"NVRM: Xid|amdgpu|PCIe Bus Error")
 _MOST_LINES = 400  # per attempt: a driver in trouble may write thousands
 _LONGEST = 1000  # bytes of a line
 _PIECE = 1 << 20  # bytes read at a time
@@ -254,10 +254,11 @@ def _follow(own: str, answers: int) -> None:
         source = open_log(own)
         name = source.name
         tell({"source": name, "why": ""})
+        marks = [vendor.kernel_mark.encode() for vendor in VENDORS if vendor.kernel_mark] + [b"PCIe Bus Error"]
         told = 0
         while told < _MOST_LINES:
             for line in source.read():
-                if _OF_DRIVERS.search(line):
+                if any(mark in line for mark in marks):
                     told += 1
                     tell({"source": name, "text": line[:_LONGEST].decode("utf-8", "replace")})
             source.wait()

@@ -23,10 +23,10 @@ from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import Here, container, environment, flag_of, image_of, places, resources
 from drumbeat.jobfile.site import Site
 from drumbeat.jobfile.yamlfile import shown
+from drumbeat.machine.vendors import count_shown
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
-from drumbeat.plan.visibility import count_shown
 
 # The name of a job that was given none: that of its script.
 

@@ -18,6 +18,9 @@ from drumbeat.jobfile.check import check, near
 from drumbeat.jobfile.fields import key, origins_field
 from drumbeat.jobfile.job import JobExpect
 from drumbeat.jobfile.yamlfile import load_text, read_file, shown, shown_path
+from drumbeat.machine.vendors import job_vendors
+
+_VENDORS = tuple(vendor.name for vendor in job_vendors())
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,7 @@ class SiteContainer:
         "apptainer",
         allowed=tuple(RUNTIMES),
     )
-    vendor: str = key(
-        "choice", "Whose GPUs get into them.", "amd", "", allowed=("", "nvidia", "amd"), default_text="none"
-    )
+    vendor: str = key("choice", "Whose GPUs get into them.", "amd", "", allowed=("", *_VENDORS), default_text="none")
     image: Optional[str] = key(
         "text",
         "The image of a job that names none; `container: none` in a job runs it without.",
@@ -179,7 +180,7 @@ class Site:
         default_text="python3",
     )
     vendor: Optional[str] = key(
-        "choice", "Whose GPUs the nodes have.", "amd", None, allowed=("nvidia", "amd"), default_text="not known"
+        "choice", "Whose GPUs the nodes have.", "amd", None, allowed=_VENDORS, default_text="not known"
     )
     arch: Optional[str] = key(
         "choice",

@@ -174,7 +174,7 @@ def dead(context: Context) -> Iterator[Hit]:
     renamed = set()
     for each in _first(context):
         entry = DEAD.get(each.name)
-        if entry is None or entry.when.get("vendor") == "nvidia":  # the script does not say whose GPUs
+        if entry is None or set(entry.when) == {"vendor"}:  # the script does not say whose GPUs
             continue
         version = entry.when.get("rocm", "")
         words = {

@@ -8,6 +8,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import Cpus, Kernel, Limits
 from drumbeat.machine.parse import cpulist, integer, line, natural
+from drumbeat.machine.vendors import peer_memory
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
@@ -171,15 +172,8 @@ def read_kernel(host: Host, device_paths: Iterable[Optional[str]] = ()) -> Kerne
         iommu=_iommu(host),
         acs_enabled=_acs(host, device_paths),
         ephemeral_ports=_ports(host),
-        nvidia_peermem=_peermem(host),
+        nvidia_peermem=peer_memory(host),
     )
-
-
-def _peermem(host: Host) -> Optional[bool]:
-    modules = host.list("/sys/module")
-    if "nvidia" not in modules:
-        return None
-    return "nvidia_peermem" in modules or "nv_peer_mem" in modules
 
 
 def _iommu(host: Host) -> Optional[str]:

@@ -16,6 +16,7 @@ from drumbeat.machine.host import Host
 from drumbeat.machine.libraries import Loader, package_folders, search_folders, visible_folders
 from drumbeat.machine.model import CxiDevice, Gpu, Library, RdmaDevice
 from drumbeat.machine.parse import natural
+from drumbeat.machine.vendors import vendor_of
 
 _COLLECTIVES = ("libnccl.so*", "librccl.so*")
 _PLUGINS = ("libnccl-net*.so*", "librccl-net*.so*", "librccl-anp*.so*")
@@ -47,7 +48,6 @@ def read(
     loader = Loader(host, arch)
     folders = search_folders(loader)
     found = [library for pattern in _COLLECTIVES for library in _matching(loader, folders, pattern, True)]
-    vendors = {gpu.vendor for gpu in gpus if not gpu.integrated}
     fast = bool(cxi) or any(device.driver == "efa" for device in rdma)
     for name, expected in (
         ("libfabric.so.1", fast),
@@ -59,7 +59,7 @@ def read(
         found += _named(loader, folders, name, expected)
     plugins = [library for pattern in _PLUGINS for library in _matching(loader, folders, pattern)]
     if fast and not plugins:
-        plugins = [Library("librccl-net.so" if "amd" in vendors else "libnccl-net.so", why_not=_NOT_FOUND)]
+        plugins = [Library(vendor_of(gpus).net_plugin, why_not=_NOT_FOUND)]
     found += plugins
     providers = [name + "/" + below for name in folders for below in _PROVIDER_FOLDERS]
     for driver in sorted({device.driver for device in rdma if device.driver}):

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
 from drumbeat.base.redact import is_secret
-from drumbeat.machine import container, cpus, fabric, identity, libraries, network, topology
+from drumbeat.machine import container, cpus, fabric, identity, libraries, network, topology, vendors
 from drumbeat.machine.distance import Device
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import (
@@ -22,19 +22,16 @@ from drumbeat.machine.model import (
     RdmaDevice,
 )
 from drumbeat.machine.parse import integer, line
-from drumbeat.machine.vendors import gpu_health, gpus
 
 # Which environment variables matter to a job, and which may never be written down.
 
 
-# What a launcher, NCCL, RCCL, libfabric, MPI, torch or the GPU runtimes read.
+# What a launcher, NCCL, RCCL, libfabric, MPI or torch reads; GPU runtimes: the vendors' own prefixes.
 _PREFIXES = (
-    "NCCL_", "RCCL_", "FI_", "GLOO_", "TP_", "HSA_", "HIP_", "ROCR_", "ROCM_", "AMD_", "MIOPEN_", "MIOOPEN_",
-    "CUDA_", "NVIDIA_", "GPU_", "OMP_", "KMP_", "MKL_", "GOMP_", "TORCH_", "TORCHELASTIC_", "PYTORCH_", "PET_",
-    "UCX_", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "MPICH_", "CXI_", "SLINGSHOT_", "IBV_", "RDMAV_", "MLX5_", "PSM",
-    "TRITON_", "XLA_", "AITER_", "ROCBLAS_", "HIPBLASLT_", "TENSILE_", "MSCCL", "SLURM_CPU_BIND", "SLURM_GPU",
-    "SLURM_MEM", "SLURM_CPUS", "SLURM_NTASKS", "SLURM_NETWORK", "SLURM_EXPORT_ENV", "SLURM_JOB_GPUS",
-    "SLURM_STEP_GPUS", "RUNAI_NUM_OF_GPUS",
+    "NCCL_", "RCCL_", "FI_", "GLOO_", "TP_", "OMP_", "KMP_", "MKL_", "GOMP_", "TORCH_", "TORCHELASTIC_", "PYTORCH_",
+    "PET_", "UCX_", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "MPICH_", "CXI_", "SLINGSHOT_", "IBV_", "RDMAV_", "MLX5_",
+    "PSM", "TRITON_", "XLA_", "MSCCL", "SLURM_CPU_BIND", "SLURM_GPU", "SLURM_MEM", "SLURM_CPUS", "SLURM_NTASKS",
+    "SLURM_NETWORK", "SLURM_EXPORT_ENV", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "RUNAI_NUM_OF_GPUS",
 )  # fmt: skip
 _NAMES = frozenset(
     (
@@ -76,7 +73,8 @@ def read(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def matters(name: str) -> bool:
-    return name in _NAMES or name.startswith(_PREFIXES)
+    gpu_runtimes = (vendor.prefixes for vendor in vendors.VENDORS)
+    return name in _NAMES or name.startswith(_PREFIXES) or any(map(name.startswith, gpu_runtimes))
 
 
 def secret(name: str, value: str) -> bool:
@@ -113,14 +111,14 @@ def gather(host: Host) -> Facts:
     no_libraries: Tuple[Library, ...] = ()
     no_versions: Dict[str, str] = {}
     arch = ask("arch", lambda: _arch(host), None)
-    found_gpus = ask("gpus", lambda: gpus.read(host), no_gpus)
-    found_gpus = ask("gpu health", lambda: gpu_health.with_health(host, found_gpus), found_gpus)
+    found_gpus = ask("gpus", lambda: vendors.detect(host), no_gpus)
+    found_gpus = ask("gpu health", lambda: vendors.with_health(host, found_gpus), found_gpus)
     found_rdma = ask("rdma", lambda: network.read_rdma(host), no_rdma)
     found_cxi = ask("cxi", lambda: network.read_cxi(host), no_cxi)
     devices: Tuple[Device, ...] = (*found_gpus, *found_rdma, *found_cxi)
     paths = [device.pci_path for device in devices]
     libraries = ask("libraries", lambda: fabric.read(host, arch, found_gpus, found_rdma, found_cxi), no_libraries)
-    versions = ask("versions", lambda: {**gpus.versions(host), **fabric.versions(libraries)}, no_versions)
+    versions = ask("versions", lambda: {**vendors.versions(host), **fabric.versions(libraries)}, no_versions)
     versions = {**versions, **ask("packages", lambda: fabric.package_versions(host), no_versions)}
     facts = Facts(
         host=ask("host", host.hostname, "unknown"),
@@ -140,12 +138,12 @@ def gather(host: Host) -> Facts:
         container=ask("container", lambda: container.read(host), Container()),
         identity=ask("identity", lambda: identity.read(host, notes), Identity()),
         environment=ask("environment", lambda: read(host.environ), {}),
-        gpus_on_bus=ask("gpus", lambda: gpus.on_bus(host), {}),
+        gpus_on_bus=ask("gpus", lambda: vendors.gpus_on_bus(host), {}),
         default_route=ask("default route", lambda: topology.default_route(host), None),
         nvme_disks=ask("disks", lambda: topology.nvme_disks(host), None),
         virtual_machine=ask("virtual machine", lambda: topology.virtual_machine(host), None),
         hypervisor=ask("virtual machine", lambda: topology.hypervisor(host), None),
-        gpu_events=ask("kernel log", lambda: gpu_health.events(host) if found_gpus else None, None),
+        gpu_events=ask("kernel log", lambda: vendors.gpu_events(host) if found_gpus else None, None),
     )
     return dataclasses.replace(facts, unknown=(*notes, *gaps(facts)))
 
@@ -161,7 +159,7 @@ def gaps(facts: Facts) -> Tuple[str, ...]:
         holes.append("cpus: the set this process may use is not known")
     if not facts.interfaces:
         holes.append("interfaces: /sys/class/net says nothing")
-    for vendor in ("nvidia", "amd"):
+    for vendor in (each.name for each in vendors.VENDORS):
         count = facts.gpus_on_bus.get(vendor, 0)
         if count and not any(gpu.vendor == vendor for gpu in facts.gpus):
             why = "no driver, or this job or container was given none"

@@ -8,7 +8,6 @@ from typing import Dict, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 
 SCHEMA = "1.0"
-_OF_PROGRAMS = tuple(f"Xid {number} on " for number in (13, 31, 32, 43, 45, 69))
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class GpuHealth:
 @dataclass(frozen=True)
 class Gpu:
     index: int  # in the order the vendor's runtime counts them
-    vendor: str  # nvidia, amd, intel, unknown
+    vendor: str  # a name of machine/vendors
     name: Optional[str] = None
     pci: Optional[str] = None  # 0000:c1:00.0
     uuid: Optional[str] = None
@@ -59,6 +58,34 @@ class Gpu:
     links: Dict[str, str] = field(default_factory=dict)  # "GPU 1" or NIC -> NV18, XGMI, PCIE, or a distance: PIX, SYS
     no_access: Tuple[int, ...] = ()  # GPUs whose memory it cannot reach
     partition: Optional[str] = None  # SPX: whole; DPX, CPX: divided (AMD)
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """One GPU at one moment; None is unknown."""
+
+    index: int
+    busy: Optional[float] = None  # per cent of the time with some kernel running
+    memory_busy: Optional[float] = None
+    memory_used: Optional[int] = None  # bytes
+    memory_total: Optional[int] = None
+    memory_percent: Optional[float] = None  # where a tool gives no bytes
+    power: Optional[float] = None  # watts
+    power_cap: Optional[float] = None
+    temperature: Optional[float] = None  # degrees Celsius
+    clock: Optional[float] = None  # MHz
+    memory_clock: Optional[float] = None
+    fan: Optional[float] = None  # per cent
+    throttle: Optional[Tuple[str, ...]] = None  # what slows it down now, none if nothing does
+    energy: Optional[float] = None  # joules, since the driver was loaded
+    ecc_corrected: Optional[int] = None  # memory errors since the driver was loaded
+    ecc_uncorrected: Optional[int] = None
+    pcie_received: Optional[int] = None  # bytes since the driver was loaded
+    pcie_sent: Optional[int] = None
+    link_received: Optional[int] = None  # bytes over NVLink or xGMI since the driver was loaded
+    link_sent: Optional[int] = None
+    name: Optional[str] = None
+    time: Optional[str] = None  # as the tool prints it
 
 
 @dataclass(frozen=True)
@@ -260,8 +287,3 @@ class Peers:
     @property
     def world_size(self) -> int:
         return sum(peer.ranks for peer in self.nodes)
-
-
-def of_program(event: str) -> bool:
-    """Whether one of `gpu_events` is mostly a program's own doing: an illegal access, a process that was killed."""
-    return event.startswith(_OF_PROGRAMS)

@@ -7,9 +7,12 @@ import re
 from typing import Dict, List, Optional, Set, Tuple, Union
 
 from drumbeat.base.regex import regex
-from drumbeat.machine.host import Host
+from drumbeat.machine.host_protocol import Host
 
 _CPU_LIMIT = 1 << 14
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+_FIGURE = regex(r"\s*(\d{1,12}(?:\.\d{1,6})?)")
+_UNIT = regex(r"[KMG]i?B")
 _PCI = regex(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 
 
@@ -40,6 +43,19 @@ def integer(text: Optional[str], base: int = 10) -> Optional[int]:
 
 def number(host: Host, path: str) -> Optional[int]:
     return integer(line(host, path))
+
+
+def figure(text: Optional[str]) -> Optional[float]:
+    """The figure at the front of `173.0W`, `55 °C`, `34 %`; `N/A`, `[Not Supported]` and the like are unknown."""
+    found = _FIGURE.match(text or "")
+    return float(found.group(1)) if found else None
+
+
+def size_in_bytes(text: Optional[str], unit: str = "") -> Optional[int]:
+    """`1.5 GB`; `unit` counts where the text names none."""
+    value, named = figure(text), _UNIT.search(text or "")
+    scale = _UNITS.get(named.group() if named else unit)
+    return None if value is None or scale is None else int(value * scale)
 
 
 def numa_node(host: Host, path: str) -> Optional[int]:

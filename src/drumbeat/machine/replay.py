@@ -57,6 +57,9 @@ class _Told:
     def command(self, argv: Sequence[str], timeout: float = 5.0) -> Optional[str]:
         return _text(self._table("commands").get(shlex.join(argv)))
 
+    def library(self, name: str) -> Any:
+        return None
+
     def addresses(self) -> Optional[Dict[str, Tuple[str, ...]]]:
         if not isinstance(self._told.get("addresses"), Mapping):
             return None
@@ -288,6 +291,9 @@ class RecordingHost:
     @property
     def environ(self) -> Dict[str, str]:
         return dict(self.answers["environ"])
+
+    def library(self, name: str) -> Any:
+        return None
 
     def addresses(self) -> Optional[Dict[str, Tuple[str, ...]]]:
         answer = self.host.addresses()

@@ -2,78 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from drumbeat.base.record import to_plain
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.parse import integer, number
-from drumbeat.machine.vendors.nvml import Nvml
-from drumbeat.machine.vendors.telemetry import (
-    AMD_COMMAND,
-    NVIDIA_COMMANDS,
-    ROCM_COMMAND,
-    GpuSample,
-    parse_amd_smi_monitor,
-    parse_nvidia_csv,
-    parse_rocm_smi_table,
-    read_amd_sysfs,
-)
+from drumbeat.machine.vendors import by_vendor
 
 _NET = "/sys/class/net"
 _RDMA = "/sys/class/infiniband"
-_SHARE = 0.008  # of one core: what vendor tools may cost
 
 
 class Sampler:
-    """Looks at one node again and again.
+    """Looks at one node again and again. GPUs that only an expensive tool can read are left out of most samples."""
 
-    NVIDIA's GPUs are read through NVML, AMD's from the kernel's own files. Vendor tools are asked only where neither can be
-    read, and so rarely that they cost under 1 % of a core; in between the GPUs are left out of the sample.
-    """
-
-    def __init__(self, host: Host, gpus: Sequence[Gpu], nvml: Optional[Nvml] = None) -> None:
-        self.host, self.nvml = host, nvml
-        self.nvidia = any(gpu.vendor == "nvidia" for gpu in gpus)
-        self.amd = [gpu for gpu in gpus if gpu.vendor == "amd" and gpu.pci]
-        self._residencies: Dict[str, Dict[str, int]] = {}
-        self._next_tool = 0.0
+    def __init__(self, host: Host, gpus: Sequence[Gpu]) -> None:
+        self.host, self._samplers = host, [vendor.sampler(host, own) for vendor, own in by_vendor(gpus)]
 
     def sample(self) -> Dict[str, Any]:
-        found: List[GpuSample] = []
-        if self.nvidia:
-            found += self.nvml.samples() if self.nvml else self._ask_tools(_nvidia_smi)
-        if self.amd:
-            read = read_amd_sysfs(self.host, self.amd, self._residencies)
-            known = any(gpu.busy is not None or gpu.memory_used is not None for gpu in read)
-            found += read if known else self._ask_tools(_amd_tools) or read
-        host = self.host
-        return {"gpus": to_plain(found), "cpu": cpu(host), "memory": memory(host), "network": network(host)}
-
-    def _ask_tools(self, ask: Callable[[Host], List[GpuSample]]) -> List[GpuSample]:
-        if time.monotonic() < self._next_tool:
-            return []
-        before = os.times()
-        samples = ask(self.host)
-        after = os.times()
-        spent = sum(after[:4]) - sum(before[:4])  # by us and by the tool
-        self._next_tool = time.monotonic() + spent / _SHARE
-        return samples
-
-
-def _nvidia_smi(host: Host) -> List[GpuSample]:
-    for command in NVIDIA_COMMANDS:
-        samples = parse_nvidia_csv(host.command(command, 10.0) or "")
-        if samples:
-            return samples
-    return []
-
-
-def _amd_tools(host: Host) -> List[GpuSample]:
-    samples = parse_amd_smi_monitor(host.command(AMD_COMMAND, 10.0) or "")
-    return samples or parse_rocm_smi_table(host.command(ROCM_COMMAND, 10.0) or "")
+        host, gpus = self.host, [gpu for sample in self._samplers for gpu in sample()]
+        return {"gpus": to_plain(gpus), "cpu": cpu(host), "memory": memory(host), "network": network(host)}
 
 
 def cpu(host: Host) -> Dict[str, Optional[float]]:

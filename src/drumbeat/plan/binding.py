@@ -10,9 +10,9 @@ from drumbeat.base.order import EnvVar, Order
 from drumbeat.findings.model import Evidence, Finding
 from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.model import Cpus, CxiDevice, Facts, Gpu, Peers, RdmaDevice
+from drumbeat.machine.vendors import vendor_of
 from drumbeat.plan import masks
 from drumbeat.plan.network import compute_nics, natural
-from drumbeat.plan.visibility import NAMES, visible
 
 # Cores: the unit a rank is bound to, and how a set of them is divided among ranks.
 
@@ -146,10 +146,10 @@ def choose(order: Order, facts: Facts) -> Chosen:
     discrete = [gpu for gpu in facts.gpus if not gpu.integrated]
     if not discrete:
         return Chosen((), why="no GPU was found")
-    vendor = discrete[0].vendor
+    vendor = vendor_of(discrete)
     filters = visibility_filters(order, facts)
     exported = list(filters)
-    seen, findings = visible([gpu for gpu in facts.gpus if gpu.vendor == vendor], filters)
+    seen, findings = vendor.visible([gpu for gpu in facts.gpus if gpu.vendor == vendor.name], filters)
     usable = [gpu for gpu in seen if not gpu.integrated]
     if exported and len(usable) < len(seen):
         hidden = ", ".join(f"{gpu.index} ({gpu.name or 'integrated'})" for gpu in seen if gpu.integrated)
@@ -184,14 +184,14 @@ def choose(order: Order, facts: Facts) -> Chosen:
     variables: Tuple[EnvVar, ...] = ()
     hides = len(usable) < len(seen)
     if not exported and picked and (hides or picked != seen[: len(picked)]):
-        variables = _show(vendor, picked, "hides the integrated GPU" if hides else why)
+        variables = vendor.show(picked, "hides the integrated GPU" if hides else why)
     return Chosen(tuple(picked), variables, tuple(findings), why)
 
 
 def visibility_filters(order: Order, facts: Facts) -> Dict[str, str]:
     """The variables that hide GPUs from the ranks: what the job or site sets stands before what was exported."""
     settled = {**facts.environment, **{variable.name: variable.value for variable in order.env}}
-    return {name: settled[name] for name in NAMES if name in settled}
+    return {name: settled[name] for name in vendor_of(facts.gpus).visibility if name in settled}
 
 
 def closest(gpus: Sequence[Gpu], wanted: int) -> Tuple[List[Gpu], str]:
@@ -210,37 +210,6 @@ def closest(gpus: Sequence[Gpu], wanted: int) -> Tuple[List[Gpu], str]:
         return list(gpus[:wanted]), "the first ones: no switch or NUMA node holds so many"
     kind, members = min(fitting, key=lambda group: (len(group[1]), group[1][0].index))
     return members[:wanted], f"they share {kind}"
-
-
-def own_variable(gpus: Sequence[Gpu], order: Order, facts: Facts) -> Optional[EnvVar]:
-    """With `visibility: own`: what shows a rank its GPUs and no other."""
-    if not gpus:
-        return None
-    if gpus[0].vendor == "amd":
-        rocr = {k: v for k, v in visibility_filters(order, facts).items() if k == "ROCR_VISIBLE_DEVICES"}
-        seen, _ = visible([gpu for gpu in facts.gpus if gpu.vendor == "amd"], rocr)
-        places = [str(seen.index(gpu)) for gpu in gpus if gpu in seen]
-        why = "the rank's own GPU, counted within ROCR_VISIBLE_DEVICES; peers stay reachable for DMA"
-        return EnvVar("HIP_VISIBLE_DEVICES", ",".join(places), why, "user")
-    if gpus[0].vendor == "nvidia":
-        return EnvVar("CUDA_VISIBLE_DEVICES", _indices(gpus), "the rank's own GPU, as visibility: own asks", "user")
-    return None
-
-
-def _show(vendor: str, gpus: Sequence[Gpu], why: str) -> Tuple[EnvVar, ...]:
-    words = f"{why}; device i of torch is the GPU of local rank i"
-    if vendor == "amd":
-        return (EnvVar("ROCR_VISIBLE_DEVICES", _indices(gpus), words, "detected"),)
-    if vendor == "nvidia":
-        order = EnvVar(
-            "CUDA_DEVICE_ORDER", "PCI_BUS_ID", "CUDA counts as nvidia-smi does, not fastest first", "detected"
-        )
-        return (order, EnvVar("CUDA_VISIBLE_DEVICES", _indices(gpus), words, "detected"))
-    return ()
-
-
-def _indices(gpus: Sequence[Gpu]) -> str:
-    return ",".join(str(gpu.index) for gpu in gpus)
 
 
 @dataclass(frozen=True)
@@ -302,7 +271,6 @@ def binding(order: Order, facts: Facts, node: int, peers: Optional[Peers] = None
     slots = []
     for local in range(ranks):
         gpus = groups[first + local]
-        own = own_variable(gpus, order, facts) if order.visibility == "own" else None
         slots.append(
             Slot(
                 local_rank=local,
@@ -311,11 +279,19 @@ def binding(order: Order, facts: Facts, node: int, peers: Optional[Peers] = None
                 nic=nics[first + local],
                 numa=gpus[0].numa if gpus else _one_numa(facts, cpus[first + local]),
                 gpus=tuple(gpu.index for gpu in gpus),
-                env=(own,) if own else (),
+                env=_own_variables(gpus, order, facts),
                 why=words,
             )
         )
     return Binding(tuple(slots), threads, words, chosen.variables, tuple(findings), _bound_by(order))
+
+
+def _own_variables(gpus: Sequence[Gpu], order: Order, facts: Facts) -> Tuple[EnvVar, ...]:
+    if order.visibility != "own" or not gpus:
+        return ()
+    vendor = vendor_of(gpus)
+    node = [gpu for gpu in facts.gpus if gpu.vendor == vendor.name]
+    return vendor.show_own(gpus, node, visibility_filters(order, facts))
 
 
 def _one_numa(facts: Facts, cpus: Sequence[int]) -> Optional[int]:

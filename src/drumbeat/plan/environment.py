@@ -8,6 +8,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import SOURCES, EnvVar, Order
 from drumbeat.findings.model import Evidence, Finding
 from drumbeat.machine.model import Facts, Peers
+from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.argv import flight_recorder
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.exported import alt_read_is_idle
@@ -25,6 +26,7 @@ from drumbeat.plan.variables import SETTINGS, steers
 
 FAST_ETHERNET_MBPS = 25_000  # from here one socket thread cannot fill the link
 EXPORTED = "exported where drumbeat was started"
+_AMD_ON_SLINGSHOT = {"vendor": "amd", "fabric": "slingshot", "nodes": "many"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
         for rule in SETTINGS
         if matches(rule.when, here, facts) and not _idle(rule.name, facts, left)
     ]
-    if here.fabric == "slingshot" and here.vendor == "amd" and here.nodes == "many":
+    if matches(_AMD_ON_SLINGSHOT, here, facts):
         left.append(Left("NCCL_NET_GDR_LEVEL", "PHB is RCCL's own default from ROCm 6.2"))
     if here.vendor and here.fabric == "ethernet":
         left.append(Left("NCCL_P2P_DISABLE", "only where a check of copies between the GPUs has failed"))
@@ -198,8 +200,8 @@ def _rdma(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
         left.append(Left(name, "InfiniBand needs no GID index"))
         return variables
     left.append(Left("NCCL_IB_TC", "the traffic class of the lossless queue is set on the switches: a site's matter"))
-    version = facts.versions.get("rccl" if here.vendor == "amd" else "nccl")
-    rocm_chooses = version is None and here.vendor == "amd" and fits(">=6.3", facts.versions.get("rocm"))
+    version = facts.versions.get(vendor_named(here.vendor).collectives)
+    rocm_chooses = version is None and matches({"vendor": "amd", "rocm": ">=6.3"}, here, facts)
     if fits(">=2.21", version) or rocm_chooses:
         which = f"version {version}" if version else f"ROCm {facts.versions.get('rocm')}"
         left.append(Left(name, f"{which} looks up the RoCE v2 GID itself, for each device"))
@@ -223,7 +225,7 @@ def _plugin(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
         file = here.net_plugin.path or here.net_plugin.name
         left.append(Left("NCCL_NET", f"{file} brings a network of its own name; NCCL_NET=IB would switch it off"))
     names = {library.name for library in facts.libraries if library.path and library.loadable is not False}
-    if here.fabric == "slingshot" and here.vendor == "amd" and here.nodes == "many":
+    if matches(_AMD_ON_SLINGSHOT, here, facts):
         plugin = here.net_plugin
         if plugin is not None and plugin.path and plugin.name.startswith("librccl") and "libnccl-net.so" not in names:
             why = "some RCCL builds look for libnccl-net.so, which is not here"
@@ -268,18 +270,12 @@ def _threads_why(bound: Binding) -> str:
 
 
 def _caches(order: Order, here: Scene, node: int, left: List[Left]) -> List[EnvVar]:
-    variables = []
     owner = order.user or order.run_id
 
     def local(kind: str) -> str:
         return f"{order.local_dir}/{owner}-{kind}-cache-{node}"
 
-    if here.vendor == "amd":
-        why = "MIOpen's kernel cache is SQLite: node-local, as a shared file system cannot take its locks"
-        variables += [
-            EnvVar("MIOPEN_USER_DB_PATH", local("miopen"), why, "default"),
-            EnvVar("MIOPEN_CUSTOM_CACHE_DIR", local("miopen"), why, "default"),
-        ]
+    variables = [EnvVar(name, local(kind), why, "default") for name, kind, why in vendor_named(here.vendor).caches]
     if here.vendor:
         why = "compiled kernels stay on this node: no locks and no stampede on shared storage"
         variables += [

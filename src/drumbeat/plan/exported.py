@@ -256,9 +256,8 @@ def _sockets(final: Mapping[str, str]) -> List[Finding]:
 
 def _corruption(here: Scene, facts: Facts, final: Mapping[str, EnvVar]) -> List[Finding]:
     """GH200 on Slingshot: LL128 with eager messages gives wrong sums (NVIDIA/nccl issue 2001)."""
-    if not (
-        here.fabric == "slingshot" and here.nodes == "many" and here.vendor == "nvidia" and facts.arch == "aarch64"
-    ):
+    gh200 = matches({"vendor": "nvidia", "fabric": "slingshot", "nodes": "many"}, here, facts)
+    if not gh200 or facts.arch != "aarch64":
         return []
     values = {name: variable.value for name, variable in final.items()}
     safe = values.get("FI_CXI_RDZV_THRESHOLD") == "0" and values.get("FI_CXI_RDZV_GET_MIN") == "0"

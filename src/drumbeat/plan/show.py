@@ -9,6 +9,7 @@ from typing import List, Optional, Sequence, Tuple
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
+from drumbeat.machine.vendors import VENDORS
 from drumbeat.plan.argv import AT_START
 from drumbeat.plan.environment import EXPORTED
 from drumbeat.plan.node_plan import Difference, NodePlan
@@ -148,11 +149,13 @@ def desk_lines(order: Order, exported: Sequence[EnvVar], explain: bool, width: O
 def _possible(order: Order, entry: Computed) -> bool:
     """Can this setting come up on such nodes? Where the site says nothing of its GPUs or network, any can."""
     text = f"{entry.name} {entry.when}"
-    other = {"nvidia": r"\bAMD\b|^(?:HIP|ROCR|MIOPEN)_", "amd": r"\bNVIDIA\b|^CUDA_"}.get(order.vendor)
+    others = [vendor for vendor in VENDORS if order.vendor and vendor.name != order.vendor]
+    if any(re.search(rf"\b{other.title}\b", text) or entry.name.startswith(other.prefixes) for other in others):
+        return False
     network = {"ofi": r"InfiniBand|RoCE"}.get(order.expect.transport)
     if order.expect.transport in ("ib", "roce", "rdma"):
         network = "Slingshot"
-    return not any(pattern and re.search(pattern, text) for pattern in (other, network))
+    return not (network and re.search(network, text))
 
 
 def columns(rows: Sequence[Sequence[str]]) -> List[str]:

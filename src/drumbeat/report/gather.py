@@ -12,8 +12,8 @@ from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError
 from drumbeat.desk.state import state_of
 from drumbeat.findings.model import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
-from drumbeat.machine.vendors.telemetry import GpuSample
 from drumbeat.report.figures import Figures, GpuUse, Note, Phases, Slowest, Speed, Traffic, Utilisation
 from drumbeat.report.intervals import Reports, error_of_mean, quantile, thinned
 from drumbeat.report.setting import gpus_of, setting_of, target_of

@@ -17,7 +17,7 @@ from drumbeat.desk.start.run import check_inside
 from drumbeat.jobfile.job import Job
 from drumbeat.machine import identity as identities
 from drumbeat.machine.host import LiveHost
-from drumbeat.machine.vendors import gpus as gpu_facts
+from drumbeat.machine.vendors import detect
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.tune.command import Tunable, layout_text, read_layout
 from drumbeat.tune.request import Asked
@@ -267,11 +267,11 @@ def place_here(job: Job, environ: Mapping[str, str]) -> Place:
 
 
 def _gpu_count() -> int:
-    return len([gpu for gpu in gpu_facts.read(LiveHost()) if not gpu.integrated])
+    return len([gpu for gpu in detect(LiveHost()) if not gpu.integrated])
 
 
 def _gpu_gib() -> Optional[float]:
-    sizes = [gpu.memory_bytes for gpu in gpu_facts.read(LiveHost()) if not gpu.integrated and gpu.memory_bytes]
+    sizes = [gpu.memory_bytes for gpu in detect(LiveHost()) if not gpu.integrated and gpu.memory_bytes]
     return min(sizes) / 2**30 if sizes else None
 
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
-from drumbeat.machine.vendors.telemetry import GpuSample
+from drumbeat.machine.model import GpuSample
 from drumbeat.runfolder.progress import RankPace
 from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.watch.curve import Curve

@@ -16,7 +16,6 @@ from drumbeat.base.signals import ignore_stops, stops_held_back
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts
 from drumbeat.machine.sample import Sampler
-from drumbeat.machine.vendors.nvml import open_nvml
 from drumbeat.runfolder.layout import NodeFolder
 
 EVERY = 5.0  # seconds between samples
@@ -40,8 +39,7 @@ def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenT
     batch = 1 if order.nodes <= _LARGE_JOB else 6
     kept: List[str] = []
     gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
-    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
-    sampler = Sampler(LiveHost(), gpus, nvml)
+    sampler = Sampler(LiveHost(), gpus)
     due = time.monotonic()
     while True:
         last = bool(ended)

@@ -34,7 +34,6 @@ from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.masks import bound_by_user
 from drumbeat.plan.placement import task_binding
-from drumbeat.plan.visibility import NAMES
 
 
 class Tasks:
@@ -169,13 +168,13 @@ class Tasks:
 def own_view(local_id: int) -> TaskHello:
     """What this very task may use: its cores, and the GPUs that its environment and its cgroup leave it."""
     from drumbeat.machine.host import LiveHost
-    from drumbeat.machine.vendors import gpus
+    from drumbeat.machine.vendors import detect, visibility_names
 
     return TaskHello(
         local_id,
         tuple(sorted(os.sched_getaffinity(0))),
-        tuple(gpus.read(LiveHost())),
-        {name: os.environ[name] for name in NAMES if os.environ.get(name)},
+        detect(LiveHost()),
+        {name: os.environ[name] for name in visibility_names() if os.environ.get(name)},
     )
 
 

@@ -10,9 +10,11 @@ from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
 from drumbeat.base.order import EnvVar
 from drumbeat.base.processes import Forked
 from drumbeat.findings.model import ERROR, WARNING
-from drumbeat.inspector.gpu import Users, compute_users, look_at_ranks
+from drumbeat.inspector.gpu import compute_users, look_at_ranks
 from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
+from drumbeat.machine.vendors import vendor_of
+from drumbeat.machine.vendors.contract import Users
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.placement import UNKNOWN, changed, rows, text_table, verdict
 from drumbeat.plan.variables import steers
@@ -78,7 +80,7 @@ class _GpuUsers:
 
     def ask(self, now: float) -> None:
         self._asked = now if self._asked is None else self._asked
-        if self._child is None and any(gpu.vendor == "nvidia" for gpu in self.gpus):
+        if self._child is None and vendor_of(self.gpus).users_command:
             self._child = Forked(lambda: json.dumps(list(compute_users(self.gpus).items())).encode(), _ANSWER_WITHIN)
 
     def read(self, now: float) -> Optional[Users]:

@@ -19,7 +19,6 @@ from drumbeat.jobfile.fields import parse_duration
 
 KINDS = ("jobset", "trainjob", "pytorchjob", "job", "jobs")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-GPU_RESOURCE = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _NAME = regex(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")

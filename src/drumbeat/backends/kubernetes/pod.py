@@ -7,13 +7,14 @@ import shlex
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from drumbeat import __version__
-from drumbeat.backends.kubernetes.options import GPU_RESOURCE, Settings, quantity
+from drumbeat.backends.kubernetes.options import Settings, quantity
 from drumbeat.backends.kubernetes.payload import FOLDER as CODE_FOLDER
 from drumbeat.backends.kubernetes.payload import function_secret_names, pieces_of, secret_name, unpack_lines
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE
 from drumbeat.containers.runtimes import inside_command
+from drumbeat.machine.vendors import job_vendors, vendor_named
 from drumbeat.runfolder.mirror import ENDED
 from drumbeat.runfolder.summary import VERDICT
 
@@ -229,11 +230,12 @@ def resources(order: Order, settings: Settings) -> Plain:
 
 
 def gpu_resource(order: Order) -> str:
-    name = order.resources.specific.get("gpus-as") or GPU_RESOURCE.get(order.vendor)
-    if name is None:
+    name = order.resources.specific.get("gpus-as") or vendor_named(order.vendor).pod_resource
+    if not name:
+        vendors = " or ".join(f"vendor: {vendor.name}" for vendor in job_vendors())
         raise Problem(
             f"site {order.site} does not say whose GPUs its nodes have, so nothing says how pods ask for them",
-            "write vendor: nvidia or vendor: amd in its profile, or gpus-as: NAME, the resource's own name",
+            f"write {vendors} in its profile, or gpus-as: NAME, the resource's own name",
         )
     return name
 

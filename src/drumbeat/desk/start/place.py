@@ -28,9 +28,8 @@ from drumbeat.jobfile.site import Site
 from drumbeat.machine import identity as identities
 from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Facts, Identity
-from drumbeat.machine.vendors import gpus as gpu_facts
+from drumbeat.machine.vendors import count_shown, detect
 from drumbeat.plan.argv import Tools, launcher_python
-from drumbeat.plan.visibility import count_shown
 
 HERE, LOGIN, ALLOCATION, INSIDE = "here", "login", "allocation", "inside"
 
@@ -149,7 +148,7 @@ def _user() -> str:
 
 def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> Here:
     """`given` are what a scheduler knows better than a look at this machine."""
-    gpus = [] if "gpus" in given else gpu_facts.read(LiveHost())
+    gpus = [] if "gpus" in given else detect(LiveHost())
     here = Here(
         hostname=socket.gethostname(),
         cwd=os.getcwd(),

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import Structure, Union, byref, c_double, c_int, c_longlong, c_uint, c_ulong, c_ulonglong, c_void_p
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.machine.vendors.gpu_health import throttle_reasons
-from drumbeat.machine.vendors.telemetry import GpuSample
+from drumbeat.machine.host_protocol import Host
+from drumbeat.machine.model import GpuSample
 
-_LIBRARY = "libnvidia-ml.so.1"
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
 _CORRECTED, _UNCORRECTED, _SINCE_LOAD = 0, 1, 0
 _LINK_SENT, _LINK_RECEIVED, _PCIE_SENT, _PCIE_RECEIVED = 138, 139, 197, 198  # NVML_FI_DEV_…
 _ALL_LINKS = 0xFFFFFFFF
 _MOST_GPUS = 64
+# Bits of NVML's mask that slow a GPU down against its will; idle, and clocks that somebody set, are not among them.
+_THROTTLE = (
+    (0x04, "power limit"), (0x08, "hardware slowdown"), (0x20, "temperature (software)"),
+    (0x40, "temperature (hardware)"), (0x80, "power brake"),
+)  # fmt: skip
 
 
 class _Utilization(Structure):
@@ -42,6 +46,11 @@ class _Field(Structure):
 
 
 _TYPES = ("double", "uint", "ulong", "ulonglong", "longlong")  # by the number in a field's `type`
+
+
+def throttle_reasons(mask: int) -> Tuple[str, ...]:
+    """Return the reasons in NVML's mask that slow a GPU down against its will."""
+    return tuple(words for bit, words in _THROTTLE if mask & bit)
 
 
 class Nvml:
@@ -132,14 +141,14 @@ class Nvml:
         return bool(function(*arguments) == 0)
 
 
-def open_nvml(path: str = _LIBRARY) -> Optional[Nvml]:
+def open_nvml(host: Host) -> Optional[Nvml]:
     """None where there is no such library, no driver, or no GPU."""
+    library = host.library("libnvidia-ml.so.1")
     try:
-        library = ctypes.CDLL(path)
         library.nvmlInit_v2.restype = c_int
         if library.nvmlInit_v2() != 0:
             return None
-    except (OSError, AttributeError):
+    except AttributeError:
         return None
     nvml = Nvml(library)
     return nvml if len(nvml) else None

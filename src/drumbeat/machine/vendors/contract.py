@@ -1,0 +1,212 @@
+"""The contract of a GPU vendor: what other rooms need to know of its GPUs, its driver and its runtime.
+
+A new vendor is one file beside this one and one entry of VENDORS. Every default answers nothing, so `Vendor()` itself stands
+for a node without GPUs. Settings that fit one vendor are data with `when: {vendor: ...}`, and GPU names, peaks and links are
+tables: they are no part of this.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from drumbeat.base.data import load
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.host_protocol import Host
+from drumbeat.machine.model import Gpu, GpuSample
+from drumbeat.machine.parse import line, natural, pci_address
+
+PCI = "/sys/bus/pci/devices"
+_DISPLAY = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, other display, processing accelerator
+_SHARE = 0.008  # of one core: the cost that vendor tools may have
+_DIGITS = regex(r"\+*([0-9]{1,9})")
+
+Users = Mapping[int, Tuple[int, ...]]  # process -> indices of the GPUs that it computes on
+
+
+class ContainerFlags(NamedTuple):
+    """Options by which a container runtime lets GPUs in."""
+
+    words: str = ""
+    why: str = ""
+    groups: str = ""  # device files, as shell patterns: the container's user joins the groups that own them
+
+
+@dataclass(frozen=True)
+class GpuEvent:
+    """A line of the kernel's log in which a driver reports an error."""
+
+    text: str  # as facts keep it
+    address: str  # domain:bus:device, without the function
+    code: str = ""  # of the finding that it is; empty: it breaks no GPU
+    what: str = ""
+    number: str = ""  # as in `Xid 79`
+
+
+class Vendor:
+    name = ""  # as in facts.json and in site files
+    title = ""  # as people write it
+    pci_id = ""
+    prefixes: Tuple[str, ...] = ()  # of the environment variables that its driver and libraries read
+    visibility: Tuple[str, ...] = ()  # variables that hide GPUs, in the order in which the runtime applies them
+    collectives = "nccl"  # key of Facts.versions
+    net_plugin = "libnccl-net.so"  # file name of the network plug-in that its collectives load
+    peer_module = ""  # kernel module by which a NIC reaches GPU memory
+    needs_iommu_off = False  # or passing through: copies between its GPUs are slow otherwise
+    caches: Tuple[Tuple[str, str, str], ...] = ()  # of compiled kernels: variable, name of the folder, reason
+    pod_resource = ""
+    kernel_mark = ""  # a text that stands in each kernel message of its driver
+    program_faults: Tuple[str, ...] = ()  # beginnings of the events that are mostly a program's own doing
+    users_command: Tuple[str, ...] = ()  # prints the processes that compute on GPUs
+
+    def detect(self, host: Host) -> List[Gpu]:
+        """The GPUs that a process here can open, in the order in which the runtime counts them."""
+        return []
+
+    def versions(self, host: Host) -> Dict[str, Optional[str]]:
+        """Versions of driver and toolkit, as far as files say."""
+        return {}
+
+    def health(self, host: Host, gpus: Sequence[Gpu]) -> List[Gpu]:
+        """The same GPUs, with what their driver says of their health without root."""
+        return list(gpus)
+
+    def sampler(self, host: Host, gpus: Sequence[Gpu]) -> Callable[[], List[GpuSample]]:
+        """A function that reads what these GPUs are doing; it is called every few seconds."""
+        return list
+
+    def users(self, host: Host, gpus: Sequence[Gpu]) -> Optional[Users]:
+        """The processes that use these GPUs now; None: not known."""
+        text = host.command(self.users_command) if self.users_command else None
+        return None if text is None else self.parse_users(text, gpus)
+
+    def parse_users(self, text: str, gpus: Sequence[Gpu]) -> Users:
+        """Read what `users_command` prints."""
+        return {}
+
+    def peer_memory(self, host: Host) -> Optional[bool]:
+        """True if the module by which a NIC reaches GPU memory is loaded; None without its driver."""
+        return None
+
+    def visible(self, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[List[Gpu], List[Finding]]:
+        """The GPUs in the order in which torch will count them, and what is wrong with the variables."""
+        seen = list(gpus)
+        findings: List[Finding] = []
+        for name in self.visibility:
+            if name in environ:
+                seen = pick(seen, name, environ[name], findings)
+        return seen, findings
+
+    def show(self, gpus: Sequence[Gpu], why: str) -> Tuple[EnvVar, ...]:
+        """Variables that show all ranks of a node these GPUs, in this order."""
+        words = f"{why}; device i of torch is the GPU of local rank i"
+        return tuple(EnvVar(name, indices(gpus), words, "detected") for name in self.visibility[:1])
+
+    def show_own(self, gpus: Sequence[Gpu], node: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[EnvVar, ...]:
+        """Variables that show one rank its own GPUs among those of the node, which `environ` filters already."""
+        words = "the rank's own GPU, as visibility: own asks"
+        return tuple(EnvVar(name, indices(gpus), words, "user") for name in self.visibility[:1])
+
+    def container_flags(self, runtime: str) -> ContainerFlags:
+        return ContainerFlags()
+
+    def software(self, versions: Mapping[str, str]) -> List[Finding]:
+        """What the doctor says about the driver and the toolkit of a node with such GPUs."""
+        return []
+
+    def absence(self, versions: Mapping[str, str]) -> str:
+        """What the doctor says where a node shows none of its GPUs; empty: nothing."""
+        return ""
+
+    def kernel_event(self, text: str) -> Optional[GpuEvent]:
+        """Read one line of the kernel's log; None if the driver reports no error in it."""
+        return None
+
+
+class Rarely:
+    """Asks a tool so rarely that it costs under 1 % of a core; in between it answers nothing."""
+
+    def __init__(self, ask: Callable[[], List[GpuSample]]) -> None:
+        self._ask, self.due = ask, 0.0
+
+    def __call__(self) -> List[GpuSample]:
+        if time.monotonic() < self.due:
+            return []
+        before = os.times()
+        samples = self._ask()
+        spent = sum(os.times()[:4]) - sum(before[:4])  # by us and by the tool
+        self.due = time.monotonic() + spent / _SHARE
+        return samples
+
+
+@functools.lru_cache(maxsize=1)
+def names() -> Dict[str, Any]:
+    """The table of GPU names, which is data: gpu_names.yaml."""
+    return dict(load("drumbeat.machine", "gpu_names"))
+
+
+def on_bus(host: Host) -> Dict[str, str]:
+    """PCI address -> vendor id of each display or accelerator, in bus order."""
+    found: Dict[str, str] = {}
+    for name in sorted(host.list(PCI), key=natural):
+        kind = line(host, f"{PCI}/{name}/class")
+        if kind and kind.startswith(_DISPLAY) and pci_address(name):
+            found[name] = line(host, f"{PCI}/{name}/vendor") or ""
+    return found
+
+
+def place(address: str) -> str:
+    """`00000000:4E:00` and `0000:4e:00.0` are one place: the domain has four digits here, the function is left out."""
+    domain, bus, device = address.lower().partition(".")[0].split(":")
+    return f"{domain[-4:]}:{bus}:{device}"
+
+
+def indices(gpus: Sequence[Gpu]) -> str:
+    return ",".join(str(gpu.index) for gpu in gpus)
+
+
+# Rules of torch and the runtimes for variables that choose GPUs.
+
+
+def pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> List[Gpu]:
+    """The GPUs that one variable leaves; what is wrong with it is added to the findings."""
+    evidence = (Evidence(f"{name}={value}"),)
+    wanted = entries(value)
+    if len(set(wanted)) != len(wanted):
+        title = f"{name} names a device twice, which hides all of them"
+        findings.append(Finding("visibility-repeated", "error", title, "", "name each device once", evidence))
+        return []
+    if value.startswith(("GPU-", "MIG-")):
+        by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
+        if value.startswith("MIG-") or not by_uuid:
+            return gpus[: len(wanted)]  # parts of a GPU, or no identity to compare: only the count is known
+        return [by_uuid[uuid] for uuid in wanted if uuid in by_uuid]
+    chosen = list(itertools.takewhile(lambda number: number < len(gpus), numbers(value)))
+    if len(chosen) < len(wanted):
+        title = f"{name} names device {wanted[len(chosen)]}, this node has {len(gpus)} to choose from"
+        cause = "the list ends there: later devices are hidden too"
+        fix = f"use 0 to {len(gpus) - 1}" if gpus else "unset it"
+        findings.append(Finding("visibility-out-of-range", "error", title, cause, fix, evidence))
+    return [gpus[number] for number in chosen]
+
+
+def entries(value: str) -> Sequence[Union[int, str]]:
+    """Identities of GPUs or of parts of them, or numbers."""
+    return value.split(",") if value.startswith(("GPU-", "MIG-")) else numbers(value)
+
+
+def numbers(value: str) -> List[int]:
+    """As torch reads them: digits at the start of each entry; a negative or other one ends the list."""
+    found: List[int] = []
+    for entry in value.split(","):
+        digits = _DIGITS.match(entry.strip())
+        if not digits:
+            break
+        found.append(int(digits.group(1)))
+    return found

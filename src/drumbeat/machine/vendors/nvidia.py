@@ -1,0 +1,348 @@
+"""NVIDIA GPUs: NVML and nvidia-smi where they are, /proc/driver/nvidia where they are not.
+
+Xid numbers: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors). A GPU counts as broken where the immediate action is to
+reset or restart it, and after uncorrectable memory errors. Not counted: what the program itself causes (13, 31, 43, 45, ...),
+what the driver has dealt with (63, 92), NVLink errors that may be harmless (144 to 150: the driver follows a serious one up
+with 154).
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.base.order import EnvVar
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import OK, Finding
+from drumbeat.machine.host_protocol import Host
+from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
+from drumbeat.machine.parse import figure, integer, line, natural, pci_address, size_in_bytes
+from drumbeat.machine.vendors.contract import ContainerFlags, GpuEvent, Rarely, Users, Vendor, place
+
+_PROC = "/proc/driver/nvidia/gpus"
+_FIELDS = ("index", "name", "uuid", "pci.bus_id", "memory.total", "driver_version", "compute_cap")
+_HEALTH = (
+    "index", "mig.mode.current", "ecc.mode.current", "ecc.errors.uncorrected.volatile.total", "power.limit",
+    "power.default_limit", "clocks.max.sm", "clocks.max.memory", "clocks_throttle_reasons.active",
+)  # fmt: skip
+HEALTH_QUERY = ("nvidia-smi", f"--query-gpu={','.join(_HEALTH)}", "--format=csv,noheader,nounits")
+_ROWS = ("gpu_uuid", "remapped_rows.uncorrectable", "remapped_rows.pending", "remapped_rows.failure")
+ROWS_QUERY = ("nvidia-smi", f"--query-remapped-rows={','.join(_ROWS)}", "--format=csv,noheader,nounits")
+_SAMPLE = (
+    "timestamp", "index", "name", "utilization.gpu", "utilization.memory", "memory.total", "memory.used",
+    "power.draw", "power.limit", "temperature.gpu", "clocks.sm", "clocks.mem",
+)  # fmt: skip
+_SAMPLE_MORE = (
+    "clocks_throttle_reasons.active", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+# nvidia-smi refuses a query of which it does not know every column.
+SAMPLE_QUERIES = (
+    ("nvidia-smi", f"--query-gpu={','.join(_SAMPLE + _SAMPLE_MORE)}", "--format=csv"),
+    ("nvidia-smi", f"--query-gpu={','.join(_SAMPLE)}", "--format=csv"),
+)
+LOST, ECC, XID, HANG, PCIE = "gpu-lost", "gpu-ecc", "gpu-xid", "gpu-hang", "pcie-error"
+# Xid -> code of the finding, what happened.
+XIDS = {
+    46: (HANG, "stopped working"),
+    48: (ECC, "had an uncorrectable memory error"),
+    62: (XID, "has an internal micro-controller that halted"),
+    64: (ECC, "could not remap a bad row of its memory"),
+    74: (XID, "lost an NVLink connection"),
+    79: (LOST, "fell off the bus"),
+    94: (ECC, "had an uncorrectable memory error, contained to one process"),
+    95: (ECC, "had an uncorrectable memory error that may affect all its processes"),
+    109: (XID, "did not switch between processes in time"),
+    110: (XID, "had a security fault"),
+    119: (XID, "has firmware that does not answer"),
+    120: (XID, "had an error in its firmware"),
+    136: (XID, "could not bring up an NVLink connection"),
+    140: (ECC, "had an uncorrectable memory error"),
+    143: (XID, "could not be initialised"),
+    156: (XID, "had to retire a part of itself"),
+    158: (XID, "did not answer in time"),
+    167: (PCIE, "had a fatal time-out on PCIe"),
+    169: (XID, "has an internal micro-controller that halted"),
+    171: (ECC, "had an uncorrectable error in its DRAM"),
+    172: (ECC, "had an uncorrectable error in its SRAM"),
+}
+_ACTION_CHANGED = 154  # the driver names what has to be done; 'None' is all clear
+_XID = regex(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}(?::[0-9a-fA-F]{2}){2}(?:\.[0-7])?)\): (\d{1,4})\b,? ?(.*)")
+_NEEDS = regex(r"action changed from .* to 0x[0-9a-fA-F]+ \(([^)]{1,60})\)")
+
+
+class Nvidia(Vendor):
+    name, title, pci_id = "nvidia", "NVIDIA", "0x10de"
+    prefixes = ("CUDA_", "NVIDIA_")
+    visibility = ("CUDA_VISIBLE_DEVICES",)
+    peer_module = "nvidia_peermem"
+    pod_resource = "nvidia.com/gpu"
+    kernel_mark = "NVRM: Xid"
+    program_faults = tuple(f"Xid {number} on " for number in (13, 31, 32, 43, 45, 69))
+    users_command = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+
+    def detect(self, host: Host) -> List[Gpu]:
+        if driver_version(host) is None and not host.list(_PROC) and host.resolve("/dev/nvidiactl") is None:
+            return []  # asking nvidia-smi without a driver takes half a second
+        return _from_tool(host) or _from_proc(host)
+
+    def versions(self, host: Host) -> Dict[str, Optional[str]]:
+        driver, cuda = driver_version(host), cuda_version(host)
+        return {"nvidia-driver": driver, "cuda": cuda, "cuda-driver": driver_cuda(host)}
+
+    def health(self, host: Host, gpus: Sequence[Gpu]) -> List[Gpu]:
+        told = {integer(row[0]): row for row in _rows(host.command(HEALTH_QUERY)) if len(row) == len(_HEALTH)}
+        remapped = {row[0]: row for row in _rows(host.command(ROWS_QUERY) if told else "") if len(row) == len(_ROWS)}
+        return [_with_health(gpu, told.get(gpu.index), remapped.get(gpu.uuid or "")) for gpu in gpus]
+
+    def sampler(self, host: Host, gpus: Sequence[Gpu]) -> Callable[[], List[GpuSample]]:
+        from drumbeat.machine.vendors.nvml import open_nvml
+
+        nvml = open_nvml(host)
+        return nvml.samples if nvml else Rarely(lambda: _sample_by_tool(host))
+
+    def parse_users(self, text: str, gpus: Sequence[Gpu]) -> Users:
+        index_of = {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid}
+        found: Dict[int, Tuple[int, ...]] = {}
+        for row in _rows(text):
+            pid = integer(row[1]) if len(row) == 2 else None
+            if pid is not None and row[0] in index_of:
+                found[pid] = tuple(sorted({*found.get(pid, ()), index_of[row[0]]}))
+        return found
+
+    def peer_memory(self, host: Host) -> Optional[bool]:
+        modules = host.list("/sys/module")
+        return bool({"nvidia_peermem", "nv_peer_mem"} & set(modules)) if "nvidia" in modules else None
+
+    def show(self, gpus: Sequence[Gpu], why: str) -> Tuple[EnvVar, ...]:
+        counts = "CUDA counts as nvidia-smi does, not fastest first"
+        return (EnvVar("CUDA_DEVICE_ORDER", "PCI_BUS_ID", counts, "detected"), *super().show(gpus, why))
+
+    def container_flags(self, runtime: str) -> ContainerFlags:
+        if runtime in ("docker", "podman"):
+            words = "--gpus all" if runtime == "docker" else "--device nvidia.com/gpu=all"
+            return ContainerFlags(words, "the NVIDIA container toolkit")
+        return ContainerFlags("--nv", "--nv: the host's NVIDIA driver libraries")
+
+    def software(self, versions: Mapping[str, str]) -> List[Finding]:
+        driver, cuda = versions.get("nvidia-driver"), versions.get("cuda") or "of unknown version"
+        return [Finding("driver", OK, f"NVIDIA driver {driver}, CUDA {cuda}")] if driver else []
+
+    def absence(self, versions: Mapping[str, str]) -> str:
+        driver = versions.get("nvidia-driver")
+        return f"NVIDIA driver {driver} shows no GPU" if driver else "no NVIDIA driver"
+
+    def kernel_event(self, text: str) -> Optional[GpuEvent]:
+        found = _XID.search(text)
+        if not found:
+            return None
+        address, number, words = found.group(1).lower(), int(found.group(2)), found.group(3)
+        event = GpuEvent(f"Xid {number} on {address}: {words[:120]}".rstrip(": "), place(address))
+        code, what = XIDS.get(number, ("", ""))
+        if number == _ACTION_CHANGED:
+            needs = _NEEDS.search(words)
+            if needs and needs.group(1).strip().lower() != "none":
+                code, what = XID, f"cannot be used until somebody acts ({needs.group(1)})"
+        return dataclasses.replace(event, code=code, what=what, number=f"Xid {number}") if code else event
+
+
+def _rows(text: Optional[str]) -> Iterable[List[str]]:
+    return csv.reader((text or "").splitlines(), skipinitialspace=True)
+
+
+def _from_tool(host: Host) -> List[Gpu]:
+    for fields in (_FIELDS, _FIELDS[:-1]):  # compute_cap is unknown to drivers before 470
+        text = host.command(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
+        if text:
+            minors = {pci_address(name): _information(host, name).get("Device Minor") for name in host.list(_PROC)}
+            return [_with_device(gpu, minors.get(gpu.pci) if gpu.pci else None) for gpu in parse_query(text)]
+    return []
+
+
+def parse_query(text: str) -> List[Gpu]:
+    """Rows of `--query-gpu` in the order of _FIELDS; `[N/A]` and its relatives are unknown."""
+    gpus: List[Gpu] = []
+    for row in _rows(text):
+        cells = [_known(cell) for cell in row] + [None] * len(_FIELDS)
+        index = integer(cells[0])
+        if index is None:
+            continue  # a warning line of the driver, not a GPU
+        memory = integer(cells[4])
+        capability = cells[6]
+        gpus.append(
+            Gpu(
+                index=index,
+                vendor="nvidia",
+                name=cells[1],
+                pci=pci_address(cells[3]),
+                uuid=cells[2],
+                memory_bytes=memory << 20 if memory else None,
+                arch=f"sm_{capability.replace('.', '')}" if capability else None,
+                driver=cells[5],
+            )
+        )
+    return gpus
+
+
+def _known(cell: str) -> Optional[str]:
+    cell = cell.strip()
+    return None if not cell or cell.startswith("[") or cell in ("N/A", "Unknown") else cell
+
+
+def _with_device(gpu: Gpu, minor: Optional[str]) -> Gpu:
+    """The number of the device file need not be nvidia-smi's index."""
+    return dataclasses.replace(gpu, device=f"/dev/nvidia{minor}") if minor else gpu
+
+
+def _information(host: Host, name: str) -> Dict[str, Optional[str]]:
+    about: Dict[str, Optional[str]] = {}
+    for entry in (host.read(f"{_PROC}/{name}/information") or "").splitlines():
+        key, colon, value = entry.partition(":")
+        if colon:
+            about[key.strip()] = _known(value)
+    return about
+
+
+def _from_proc(host: Host) -> List[Gpu]:
+    """This folder names all GPUs of the machine; ours are those whose device file is in this container."""
+    gpus: List[Gpu] = []
+    device_files = host.list("/dev")
+    for name in sorted(host.list(_PROC), key=natural):
+        about = _information(host, name)
+        uuid, minor = about.get("GPU UUID"), about.get("Device Minor")
+        if device_files and f"nvidia{minor}" not in device_files:
+            continue
+        gpu = Gpu(
+            index=len(gpus),
+            vendor="nvidia",
+            name=about.get("Model"),
+            pci=pci_address(about.get("Bus Location")) or pci_address(name),
+            uuid=uuid if uuid and "?" not in uuid else None,
+            driver=driver_version(host),
+        )
+        gpus.append(_with_device(gpu, minor))
+    return gpus
+
+
+def driver_version(host: Host) -> Optional[str]:
+    version = line(host, "/sys/module/nvidia/version")
+    if version:
+        return version
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s", host.read("/proc/driver/nvidia/version") or "")
+    return found.group(1) if found else None
+
+
+def cuda_version(host: Host) -> Optional[str]:
+    """Of the toolkit on this machine or in this image; the version torch was built with is torch's to say."""
+    for home in (host.environ.get("CUDA_HOME"), host.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        text = host.read(f"{home}/version.json") if home else None
+        try:
+            version = json.loads(text or "{}")["cuda"]["version"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if isinstance(version, str):
+            return version
+    named = host.environ.get("CUDA_VERSION", "")  # NVIDIA's images set it
+    if re.fullmatch(r"\d+\.\d+(\.\d+)*", named):
+        return named
+    real = host.resolve("/usr/local/cuda") or ""
+    folder = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)", real)
+    return folder.group(1) if folder else _compiler_version(host)
+
+
+def _compiler_version(host: Host) -> Optional[str]:
+    for folder in ("/usr/local/cuda/bin", *host.environ.get("PATH", "").split(":")[:64]):
+        if folder.startswith("/") and host.resolve(f"{folder}/nvcc"):
+            found = re.search(r"release (\d+\.\d+)", host.command([f"{folder}/nvcc", "--version"]) or "")
+            return found.group(1) if found else None
+    return None
+
+
+def driver_cuda(host: Host) -> Optional[str]:
+    """The newest CUDA that the driver can run."""
+    if driver_version(host) is None and host.resolve("/dev/nvidiactl") is None:
+        return None
+    text = host.command(["nvidia-smi", "--version"]) or ""
+    found = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", text)
+    return found.group(1) if found else None
+
+
+def _with_health(gpu: Gpu, row: Optional[List[str]], remapped: Optional[List[str]]) -> Gpu:
+    if row is None:
+        return gpu
+    _, uncorrected, pending, failed = remapped or ("",) * len(_ROWS)
+    health = GpuHealth(
+        ecc=_yes(row[2]),
+        uncorrected_errors=integer(row[3]),
+        remapped_rows=integer(uncorrected),
+        remap_pending=_yes(pending),
+        remap_failed=_yes(failed),
+        power_limit_w=figure(row[4]),
+        power_default_w=figure(row[5]),
+        max_clock_mhz=integer(row[6]),
+        max_memory_clock_mhz=integer(row[7]),
+        throttle=_reasons(row[8]),
+    )
+    return dataclasses.replace(gpu, mig=_yes(row[1]), health=health)
+
+
+def _yes(cell: str) -> Optional[bool]:
+    words = {"yes": True, "no": False, "1": True, "0": False, "enabled": True, "disabled": False}
+    return words.get(cell.strip().lower())
+
+
+def _reasons(text: Optional[str]) -> Optional[Tuple[str, ...]]:
+    from drumbeat.machine.vendors.nvml import throttle_reasons
+
+    found = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", (text or "").strip())
+    return throttle_reasons(int(found.group(1), 16)) if found else None
+
+
+def _sample_by_tool(host: Host) -> List[GpuSample]:
+    for command in SAMPLE_QUERIES:
+        samples = parse_nvidia_csv(host.command(command, 10.0) or "")
+        if samples:
+            return samples
+    return []
+
+
+def parse_nvidia_csv(text: str) -> List[GpuSample]:
+    """`nvidia-smi --query-gpu=… --format=csv`, with its header, whatever the columns; units are in header or cells."""
+    header: List[str] = []
+    samples: List[GpuSample] = []
+    for row in _rows(text):
+        names = [cell.split(" [")[0].strip() for cell in row]
+        if "utilization.gpu" in names or "timestamp" in names or "index" in names:
+            header = names  # `-l` with several files pasted together repeats it
+            continue
+        if not header or len(row) != len(header):
+            continue
+        cell = dict(zip(header, row))
+        samples.append(
+            GpuSample(
+                # Without an index column, one GPU was asked for.
+                index=integer(cell.get("index", "0")) or 0,
+                busy=figure(cell.get("utilization.gpu")),
+                memory_busy=figure(cell.get("utilization.memory")),
+                memory_used=size_in_bytes(cell.get("memory.used"), "MiB"),
+                memory_total=size_in_bytes(cell.get("memory.total"), "MiB"),
+                power=figure(cell.get("power.draw")),
+                power_cap=figure(cell.get("power.limit")),
+                temperature=figure(cell.get("temperature.gpu")),
+                clock=figure(cell.get("clocks.current.sm", cell.get("clocks.sm"))),
+                memory_clock=figure(cell.get("clocks.current.memory", cell.get("clocks.mem"))),
+                throttle=_reasons(cell.get("clocks_throttle_reasons.active")),
+                ecc_corrected=_count(cell.get("ecc.errors.corrected.volatile.total")),
+                ecc_uncorrected=_count(cell.get("ecc.errors.uncorrected.volatile.total")),
+                name=cell.get("name"),
+                time=cell.get("timestamp"),
+            )
+        )
+    return samples
+
+
+def _count(text: Optional[str]) -> Optional[int]:
+    value = figure(text)
+    return None if value is None else int(value)
