@@ -1,0 +1,292 @@
+"""Predictions for one GPU, printed first, then checked by short runs of drumbeat's own runtime: step time, peak memory, largest batch.
+
+    PYTHONPATH=src python3 bench/predict_gpu.py [--out FILE] [--only WORDS] [--limit SECONDS]
+
+Made for one H200 with torch 2.11; takes less than 8 minutes. Every run is a process of its own; the predictions are worked out
+and printed before the first of them starts. `--predict` prints them and stops; that needs neither torch nor a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from drumbeat.predict.cost import Layout, Work
+from drumbeat.predict.forecast import Case, forecast
+from drumbeat.predict.frameworks import FRAMEWORKS
+from drumbeat.predict.machine import find_cluster
+from drumbeat.predict.memory import OVERHEAD
+from drumbeat.predict.models import named
+
+RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
+
+
+class Trial(NamedTuple):
+    model: str
+    precision: str
+    batch: int
+    length: int
+    recompute: str = "none"
+    bisect: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.precision} {self.batch} x {self.length} {self.recompute}"
+
+
+TRIALS = [
+    Trial("1b", "bf16-master", 2, 8192),
+    Trial("1b", "bf16-master", 8, 8192, bisect=True),
+    Trial("1b", "fp8", 6, 8192, bisect=True),
+    Trial("1b", "bf16-master", 16, 2048),
+    Trial("1b", "bf16", 4, 4096),
+    Trial("3b", "bf16-master", 2, 8192, bisect=True),
+    Trial("3b", "bf16-master", 4, 4096, "selective", bisect=True),
+    Trial("3b", "fp8", 2, 8192),
+    Trial("8b", "bf16-master", 1, 8192, "selective"),
+    Trial("8b", "bf16-master", 2, 2048, "none", bisect=True),
+    Trial("8b", "bf16-master", 2, 4096, "full"),
+    Trial("resnet-50", "bf16", 256, 224, bisect=True),
+]
+
+
+def case_of(trial: Trial, gpu: str, memory_gib: float, batch: int = 0) -> Case:
+    batch = batch or trial.batch
+    framework = FRAMEWORKS["drumbeat"]
+    layout = Layout(micro=batch, recompute=RECOMPUTE[trial.recompute])
+    cluster = find_cluster(gpu, memory_gib=memory_gib)
+    return Case(named(trial.model).model, Work(trial.length, batch), layout, framework, cluster, trial.precision, framework.constants)
+
+
+def predictions(gpu: str, memory_gib: float) -> List[Dict[str, Any]]:
+    found = []
+    for trial in TRIALS:
+        guess = forecast(case_of(trial, gpu, memory_gib), look_for_fix=False)
+        row = {"trial": trial.name, "ms": guess.seconds * 1e3, "gib": (guess.memory - OVERHEAD) / 2**30}
+        if trial.bisect:
+            row["verdicts"] = {n: forecast(case_of(trial, gpu, memory_gib, n), look_for_fix=False).verdict for n in sizes(trial)}
+        found.append(row)
+    return found
+
+
+def sizes(trial: Trial) -> List[int]:
+    """Return the batches that are asked about: one by one, images in steps of 64."""
+    return list(range(64, 8193, 64)) if trial.model.startswith("resnet") else list(range(1, 129))
+
+
+# --- on the GPU ---------------------------------------------------------------------------------------------------------
+
+
+def make_step(trial: Trial) -> Any:
+    """Build what the recipe builds; returns a function of the batch that makes one optimizer step."""
+    import torch
+
+    from drumbeat.train.parallel.layout import Layout as Degrees
+    from drumbeat.train.parallel.meshes import Meshes
+    from drumbeat.train.precision import Precision
+    from drumbeat.train.step import Step
+
+    device = torch.device("cuda")
+    meshes, kind = Meshes(Degrees(), "cuda"), Precision(trial.precision)
+    if trial.model.startswith("resnet"):
+        import torch.nn.functional as F
+
+        from drumbeat.train.models.resnet import ResNet
+        from drumbeat.train.recorded import record_first_call
+
+        torch.backends.cudnn.benchmark = True
+        with device:
+            model = ResNet(50)
+        model = model.to(memory_format=torch.channels_last)
+        if not os.environ.get("PREDICT_BISECT"):
+            record_first_call(model)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True)
+        loss = lambda m, x, y: F.cross_entropy(m(x).float(), y, reduction="sum")  # noqa: E731
+        step = Step([model], optimizer, loss, meshes, kind, device)
+
+        def images(batch: int) -> Any:
+            pictures = torch.randn(batch, 3, 224, 224, device=device)
+            return step([(pictures, torch.randint(0, 1000, (batch,), device=device))])
+
+        return images
+
+    from drumbeat.train.models.llama import SHAPES, Llama
+    from drumbeat.train.optim import MasterAdamW
+    from drumbeat.train.parallel.parallelize import parallelize
+
+    with device:
+        net = Llama(SHAPES[trial.model])
+    net = parallelize(net, meshes, device=device, precision=kind, blocks="blocks", compile=True, recompute=trial.recompute)
+    if trial.precision in ("bf16-master", "fp8"):
+        optimizer = MasterAdamW(net.parameters(), lr=3e-4)
+    else:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=3e-4, fused=True)
+    step = Step([net], optimizer, lambda m, x, y: m(x, y), meshes, kind, device, clip=1.0)
+
+    def tokens(batch: int) -> Any:
+        drawn = torch.randint(0, 128_256, (batch, trial.length + 1), device=device)
+        return step([(drawn[:, :-1], drawn[:, 1:])])
+
+    return tokens
+
+
+def measure(trial: Trial, seconds: float) -> Dict[str, Any]:
+    """Run for some seconds after three steps; the median step, and the most that the allocator gave out."""
+    import torch
+
+    step = make_step(trial)
+    for _ in range(3):
+        step(trial.batch)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    marks = [torch.cuda.Event(enable_timing=True)]
+    marks[0].record()
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds or len(marks) < 6:
+        step(trial.batch)
+        marks.append(torch.cuda.Event(enable_timing=True))
+        marks[-1].record()
+        marks[-2].synchronize()
+    torch.cuda.synchronize()
+    times = sorted(a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
+    return {
+        "ms": times[len(times) // 2],
+        "gib": torch.cuda.max_memory_allocated() / 2**30,
+        "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+        "steps": len(times),
+        "device": torch.cuda.get_device_name(),
+        "total_gib": torch.cuda.get_device_properties(0).total_memory / 2**30,
+    }
+
+
+def largest(trial: Trial, near: int, seconds: float) -> Dict[str, Any]:
+    """Find the largest batch that two steps run with, by bisection. `near`: where to start looking."""
+    import torch
+
+    step = make_step(trial)
+    grain = 64 if trial.model.startswith("resnet") else 1
+    began = time.perf_counter()
+
+    def runs(count: int) -> bool:
+        try:
+            for _ in range(2):
+                step(count * grain)
+            torch.cuda.synchronize()
+            return True
+        except torch.cuda.OutOfMemoryError:
+            return False
+        finally:
+            for p in (p for group in step_parameters(step) for p in group):
+                p.grad = None
+            torch.cuda.empty_cache()
+
+    runs(1)
+    low, high = 0, max(2, near // grain)
+    while runs(high) and time.perf_counter() - began < seconds:
+        low, high = high, high + max(1, high // 8)
+    while high - low > 1 and time.perf_counter() - began < seconds:
+        middle = (low + high) // 2 if low else max(1, high - max(1, high // 8))
+        low, high = (middle, high) if runs(middle) else (low, middle)
+    return {"largest": low * grain, "first_failed": high * grain, "proven": high - low == 1}
+
+
+def step_parameters(step: Any) -> List[List[Any]]:
+    """Return the parameters behind a step function, so that a failed step's gradients can be freed."""
+    inner = next(cell.cell_contents for cell in step.__closure__ if hasattr(cell.cell_contents, "optimizer"))
+    return [group["params"] for group in inner.optimizer.param_groups]
+
+
+# --- the parent ---------------------------------------------------------------------------------------------------------
+
+
+def run_child(index: int, mode: str, seconds: float, limit: float, near: int = 0) -> Dict[str, Any]:
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    if mode == "largest":
+        environment["PREDICT_BISECT"] = "1"
+    argv = [sys.executable, os.path.abspath(__file__), "--child", str(index), "--mode", mode, "--seconds", str(seconds), "--near", str(near)]
+    try:
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer in {limit:.0f} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return json.loads(lines[0][7:]) if lines else {"error": done.stderr[-800:]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="", help="file for the figures as JSON")
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--memory-gib", type=float, default=139.8, help="of the device, as its driver says")
+    parser.add_argument("--only", default="", help="trials whose name contains this")
+    parser.add_argument("--limit", type=float, default=470, help="seconds after which nothing new is started")
+    parser.add_argument("--predict", action="store_true", help="print the predictions and stop")
+    for hidden, kind in (("--child", int), ("--mode", str), ("--seconds", float), ("--near", int)):
+        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child is not None:
+        trial = TRIALS[args.child]
+        found = measure(trial, args.seconds) if args.mode == "measure" else largest(trial, args.near, args.seconds)
+        print("RESULT " + json.dumps(found), flush=True)
+        return 0
+    guesses = predictions(args.gpu, args.memory_gib)
+    print("predicted before any run:")
+    for guess in guesses:
+        verdicts = guess.get("verdicts", {})
+        fits = max((n for n, verdict in verdicts.items() if verdict == "fits"), default=0)
+        fails = min((n for n, verdict in verdicts.items() if verdict == "does not fit"), default=0)
+        batches = f"; fits up to {fits}, does not fit from {fails}" if verdicts else ""
+        print(f"  {guess['trial']:40} {guess['ms']:8.1f} ms {guess['gib']:6.1f} GiB{batches}", flush=True)
+    if args.predict:
+        return 0
+    began = time.perf_counter()
+    rows: List[Dict[str, Any]] = []
+    order = [(i, "measure") for i in range(len(TRIALS))] + [(i, "largest") for i, trial in enumerate(TRIALS) if trial.bisect]
+    for index, mode in order:
+        trial, guess = TRIALS[index], guesses[index]
+        left = args.limit - (time.perf_counter() - began)
+        if args.only not in trial.name:
+            continue
+        if left < 20:
+            print(f"  {trial.name}: not run, the time is up")
+            continue
+        if mode == "measure":
+            found = run_child(index, mode, 4, min(left, 90))
+            row = {"mode": mode, **guess, "measured": found}
+            if "ms" in found:
+                row["time_error"], row["memory_error"] = guess["ms"] / found["ms"] - 1, guess["gib"] / found["gib"] - 1
+                print(f"  {trial.name:40} {guess['ms']:8.1f} / {found['ms']:8.1f} ms {row['time_error']:+6.1%}   {guess['gib']:6.1f} / {found['gib']:6.1f} GiB {row['memory_error']:+6.1%}   ({found['steps']} steps)", flush=True)
+            else:
+                print(f"  {trial.name}: {found['error']}", flush=True)
+        else:
+            verdicts = guess["verdicts"]
+            near = min((n for n, verdict in verdicts.items() if verdict == "does not fit"), default=8)
+            found = run_child(index, mode, 35, min(left, 75), near)
+            row = {"mode": mode, "trial": trial.name, "measured": found}
+            if "largest" in found:
+                most, grain = found["largest"], sizes(trial)[0]
+                wrong = [n for n, v in verdicts.items() if (n > most and v == "fits") or (n <= most - 2 * grain and v == "does not fit")]
+                row["wrong"] = wrong
+                print(f"  {trial.name:40} largest batch {most}{'' if found['proven'] else ' (search cut short)'}: {'verdicts right' if not wrong else f'wrong verdicts for {wrong}'}", flush=True)
+            else:
+                print(f"  {trial.name}: largest batch: {found['error']}", flush=True)
+        rows.append(row)
+    timed = [row for row in rows if "time_error" in row]
+    if timed:
+        mean = lambda key: sum(abs(row[key]) for row in timed) / len(timed)  # noqa: E731
+        print(f"{len(timed)} runs: step time {mean('time_error'):.1%} (goal 6 %), peak memory {mean('memory_error'):.1%} (goal 5 %); {time.perf_counter() - began:.0f} s")
+    if args.out:
+        with open(args.out, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
