@@ -1,4 +1,4 @@
-"""Accuracy of `drumbeat predict` on published measurements, each figure beside the naive rule, all from rows that the fit did not see.
+"""Accuracy of `drumbeat predict` on published rows that the fit did not see, each figure beside the naive rule.
 
     DRUMBEAT_SCALE=FOLDER .venv/bin/python bench/predict.py [--json]
 
@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import numpy as np
 from predict_rows import Row, folder, number, read, read_single
@@ -29,7 +30,9 @@ figures: List[Dict[str, Any]] = []
 
 
 def records(rows: Sequence[Row]) -> Records:
-    return tuple(stack([getattr(row, name) for row in rows]) for name in ("model", "work", "layout", "software", "machine"))
+    return tuple(
+        stack([getattr(row, name) for row in rows]) for name in ("model", "work", "layout", "software", "machine")
+    )
 
 
 def seconds(found: Records, constants: Constants) -> Any:
@@ -95,14 +98,41 @@ def vtrain(rows: List[Row]) -> None:
     names = [row.model.name for row in rows]
     ten, left = held_out(rows, list(folds)), held_out(rows, names)
     naive = same_rate(rows, list(folds))
-    figure("vTrain multi-node, 10-fold", "<= 6 %", f"{error(ten, measured):.1%} (median {np.median(np.abs(ten / measured - 1)):.1%})", f"{error(naive, measured):.1%}", error(ten, measured) <= 0.06)
+    figure(
+        "vTrain multi-node, 10-fold",
+        "<= 6 %",
+        f"{error(ten, measured):.1%} (median {np.median(np.abs(ten / measured - 1)):.1%})",
+        f"{error(naive, measured):.1%}",
+        error(ten, measured) <= 0.06,
+    )
     naive = same_rate(rows, names)
-    figure("vTrain, one model size left out", "<= 9 %", f"{error(left, measured):.1%} (median {np.median(np.abs(left / measured - 1)):.1%})", f"{error(naive, measured):.1%}", error(left, measured) <= 0.09)
+    figure(
+        "vTrain, one model size left out",
+        "<= 9 %",
+        f"{error(left, measured):.1%} (median {np.median(np.abs(left / measured - 1)):.1%})",
+        f"{error(naive, measured):.1%}",
+        error(left, measured) <= 0.09,
+    )
     print(f"       vTrain without any calibration: {error(seconds(records(rows), Constants()), measured):.1%}")
     best, five = choices(rows, ten, 1), choices(rows, left, 5)
-    typical = {name: float(np.median(measured[np.array(names) == name]) / measured[np.array(names) == name].min() - 1) for name in set(names)}
-    figure("predicted best layout, 10-fold, slower than the true best", "<= 5 %", ", ".join(f"{value:.1%}" for value in best.values()), "median layout " + ", ".join(f"{typical[name]:.0%}" for name in best), max(best.values()) <= 0.05)
-    figure("best of the predicted top five, that model left out", "<= 3 %", ", ".join(f"{value:.1%}" for value in five.values()), "", max(five.values()) <= 0.03)
+    typical = {
+        name: float(np.median(measured[np.array(names) == name]) / measured[np.array(names) == name].min() - 1)
+        for name in set(names)
+    }
+    figure(
+        "predicted best layout, 10-fold, slower than the true best",
+        "<= 5 %",
+        ", ".join(f"{value:.1%}" for value in best.values()),
+        "median layout " + ", ".join(f"{typical[name]:.0%}" for name in best),
+        max(best.values()) <= 0.05,
+    )
+    figure(
+        "best of the predicted top five, that model left out",
+        "<= 3 %",
+        ", ".join(f"{value:.1%}" for value in five.values()),
+        "",
+        max(five.values()) <= 0.03,
+    )
 
 
 def single_node(path: Path) -> None:
@@ -114,7 +144,10 @@ def single_node(path: Path) -> None:
         fitted = some(found, picked)
         constants, _ = fit(lambda c: seconds(fitted, c), measured[picked], Constants(), noise=0.05)
         got = seconds(some(found, rest), constants)
-        print(f"       vTrain single node, 40 rows seen, {len(rest)} predicted: {error(got, measured[rest]):.1%} (vTrain's simulator 8.4 %); uncalibrated {error(seconds(found, Constants()), measured):.1%}")
+        print(
+            f"       vTrain single node, 40 rows seen, {len(rest)} predicted: {error(got, measured[rest]):.1%} "
+            f"(vTrain's simulator 8.4 %); uncalibrated {error(seconds(found, Constants()), measured):.1%}"
+        )
 
 
 def foundry(rows: List[Row]) -> None:
@@ -129,83 +162,167 @@ def foundry(rows: List[Row]) -> None:
         got += list(seconds(records(large), constants))
         measured += list(truth(large))
         for row in large:
-            same = [r for r in small if r.model.name == row.model.name and r.work.seq == row.work.seq] or [
-                r for r in small if r.model.name == row.model.name
-            ] or small
+            same = (
+                [r for r in small if r.model.name == row.model.name and r.work.seq == row.work.seq]
+                or [r for r in small if r.model.name == row.model.name]
+                or small
+            )
             nearest = min(same, key=lambda r: abs(math.log(r.layout.micro / row.layout.micro)))
-            ratio = shapes.flops_per_token(row.model, row.work.seq) / shapes.flops_per_token(nearest.model, nearest.work.seq)
+            ratio = shapes.flops_per_token(row.model, row.work.seq) / shapes.flops_per_token(
+                nearest.model, nearest.work.seq
+            )
             naive.append(row.tokens / (nearest.tokens / nearest.seconds) * ratio)
     mine = error(np.array(got), np.array(measured))
-    figure(f"calibrated on <= 8 GPUs, predicted for > 16 up to 512 ({len(got)} llm-foundry rows)", "<= 5 %", f"{mine:.1%} (max {np.abs(np.array(got) / np.array(measured) - 1).max():.0%})", f"{error(np.array(naive), np.array(measured)):.1%}", mine <= 0.05)
+    figure(
+        f"calibrated on <= 8 GPUs, predicted for > 16 up to 512 ({len(got)} llm-foundry rows)",
+        "<= 5 %",
+        f"{mine:.1%} (max {np.abs(np.array(got) / np.array(measured) - 1).max():.0%})",
+        f"{error(np.array(naive), np.array(measured)):.1%}",
+        mine <= 0.05,
+    )
 
 
 def series(rows: List[Row]) -> List[List[Row]]:
     """Runs that differ in GPUs but not in model, batch, length or precision, smallest first."""
     found: Dict[Any, List[Row]] = {}
     for row in rows:
-        key = (row.raw["source"], row.raw["framework"], row.raw["hardware"], row.model.name, row.model.layers, row.work.seq, row.raw["precision"])
+        key = (
+            row.raw["source"],
+            row.raw["framework"],
+            row.raw["hardware"],
+            row.model.name,
+            row.model.layers,
+            row.work.seq,
+            row.raw["precision"],
+        )
         found.setdefault(key, []).append(row)
     kept = []
     for own in found.values():
         own.sort(key=lambda row: number(row.raw, "gpus"))
         batch = own[-1].work.batch
         own = [row for row in own if abs(row.work.batch / batch - 1) < 0.15]
-        if len({row.raw["gpus"] for row in own}) > 1 and number(own[-1].raw, "gpus") >= 2 * number(own[0].raw, "gpus") * 0.99:
+        if (
+            len({row.raw["gpus"] for row in own}) > 1
+            and number(own[-1].raw, "gpus") >= 2 * number(own[0].raw, "gpus") * 0.99
+        ):
             smallest = number(own[0].raw, "gpus")
             kept.append([own[0]] + [row for row in own if number(row.raw, "gpus") > smallest])
     return kept
 
 
 def strong(rows: List[Row]) -> None:
-    found = series([row for row in rows if "vTrain" not in row.raw["source"] and "MosaicML" not in row.raw["source"] and "BLOOM" not in row.raw["source"]])
+    found = series(
+        [
+            row
+            for row in rows
+            if "vTrain" not in row.raw["source"]
+            and "MosaicML" not in row.raw["source"]
+            and "BLOOM" not in row.raw["source"]
+        ]
+    )
     apart = [own for own in found if "MLPerf" in own[0].raw["source"]]
-    for name, group in (("strong scaling at constant batch", [own for own in found if own not in apart]), ("MLPerf GPT-3 175B (layout changes too)", apart)):
+    for name, group in (
+        ("strong scaling at constant batch", [own for own in found if own not in apart]),
+        ("MLPerf GPT-3 175B (layout changes too)", apart),
+    ):
         got, naive, measured = [], [], []
         for own in group:
             # What may be seen: the smallest run of this series, and other models' series with the same framework.
-            others = [row for other in found if other is not own and other[0].raw["framework"] == own[0].raw["framework"] and other[0].raw["source"] == own[0].raw["source"] for row in other]
+            others = [
+                row
+                for other in found
+                if other is not own
+                and other[0].raw["framework"] == own[0].raw["framework"]
+                and other[0].raw["source"] == own[0].raw["source"]
+                for row in other
+            ]
             seen = [own[0]] + others
             fitted = records(seen)
             noise = np.array([0.03] + [0.08] * len(others))
-            constants, _ = fit(lambda c, f=fitted: seconds(f, c), truth(seen), Constants(), {**SPREAD, "nic": 1.0}, noise=noise)
+            constants, _ = fit(
+                lambda c, f=fitted: seconds(f, c), truth(seen), Constants(), {**SPREAD, "nic": 1.0}, noise=noise
+            )
             scale = own[0].seconds / float(seconds(records(own[:1]), constants)[0])
             part = seconds(records(own[1:]), constants) * scale
             got += list(part)
             measured += list(truth(own[1:]))
             naive += [row.tokens / (own[0].tokens / own[0].seconds) for row in own[1:]]
-            print(f"       {own[0].raw['source'][:34]} {own[0].raw['framework'][:18]} {own[0].model.name} {own[0].raw['gpus']} -> " + ", ".join(f"{row.raw['gpus']}: {p / row.seconds - 1:+.0%}" for row, p in zip(own[1:], part)))
+            print(
+                f"       {own[0].raw['source'][:34]} {own[0].raw['framework'][:18]} {own[0].model.name} {own[0].raw['gpus']} -> "
+                + ", ".join(f"{row.raw['gpus']}: {p / row.seconds - 1:+.0%}" for row, p in zip(own[1:], part))
+            )
         if got:
             mine, simple = error(np.array(got), np.array(measured)), error(np.array(naive), np.array(measured))
-            figure(f"{name} ({len(got)} rows)", "<= 15 %, 3 x better than naive", f"{mine:.1%}", f"{simple:.1%}", mine <= 0.15 and simple >= 3 * mine)
+            figure(
+                f"{name} ({len(got)} rows)",
+                "<= 15 %, 3 x better than naive",
+                f"{mine:.1%}",
+                f"{simple:.1%}",
+                mine <= 0.15 and simple >= 3 * mine,
+            )
 
 
 def uncalibrated(rows: List[Row]) -> None:
-    rows = [row for row in rows if not row.model.experts and any(word in row.raw["precision"].lower() for word in ("bf16", "fp16"))]
+    rows = [
+        row
+        for row in rows
+        if not row.model.experts and any(word in row.raw["precision"].lower() for word in ("bf16", "fp16"))
+    ]
     sources = [row.raw["source"] for row in rows]
     many = {name: sources.count(name) for name in sources}
     noise = [0.1 * math.sqrt(max(1, many[name] / 8)) for name in sources]
     measured = truth(rows)
     got, naive = held_out(rows, sources, noise), same_rate(rows, sources)
     mine = error(got, measured)
-    figure(f"no calibration, one source left out at a time ({len(rows)} dense 16-bit rows, {len(many)} sources)", "<= 22 %", f"{mine:.1%} (median {np.median(np.abs(got / measured - 1)):.1%})", f"{error(naive, measured):.1%}", mine <= 0.22)
+    figure(
+        f"no calibration, one source left out at a time ({len(rows)} dense 16-bit rows, {len(many)} sources)",
+        "<= 22 %",
+        f"{mine:.1%} (median {np.median(np.abs(got / measured - 1)):.1%})",
+        f"{error(naive, measured):.1%}",
+        mine <= 0.22,
+    )
     plain = seconds(records(rows), Constants())
-    print(f"       the constants that are shipped, set by hand: {error(plain, measured):.1%} (median {np.median(np.abs(plain / measured - 1)):.1%})")
+    print(
+        f"       the constants that are shipped, set by hand: {error(plain, measured):.1%} "
+        f"(median {np.median(np.abs(plain / measured - 1)):.1%})"
+    )
     for name in sorted(many):
         own = np.array(sources) == name
-        print(f"         {name[:44]:44} {many[name]:4d} rows  {error(got[own], measured[own]):6.1%}  shipped {error(plain[own], measured[own]):6.1%}  naive {error(naive[own], measured[own]):6.1%}")
+        print(
+            f"         {name[:44]:44} {many[name]:4d} rows  {error(got[own], measured[own]):6.1%}  "
+            f"shipped {error(plain[own], measured[own]):6.1%}  naive {error(naive[own], measured[own]):6.1%}"
+        )
     low, high = zip(*(interval(value, UNCALIBRATED) for value in got))
     inside = float(((measured >= np.array(low)) & (measured <= np.array(high))).mean())
-    figure("truths inside the 90 % interval", "85 to 95 %", f"{inside:.1%} (-{1 - low[0] / got[0]:.0%} .. +{high[0] / got[0] - 1:.0%})", "", 0.85 <= inside <= 0.95)
+    figure(
+        "truths inside the 90 % interval",
+        "85 to 95 %",
+        f"{inside:.1%} (-{1 - low[0] / got[0]:.0%} .. +{high[0] / got[0] - 1:.0%})",
+        "",
+        0.85 <= inside <= 0.95,
+    )
 
 
 def allocated(rows: List[Row]) -> None:
-    for word, what in (("SimuMax", "allocated memory, dense SimuMax rows"), ("BLOOM", "memory of BLOOM's rows, which count libraries too")):
+    for word, what in (
+        ("SimuMax", "allocated memory, dense SimuMax rows"),
+        ("BLOOM", "memory of BLOOM's rows, which count libraries too"),
+    ):
         own = [row for row in rows if word in row.raw["source"] and row.raw["mem_gib"]]
         extra = 0.0 if word == "SimuMax" else memory.OVERHEAD
-        got = np.array([memory.peak(row.model, row.work, row.layout, row.software, row.states) + extra for row in own]) / 2**30
+        got = (
+            np.array([memory.peak(row.model, row.work, row.layout, row.software, row.states) + extra for row in own])
+            / 2**30
+        )
         measured = np.array([number(row.raw, "mem_gib") for row in own])
         simple = np.array([16 * shapes.parameters(row.model) / (row.layout.tp * row.layout.pp) for row in own]) / 2**30
-        figure(f"{what} ({len(own)})", "<= 4 %", f"{error(got, measured):.1%} (max {np.abs(got / measured - 1).max():.0%})", f"16 bytes per parameter {error(simple, measured):.0%}", error(got, measured) <= 0.04)
+        figure(
+            f"{what} ({len(own)})",
+            "<= 4 %",
+            f"{error(got, measured):.1%} (max {np.abs(got / measured - 1).max():.0%})",
+            f"16 bytes per parameter {error(simple, measured):.0%}",
+            error(got, measured) <= 0.04,
+        )
 
 
 def searching() -> None:
@@ -217,7 +334,9 @@ def searching() -> None:
 
     found, framework = named("qwen3-235b-a22b"), FRAMEWORKS["megatron"]
     layout = cost.Layout(dp=3840)
-    case = Case(found.model, cost.Work(found.seq, 15360), layout, framework, find_cluster("b200"), "bf16", framework.constants)
+    case = Case(
+        found.model, cost.Work(found.seq, 15360), layout, framework, find_cluster("b200"), "bf16", framework.constants
+    )
     layouts = grid(case)
     once = len(layouts.tp)
     rows = np.tile(np.arange(once), -(-350_000 // once))  # all layouts of this job, repeated up to 350,000
@@ -228,7 +347,13 @@ def searching() -> None:
         ranking = rank(case, layouts)
         times.append(time.perf_counter() - start)
     rate = ranking.tried / min(times)
-    figure("layouts per second on one core, memory included", ">= 350,000", f"{rate:,.0f} ({ranking.tried:,} in {min(times):.2f} s, {ranking.fitting:,} fit; {once:,} different ones)", "", rate >= 350_000)
+    figure(
+        "layouts per second on one core, memory included",
+        ">= 350,000",
+        f"{rate:,.0f} ({ranking.tried:,} in {min(times):.2f} s, {ranking.fitting:,} fit; {once:,} different ones)",
+        "",
+        rate >= 350_000,
+    )
 
 
 def main() -> None:

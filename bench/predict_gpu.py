@@ -1,4 +1,4 @@
-"""Predictions for one GPU, printed first, then checked by short runs of drumbeat's own runtime: step time, peak memory, largest batch.
+"""Predictions for one GPU, printed first, then checked by short runs of drumbeat's own runtime.
 
     PYTHONPATH=src python3 bench/predict_gpu.py [--out FILE] [--only WORDS] [--limit SECONDS]
 
@@ -63,7 +63,15 @@ def case_of(trial: Trial, gpu: str, memory_gib: float, batch: int = 0) -> Case:
     framework = FRAMEWORKS["drumbeat"]
     layout = Layout(micro=batch, recompute=RECOMPUTE[trial.recompute])
     cluster = find_cluster(gpu, memory_gib=memory_gib)
-    return Case(named(trial.model).model, Work(trial.length, batch), layout, framework, cluster, trial.precision, framework.constants)
+    return Case(
+        named(trial.model).model,
+        Work(trial.length, batch),
+        layout,
+        framework,
+        cluster,
+        trial.precision,
+        framework.constants,
+    )
 
 
 def predictions(gpu: str, memory_gib: float) -> List[Dict[str, Any]]:
@@ -72,7 +80,9 @@ def predictions(gpu: str, memory_gib: float) -> List[Dict[str, Any]]:
         guess = forecast(case_of(trial, gpu, memory_gib), look_for_fix=False)
         row = {"trial": trial.name, "ms": guess.seconds * 1e3, "gib": (guess.memory - OVERHEAD) / 2**30}
         if trial.bisect:
-            row["verdicts"] = {n: forecast(case_of(trial, gpu, memory_gib, n), look_for_fix=False).verdict for n in sizes(trial)}
+            row["verdicts"] = {
+                n: forecast(case_of(trial, gpu, memory_gib, n), look_for_fix=False).verdict for n in sizes(trial)
+            }
         found.append(row)
     return found
 
@@ -124,7 +134,9 @@ def make_step(trial: Trial) -> Any:
 
     with device:
         net = Llama(SHAPES[trial.model])
-    net = parallelize(net, meshes, device=device, precision=kind, blocks="blocks", compile=True, recompute=trial.recompute)
+    net = parallelize(
+        net, meshes, device=device, precision=kind, blocks="blocks", compile=True, recompute=trial.recompute
+    )
     if trial.precision in ("bf16-master", "fp8"):
         optimizer = MasterAdamW(net.parameters(), lr=3e-4)
     else:
@@ -211,7 +223,18 @@ def run_child(index: int, mode: str, seconds: float, limit: float, near: int = 0
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     if mode == "largest":
         environment["PREDICT_BISECT"] = "1"
-    argv = [sys.executable, os.path.abspath(__file__), "--child", str(index), "--mode", mode, "--seconds", str(seconds), "--near", str(near)]
+    argv = [
+        sys.executable,
+        os.path.abspath(__file__),
+        "--child",
+        str(index),
+        "--mode",
+        mode,
+        "--seconds",
+        str(seconds),
+        "--near",
+        str(near),
+    ]
     try:
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
@@ -248,7 +271,9 @@ def main() -> int:
         return 0
     began = time.perf_counter()
     rows: List[Dict[str, Any]] = []
-    order = [(i, "measure") for i in range(len(TRIALS))] + [(i, "largest") for i, trial in enumerate(TRIALS) if trial.bisect]
+    order = [(i, "measure") for i in range(len(TRIALS))] + [
+        (i, "largest") for i, trial in enumerate(TRIALS) if trial.bisect
+    ]
     for index, mode in order:
         trial, guess = TRIALS[index], guesses[index]
         left = args.limit - (time.perf_counter() - began)
@@ -262,7 +287,11 @@ def main() -> int:
             row = {"mode": mode, **guess, "measured": found}
             if "ms" in found:
                 row["time_error"], row["memory_error"] = guess["ms"] / found["ms"] - 1, guess["gib"] / found["gib"] - 1
-                print(f"  {trial.name:40} {guess['ms']:8.1f} / {found['ms']:8.1f} ms {row['time_error']:+6.1%}   {guess['gib']:6.1f} / {found['gib']:6.1f} GiB {row['memory_error']:+6.1%}   ({found['steps']} steps)", flush=True)
+                print(
+                    f"  {trial.name:40} {guess['ms']:8.1f} / {found['ms']:8.1f} ms {row['time_error']:+6.1%}   "
+                    f"{guess['gib']:6.1f} / {found['gib']:6.1f} GiB {row['memory_error']:+6.1%}   ({found['steps']} steps)",
+                    flush=True,
+                )
             else:
                 print(f"  {trial.name}: {found['error']}", flush=True)
         else:
@@ -272,16 +301,27 @@ def main() -> int:
             row = {"mode": mode, "trial": trial.name, "measured": found}
             if "largest" in found:
                 most, grain = found["largest"], sizes(trial)[0]
-                wrong = [n for n, v in verdicts.items() if (n > most and v == "fits") or (n <= most - 2 * grain and v == "does not fit")]
+                wrong = [
+                    n
+                    for n, v in verdicts.items()
+                    if (n > most and v == "fits") or (n <= most - 2 * grain and v == "does not fit")
+                ]
                 row["wrong"] = wrong
-                print(f"  {trial.name:40} largest batch {most}{'' if found['proven'] else ' (search cut short)'}: {'verdicts right' if not wrong else f'wrong verdicts for {wrong}'}", flush=True)
+                print(
+                    f"  {trial.name:40} largest batch {most}{'' if found['proven'] else ' (search cut short)'}: "
+                    f"{'verdicts right' if not wrong else f'wrong verdicts for {wrong}'}",
+                    flush=True,
+                )
             else:
                 print(f"  {trial.name}: largest batch: {found['error']}", flush=True)
         rows.append(row)
     timed = [row for row in rows if "time_error" in row]
     if timed:
         mean = lambda key: sum(abs(row[key]) for row in timed) / len(timed)  # noqa: E731
-        print(f"{len(timed)} runs: step time {mean('time_error'):.1%} (goal 6 %), peak memory {mean('memory_error'):.1%} (goal 5 %); {time.perf_counter() - began:.0f} s")
+        print(
+            f"{len(timed)} runs: step time {mean('time_error'):.1%} (goal 6 %), peak "
+            f"memory {mean('memory_error'):.1%} (goal 5 %); {time.perf_counter() - began:.0f} s"
+        )
     if args.out:
         with open(args.out, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)

@@ -1,4 +1,4 @@
-"""Published training rows as records that `drumbeat.predict` computes with. The rows themselves are not part of this repository."""
+"""Published training rows as records that `drumbeat.predict` computes with; the rows are not part of this repository."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional
 
-from drumbeat.predict import memory, shapes
+from drumbeat.predict import memory
 from drumbeat.predict.cost import Layout, Machine, Software, Work
 from drumbeat.predict.machine import find_cluster, machine_of
 from drumbeat.predict.memory import States
@@ -35,7 +35,10 @@ def folder() -> Path:
     return Path(named)
 
 
-_GPUS = {"A100-40GB": "a100 40gb", "A100": "a100", "H100": "h100", "GB200": "gb200", "GB300": "gb300", "B200": "b200", "B300": "b300", "V100": "v100", "MI300X": "mi300x", "MI355X": "mi355x", "MI250X": "mi250x", "MI325X": "mi325x", "H200": "h200"}  # fmt: skip
+_GPUS = {
+    "A100-40GB": "a100 40gb", "A100": "a100", "H100": "h100", "GB200": "gb200", "GB300": "gb300", "B200": "b200", "B300": "b300", "V100": "v100",
+    "MI300X": "mi300x", "MI355X": "mi355x", "MI250X": "mi250x", "MI325X": "mi325x", "H200": "h200",
+}  # fmt: skip
 
 
 def read(path: Path) -> List[Row]:
@@ -65,7 +68,7 @@ def convert(raw: Dict[str, str]) -> Optional[Row]:
     model = Model(
         name, number(raw, "layers"), number(raw, "hidden"), heads, number(raw, "kv_heads", heads),
         number(raw, "hidden") / heads, number(raw, "ffn_hidden") if not experts else 0, number(raw, "vocab"), gated=gated,
-        tied=int(old or "mpt" in name or "1b" == name), classic=int(old), experts=experts, topk=number(raw, "topk"),
+        tied=int(old or "mpt" in name or name == "1b"), classic=int(old), experts=experts, topk=number(raw, "topk"),
         expert_ffn=number(raw, "ffn_hidden") if experts else 0,
     )  # fmt: skip
     tp, pp, cp, dp = (number(raw, key, 1) or 1 for key in ("tp", "pp", "cp", "dp"))
@@ -107,7 +110,9 @@ def convert(raw: Dict[str, str]) -> Optional[Row]:
     replaced: Dict[str, float] = {}
     if number(raw, "inter_bw_gbps_per_node"):
         replaced["nic"] = number(raw, "inter_bw_gbps_per_node") / 8 * 1e9
-    if number(raw, "intra_bw_gbps_per_gpu_uni") and "vTrain" not in source:  # that source gives its simulator's figure, not the link's
+    if (
+        number(raw, "intra_bw_gbps_per_gpu_uni") and "vTrain" not in source
+    ):  # that source gives its simulator's figure, not the link's
         replaced["link"] = number(raw, "intra_bw_gbps_per_gpu_uni") / 8 * 1e9
     if cluster.domain == cluster.gpus_per_node:
         replaced["gpus_per_node"] = per_node
@@ -139,8 +144,12 @@ def read_single(path: Path) -> List[Row]:
     rows = []
     with path.open(newline="", encoding="utf-8-sig") as stream:
         for raw in csv.DictReader(stream):
-            hidden, heads, layers, seq = (float(raw[k]) for k in ("hidden size", "attention heads", "# layers", "sequence length"))
-            model = Model("gpt", layers, hidden, heads, heads, hidden / heads, 4 * hidden, 50257, gated=0, tied=1, classic=1)
+            hidden, heads, layers, seq = (
+                float(raw[k]) for k in ("hidden size", "attention heads", "# layers", "sequence length")
+            )
+            model = Model(
+                "gpt", layers, hidden, heads, heads, hidden / heads, 4 * hidden, 50257, gated=0, tied=1, classic=1
+            )
             work = Work(seq, float(raw["global batch"]))
             tp, dp, pp = (float(raw[k]) for k in ("tensor parallelism", "data parallelism", "pipeline parallelism"))
             layout = Layout(tp, pp, 1, 1, dp, 1, 0, 0, float(raw["micro batch"]), 2)

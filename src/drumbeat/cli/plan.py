@@ -60,7 +60,7 @@ def run(args: Any) -> int:
     # The site's paths are the host's: from inside a container they cannot be judged.
     looked = ready.host is not None and not ready.facts[0].container.inside
     paths, missing = find_paths(order.host_paths if looked else (), ready.host.list if ready.host else list, "")
-    _print_plans(args, order, plans, paths, missing)
+    _print_plans(args, order, plans, paths, missing, ready.facts[0])
     return 1 if worst([*missing, *(finding for plan in plans for finding in plan.findings)]) == ERROR else 0
 
 
@@ -100,14 +100,17 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
     return 0
 
 
-def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: List[Any]) -> None:
+def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: List[Any], facts: Any) -> None:
     from dataclasses import replace
 
     from drumbeat.plan.node_plan import differences
     from drumbeat.plan.ranks import AT_START
-    from drumbeat.plan.text import difference_lines, finding_lines, plan_lines
+    from drumbeat.plan.text import difference_lines, finding_lines, plan_lines, wrapped
+    from drumbeat.predict.job import line_of_command
+    from drumbeat.runfolder.summary import gpus_used
 
     changes = [(plan, differences(plans[0], plan)) for plan in plans[1:]]
+    predicted = line_of_command(order.command, facts.gpus, order.nodes, gpus_used(order, facts))
     if args.json:
         others = [{"node": plan.node, "host": plan.host, "changes": found} for plan, found in changes]
         shown = replace(order, emulated=order.nodes_emulated)
@@ -119,10 +122,12 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: L
                 "differences": others,
                 "paths": paths,
                 "path findings": missing,
+                "predicted": predicted or None,
             }
         )
         return
-    lines = [*_headline(order), *plan_lines(plans[0], args.explain, _width())]
+    lines = [*_headline(order), *(wrapped(f"predicted {predicted}", _width()) if predicted else ())]
+    lines += plan_lines(plans[0], args.explain, _width())
     if paths:
         lines += ["", *(f"{name}: {path}" for name, path in paths.items())]
     lines += finding_lines(missing, _width())

@@ -3,8 +3,8 @@
 `x` is the module that has `maximum`, `minimum`, `where`, `ceil` and `log2`: `drumbeat.predict.plain`, or numpy.
 
 Compute    each matrix product takes its FLOPs at the achievable rate plus its bytes at the memory's rate; element-wise work
-           moves every stored activation a few times; attention's core has a rate of its own; a layer never takes less time than its
-           kernels need to be launched.
+           moves every stored activation a few times; attention's core has a rate of its own; a layer takes no less time than
+           its kernels need to be launched.
 Network    bytes over bandwidth plus hops times latency. A group's bandwidth is that of its slowest part: the links inside a
            node by how many members are in it, or the share of the node's adapters that belongs to those members.
 Pipeline   m micro-batches at the slowest stage, plus the fill and drain, divided by the number of chunks per stage.
@@ -109,7 +109,7 @@ def link_rate(members: Number, h: Machine, c: Constants, x: Any) -> Number:
 def gather_seconds(size: Number, stride: Number, total: Number, h: Machine, c: Constants, x: Any) -> Number:
     """Return the time of an all-gather or reduce-scatter of `total` bytes; an all-reduce takes two of them.
 
-    Inside nodes and between them at once: the slower part decides. Between nodes the group has its members' share of the adapters.
+    Inside nodes and between them at once: the slower part decides. Between nodes a group has its members' share of the adapters.
     """
     inside = members_per_node(size, stride, h.gpus_per_node, x)
     nodes = size / inside
@@ -132,7 +132,10 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     gemm: Number = 0.0
     for number, rows, inner, columns in shapes.layer_products(m, tokens, t, expert_tokens):
         many = x.where(number == 0, 0, number)
-        one = 2 * rows * inner * columns / rate + c.bytes * 2 * (rows * inner + inner * columns + rows * columns) / h.memory_rate
+        one = (
+            2 * rows * inner * columns / rate
+            + c.bytes * 2 * (rows * inner + inner * columns + rows * columns) / h.memory_rate
+        )
         gemm = gemm + x.where(rows == tokens, many, many / x.maximum(m.experts, 1) * experts_here) * one
     keys = x.where(s.flash > 0, shapes.visible_keys(m, w.seq), w.seq)
     aligned = x.where(m.head_dim % 8 == 0, 1.0, 0.3)
@@ -140,7 +143,6 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     core = 2 * tokens * keys * shapes.core_width(m) / t / (h.core_flops * c.product * c.core * aligned * small)
     act = shapes.activation_bytes(m, t, a.sp, s.flash, w.seq, a.cp) * tokens
     moved = 2 * act * (1 - 0.35 * s.compiled) / (h.memory_rate * c.memory)
-    forward = gemm + core + moved
     launch = c.launch * (1 - 0.3 * s.compiled)
     full, some = (a.recompute == 2) * 1.0, (a.recompute == 1) * 1.0
     back_core = 2 + 0.5 * s.flash
@@ -188,7 +190,8 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     plain = 1 - x.where(a.zero >= 2, 1.0, 0.0)
     own = layers * held + m.vocab * m.hidden / t * (1 + (p > 1) * 0.0)
     travel = plain * (
-        gather_seconds(replicas, t, s.grad_bytes * own, h, c, x) + gather_seconds(replicas, t, x.where(a.zero == 1, 2, s.grad_bytes) * own, h, c, x)
+        gather_seconds(replicas, t, s.grad_bytes * own, h, c, x)
+        + gather_seconds(replicas, t, x.where(a.zero == 1, 2, s.grad_bytes) * own, h, c, x)
     )
     groups = replicas / shard  # hybrid sharding: the shards are summed over the replicas of the sharding group
     travel = travel + (1 - plain) * 2 * gather_seconds(groups, t * shard, s.grad_bytes * own / shard, h, c, x)

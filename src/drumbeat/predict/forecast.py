@@ -69,7 +69,9 @@ class Forecast:
         assert peak is not None
         kind = {"bf16-master": "bf16"}.get(self.case.precision, self.case.precision)
         model = self.case.model
-        flops = 3 * model.forward_flops if isinstance(model, ConvNet) else shapes.flops_per_token(model, self.case.work.seq)
+        flops = (
+            3 * model.forward_flops if isinstance(model, ConvNet) else shapes.flops_per_token(model, self.case.work.seq)
+        )
         return float(self.rate * flops / self.case.gpus / (peak.tflops[kind] * 1e12))
 
 
@@ -123,7 +125,10 @@ def check(case: Case) -> None:
     a, work, model = case.layout, case.work, case.model
     if isinstance(model, ConvNet):
         if a.tp * a.pp * a.cp > 1:
-            raise Problem(f"{model.name}: only data parallelism is modelled for convolutional networks", "leave tp, pp and cp at 1")
+            raise Problem(
+                f"{model.name}: only data parallelism is modelled for convolutional networks",
+                "leave tp, pp and cp at 1",
+            )
     else:
         rules: List[Tuple[int, int, str]] = [
             (int(model.layers), int(a.pp), "layers by pp"),
@@ -135,13 +140,21 @@ def check(case: Case) -> None:
             rules.append((int(a.dp * a.cp), int(a.ep), "replicas (dp x cp) by ep"))
         for whole, part, what in rules:
             if part < 1 or whole < 1 or (whole % part and not (what == "layers by pp" and whole > part)):
-                raise Problem(f"{whole} {what.split(' by ')[0]} do not divide by {what.split(' by ')[1]} {part}", "choose another degree")
+                raise Problem(
+                    f"{whole} {what.split(' by ')[0]} do not divide by {what.split(' by ')[1]} {part}",
+                    "choose another degree",
+                )
     if a.micro < 1 or work.batch < 1:
         raise Problem(f"batch {work.batch:g}, micro-batch {a.micro:g}", "both must be at least 1")
     if work.batch % a.dp:
-        raise Problem(f"a batch of {work.batch:g} does not divide by {a.dp:g} replicas", "choose another batch or layout")
+        raise Problem(
+            f"a batch of {work.batch:g} does not divide by {a.dp:g} replicas", "choose another batch or layout"
+        )
     if (work.batch // a.dp) % a.micro:
-        raise Problem(f"{work.batch // a.dp:g} samples per replica do not divide by a micro-batch of {a.micro:g}", "choose another micro-batch")
+        raise Problem(
+            f"{work.batch // a.dp:g} samples per replica do not divide by a micro-batch of {a.micro:g}",
+            "choose another micro-batch",
+        )
 
 
 def find_fix(case: Case) -> str:
@@ -156,12 +169,20 @@ def find_fix(case: Case) -> str:
             if level > a.recompute:
                 tries.append((f"recompute {name}", dataclasses.replace(a, recompute=level)))
                 if a.micro > 1:
-                    tries.append((f"recompute {name} and micro-batch 1", dataclasses.replace(a, recompute=level, micro=1)))
+                    tries.append(
+                        (f"recompute {name} and micro-batch 1", dataclasses.replace(a, recompute=level, micro=1))
+                    )
         for zero in (1, 3):
             if zero > a.zero and a.dp * a.cp > 1:
                 tries.append((f"shard the states over the replicas (ZeRO-{zero})", dataclasses.replace(a, zero=zero)))
         tries += [(f"{name} {value}", changed) for name, value, changed in _wider(a)]
-        tries += [(f"{name} {value}, recompute full and ZeRO-1", dataclasses.replace(changed, recompute=2, zero=max(1, a.zero))) for name, value, changed in _wider(a)]
+        tries += [
+            (
+                f"{name} {value}, recompute full and ZeRO-1",
+                dataclasses.replace(changed, recompute=2, zero=max(1, a.zero)),
+            )
+            for name, value, changed in _wider(a)
+        ]
     best: Optional[Tuple[float, str]] = None
     for words, layout in tries:
         try:

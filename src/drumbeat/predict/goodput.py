@@ -26,7 +26,13 @@ class Reliability:
     source: str = FAILURE_SOURCE
 
 
-def reliability_of(gpus: int, gpu_hours_per_failure: float = GPU_HOURS_PER_FAILURE, source: str = FAILURE_SOURCE, checkpoint: float = 30.0, restart: float = 300.0) -> Reliability:
+def reliability_of(
+    gpus: int,
+    gpu_hours_per_failure: float = GPU_HOURS_PER_FAILURE,
+    source: str = FAILURE_SOURCE,
+    checkpoint: float = 30.0,
+    restart: float = 300.0,
+) -> Reliability:
     return Reliability(gpu_hours_per_failure * 3600 / max(1, gpus), checkpoint, restart, source)
 
 
@@ -59,7 +65,15 @@ class Whole:
 
 
 def whole_run(
-    units: float, seconds: float, per_step: float, low: float, high: float, gpus: int, r: Reliability, watts: float, price: Optional[float]
+    units: float,
+    seconds: float,
+    per_step: float,
+    low: float,
+    high: float,
+    gpus: int,
+    r: Reliability,
+    watts: float,
+    price: Optional[float],
 ) -> Whole:
     """Return what `units` cost at a step time. `low` and `high`: its interval."""
     steps = units / per_step
@@ -71,7 +85,15 @@ def whole_run(
     # The upper end of the interval, a start of ten minutes, and the last checkpoint.
     limit = steps * high / share + 600 + r.checkpoint
     return Whole(
-        units, total, steps * low / share, steps * high / share, hours, share, kwh, hours * price if price is not None else None, limit
+        units,
+        total,
+        steps * low / share,
+        steps * high / share,
+        hours,
+        share,
+        kwh,
+        hours * price if price is not None else None,
+        limit,
     )
 
 

@@ -1,17 +1,18 @@
-"""From what a user has (a command, a model, degrees, a cluster) to the case that is predicted. What is left out follows from rules."""
+"""From what a user has (a command, a model, degrees, a cluster) to the case that is predicted; rules fill the gaps."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.light_dataclass import dataclass
 from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.forecast import Case, forecast, framework_named
-from drumbeat.predict.interval import UNCALIBRATED, Basis
-from drumbeat.predict.machine import Cluster
-from drumbeat.predict.models import Described, parse_layout
+from drumbeat.predict.interval import OWN, UNCALIBRATED, Basis
+from drumbeat.predict.machine import Cluster, find_cluster
+from drumbeat.predict.models import Described, from_command, parse_layout
 from drumbeat.predict.shapes import ConvNet
+from drumbeat.predict.show import one_line
 from drumbeat.problem import Problem
 
 
@@ -53,23 +54,31 @@ def make_case(
     batch = wishes.batch or described.batch or _usual_batch(described, wishes, dp)
     if batch < 1 or batch % dp:
         raise Problem(
-            f"a batch of {batch} does not divide by {dp} replicas ({gpus} GPUs = {dp} x tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']})",
+            f"a batch of {batch} does not divide by {dp} replicas "
+            f"({gpus} GPUs = {dp} x tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']})",
             "choose another batch, layout or number of nodes",
         )
     if zero is None:
-        zero = int(said.zero) if said.zero >= 0 else (3 if framework.states.gathered and dp > 1 else (1 if dp > 1 else 0))
+        zero = (
+            int(said.zero) if said.zero >= 0 else (3 if framework.states.gathered and dp > 1 else (1 if dp > 1 else 0))
+        )
     share = batch // dp
     work = Work(wishes.seq or described.seq, batch)
     level = _RECOMPUTE.get(wishes.recompute, int(said.recompute))
     if wishes.recompute and wishes.recompute not in _RECOMPUTE:
         raise Problem(f"recompute {wishes.recompute!r} is unknown", "none, selective or full")
-    micro = wishes.micro or (int(said.micro) if said.micro > 0 else (share // -int(said.micro) if said.micro < 0 else 0))
+    micro = wishes.micro or (
+        int(said.micro) if said.micro > 0 else (share // -int(said.micro) if said.micro < 0 else 0)
+    )
     layout = Layout(
         tp=degrees["tp"], pp=degrees["pp"], cp=degrees["cp"], ep=degrees["ep"], dp=dp, vp=degrees["vp"], zero=zero,
-        shard=degrees["shard"], micro=micro or 1, recompute=max(0, level), sp=int(degrees["tp"] > 1 and framework.name != "megatron-classic"),
+        shard=degrees["shard"], micro=micro or 1, recompute=max(0, level),
+        sp=int(degrees["tp"] > 1 and framework.name != "megatron-classic"),
     )  # fmt: skip
     if described.layout is not None and framework.name.startswith("megatron"):
         layout = dataclasses.replace(layout, sp=described.layout.sp)
+    if basis is UNCALIBRATED and framework.name == "drumbeat" and cluster.gpu == "H200":
+        basis = OWN
     case = Case(described.model, work, layout, framework, cluster, precision, constants or framework.constants, basis)
     if micro and level >= 0:
         return case
@@ -99,9 +108,11 @@ def _usual_precision(cluster: Cluster) -> str:
 
 
 def _usual_batch(described: Described, wishes: Wishes, dp: int) -> int:
-    """About a quarter of a million tokens per 8 replicas (256 images per replica), if nobody said how large a step is."""
+    """Return a step of one micro-batch per replica, or of 32,768 tokens (256 images) per replica where nothing is said."""
     if isinstance(described.model, ConvNet):
         return 256 * dp
+    if described.layout is not None and described.layout.micro > 0:
+        return int(described.layout.micro) * dp
     seq = wishes.seq or described.seq
     return max(1, 32768 // seq) * dp
 
@@ -164,9 +175,30 @@ def node_counts(text: str) -> List[int]:
     return sorted(set(counts))
 
 
-def scaled(described: Described, wishes: Wishes, cluster: Cluster, counts: Sequence[int], constants: Optional[Constants], basis: Basis) -> List[Case]:
-    """Return the cases of several node counts. A batch that nobody set grows with them; one that was set stays."""
-    cases = []
-    for nodes in counts:
-        cases.append(make_case(described, wishes, cluster, nodes, constants, basis))
-    return cases
+def case_of_command(
+    command: Sequence[str], gpu: str, nodes: int, gpus_per_node: int, memory_gib: float = 0.0
+) -> Optional[Case]:
+    """Return the case of a job's command on known GPUs; None where command, model or GPU is not known or makes no sense."""
+    try:
+        described = from_command(list(command))
+        if described is None:
+            return None
+        cluster = find_cluster(gpu, gpus_per_node, memory_gib=memory_gib)
+        return make_case(described, Wishes(), cluster, nodes)
+    except Problem:
+        return None
+
+
+def line_of_command(command: Sequence[str], gpus: Sequence[Any], nodes: int, gpus_per_node: int) -> str:
+    """Return one line of prediction for a job on these GPUs (of one node, as its facts name them); empty: not known."""
+    names = {each.name for each in gpus if not each.integrated}
+    if len(names) != 1 or not gpus_per_node:
+        return ""
+    memory = next((each.memory_bytes for each in gpus if not each.integrated), None)
+    case = case_of_command(command, str(names.pop()), nodes, gpus_per_node, (memory or 0) / 2**30)
+    if case is None:
+        return ""
+    try:
+        return one_line(forecast(case))
+    except Problem as problem:
+        return f"not possible: {problem.what}"

@@ -9,8 +9,6 @@ from drumbeat.light_dataclass import dataclass
 from drumbeat.predict.cost import Machine
 from drumbeat.problem import Problem
 
-_GIB_OF_GB = 1e9 / 2**30
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -28,9 +26,7 @@ class Cluster:
     source: str
 
 
-def find_cluster(
-    gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int = 0, memory_gib: float = 0.0
-) -> Cluster:
+def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int = 0, memory_gib: float = 0.0) -> Cluster:
     """Return the cluster that a GPU's name usually stands for, with what the caller knows better."""
     spelled = gpu.lower().replace("gcd", "").replace("-sxm", "").replace("_", " ")
     peak = peak_of(spelled)
@@ -46,7 +42,7 @@ def find_cluster(
     rate = known[chosen].rate * adapters
     source = f"data sheets ({peak.source}; {node.source}; {adapters} x {known[chosen].source})"
     domain = max(count, node.domain if not gpus_per_node else count)
-    memory = memory_gib or peak.memory_gb * (1.0 if peak.memory_gb in (40, 80, 64, 32, 192, 256, 288) else _GIB_OF_GB)
+    memory = memory_gib or 0.99 * peak.memory_gb  # data sheets say GB and mean GiB, of which the driver keeps some
     return Cluster(
         peak.name, count, domain, node.link, node.per_peer, rate, known[chosen].hop, memory, peak.watts, source
     )
@@ -57,12 +53,14 @@ def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float
     peak = peak_of(cluster.gpu)
     assert peak is not None
     products = {"bf16-master": "bf16", "fp16-master": "fp16", "mxfp8": "fp8"}.get(precision, precision)
-    if products == "bf16" and "bf16" not in peak.tflops:
-        raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
     if products not in peak.tflops:
         raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
     share = matmul or peak.matmul
-    half = peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0)) if products not in ("fp32", "tf32") else peak.tflops[products]
+    half = (
+        peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0))
+        if products not in ("fp32", "tf32")
+        else peak.tflops[products]
+    )
     # 8-bit products also quantise what they multiply: they gain less than the data sheet says.
     less = 0.85 if products == "fp8" else 1.0
     return Machine(

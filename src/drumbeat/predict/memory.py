@@ -42,7 +42,9 @@ def held_parameters(m: Model, a: Layout, stage: Number, last: Number, x: Any) ->
     """Return the parameters of a rank of this stage, before sharding: all others, and routed experts'."""
     layers = x.ceil(m.layers / a.pp - 1e-9)
     share = shapes.moe_layers(m) / m.layers
-    per_layer = shapes.attention_parameters(m) + (1 - share) * shapes.mlp_parameters(m) + share * shapes.shared_parameters(m)
+    per_layer = (
+        shapes.attention_parameters(m) + (1 - share) * shapes.mlp_parameters(m) + share * shapes.shared_parameters(m)
+    )
     dense = layers * (per_layer / a.tp + shapes.small_parameters(m))
     routed = layers * share * m.experts * shapes.expert_parameters(m) / (a.tp * a.ep)
     table = m.vocab * m.hidden / a.tp
@@ -52,7 +54,9 @@ def held_parameters(m: Model, a: Layout, stage: Number, last: Number, x: Any) ->
     return dense, routed
 
 
-def parts(m: Model, w: Work, a: Layout, s: Software, states: States, stage: Number, last: Number, x: Any = plain) -> Dict[str, Number]:
+def parts(
+    m: Model, w: Work, a: Layout, s: Software, states: States, stage: Number, last: Number, x: Any = plain
+) -> Dict[str, Number]:
     """Return the bytes of one rank of a stage. `last`: 1 if the stage has the head."""
     dense, routed = held_parameters(m, a, stage, last, x)
     replicas = a.dp * a.cp

@@ -1,4 +1,4 @@
-"""Models as people have them: a name, a Hugging Face config.json, or the arguments of Megatron-LM, torchtitan, MaxText or our recipes.
+"""Models as people have them: a name, a Hugging Face config.json, or the arguments of a training framework.
 
 What cannot be read is said with its name; nothing is guessed.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Union
 
 from drumbeat.light_dataclass import dataclass
 from drumbeat.packaged import load
@@ -69,7 +69,9 @@ def check(model: Model) -> Model:
         if value > 10_000_000:
             raise Problem(f"{model.name}: {name} is {value:,}", "no model is that large")
     if model.heads % model.kv_heads:
-        raise Problem(f"{model.name}: {model.heads} heads do not divide by {model.kv_heads} key-value heads", "check the config")
+        raise Problem(
+            f"{model.name}: {model.heads} heads do not divide by {model.kv_heads} key-value heads", "check the config"
+        )
     if not model.ffn and not model.expert_ffn:
         raise Problem(f"{model.name}: the width of its MLP is missing", "check the config")
     if model.experts and not 0 < model.topk <= model.experts:
@@ -91,8 +93,24 @@ def from_config(path: str) -> Described:
     return config_model(config, os.path.basename(os.path.dirname(os.path.abspath(path))) or path)
 
 
-_LLAMA_LIKE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "deepseek_v2", "deepseek_v3", "gpt_oss", "olmo", "olmo2", "phi3", "granite", "smollm3", "internlm2", "cohere", "starcoder2", "ministral")  # fmt: skip
-_CLASSIC = ("gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "bloom", "bert", "roberta", "vit", "mpt", "falcon", "gpt_bigcode")
+_LLAMA_LIKE = (
+    "llama", "mistral", "ministral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text",
+    "deepseek_v2", "deepseek_v3", "gpt_oss", "olmo", "olmo2", "phi3", "granite", "smollm3", "internlm2", "cohere", "starcoder2",
+)  # fmt: skip
+_CLASSIC = (
+    "gpt2",
+    "gpt_neox",
+    "gpt_neo",
+    "gptj",
+    "opt",
+    "bloom",
+    "bert",
+    "roberta",
+    "vit",
+    "mpt",
+    "falcon",
+    "gpt_bigcode",
+)
 
 
 def config_model(config: Dict[str, Any], name: str) -> Described:
@@ -114,16 +132,27 @@ def config_model(config: Dict[str, Any], name: str) -> Described:
     for key, value in (("hidden size", hidden), ("number of heads", heads)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise Problem(f"config.json: the {key} is {value!r}", "a whole number above 0 is needed")
-    head_dim = config.get("head_dim") or (hidden // heads if not config.get("qk_nope_head_dim") else config["qk_nope_head_dim"])
+    head_dim = config.get("head_dim") or (
+        hidden // heads if not config.get("qk_nope_head_dim") else config["qk_nope_head_dim"]
+    )
     if not config.get("head_dim") and not config.get("qk_nope_head_dim") and hidden % heads:
-        raise Problem(f"config.json: {heads} heads do not divide {hidden}", "hidden_size must be a multiple of the heads")
+        raise Problem(
+            f"config.json: {heads} heads do not divide {hidden}", "hidden_size must be a multiple of the heads"
+        )
     classic = kind in _CLASSIC
-    ffn = config.get("intermediate_size") or config.get("n_inner") or config.get("ffn_dim") or (4 * hidden if classic else 0)
+    ffn = (
+        config.get("intermediate_size")
+        or config.get("n_inner")
+        or config.get("ffn_dim")
+        or (4 * hidden if classic else 0)
+    )
     experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts") or 0
     expert_ffn = (config.get("moe_intermediate_size") or ffn) if experts else 0
     dense = int(config.get("first_k_dense_replace") or 0)
     layers = first("num_hidden_layers", "n_layer", "n_layers")
-    shared = int(config.get("n_shared_experts") or 0) * int(expert_ffn or 0) or int(config.get("shared_expert_intermediate_size") or 0)
+    shared = int(config.get("n_shared_experts") or 0) * int(expert_ffn or 0) or int(
+        config.get("shared_expert_intermediate_size") or 0
+    )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     every = 2 if kind == "gemma2" else 1
     seq = int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
@@ -135,7 +164,9 @@ def config_model(config: Dict[str, Any], name: str) -> Described:
         "kv_heads": config.get("num_key_value_heads") or (1 if config.get("multi_query") else heads),
         "head_dim": head_dim,
         "ffn": 0 if experts and not dense else ffn,
-        "vocab": first("vocab_size", default=len(config.get("id2label") or {}) or 1000) if kind == "vit" else first("vocab_size"),
+        "vocab": first("vocab_size", default=len(config.get("id2label") or {}) or 1000)
+        if kind == "vit"
+        else first("vocab_size"),
         "gated": int(not classic and kind != "starcoder2"),
         "tied": int(config.get("tie_word_embeddings", classic or kind.startswith("gemma"))),
         "causal": int(kind not in ("bert", "roberta", "vit")),
@@ -178,7 +209,9 @@ def from_command(argv: List[str]) -> Optional[Described]:
         return _torchtitan(options(words), words)
     if "maxtext" in joined.lower() or any(word.startswith("model_name=") for word in words):
         return _maxtext(dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("-")))
-    if "train" in words and any(os.path.basename(word) in ("drumbeat", "drumbeat.pyz") for word in words[: words.index("train")]):
+    if "train" in words and any(
+        os.path.basename(word) in ("drumbeat", "drumbeat.pyz") for word in words[: words.index("train")]
+    ):
         return _recipe(words[words.index("train") + 1 :])
     if words[1:3] == ["-m", "drumbeat"] and len(words) > 4 and words[3] == "train":
         return _recipe(words[4:])
@@ -230,7 +263,9 @@ def _megatron(found: Dict[str, str]) -> Described:
     pp = _number(found, "pipeline-model-parallel-size", 1)
     per_virtual = _number(found, "num-layers-per-virtual-pipeline-stage", 0)
     recompute = 2 if found.get("recompute-granularity") == "full" or "checkpoint-activations" in found else 0
-    recompute = 1 if found.get("recompute-granularity") == "selective" or "recompute-activations" in found else recompute
+    recompute = (
+        1 if found.get("recompute-granularity") == "selective" or "recompute-activations" in found else recompute
+    )
     tp = _number(found, "tensor-model-parallel-size", 1)
     zero = 1 if "use-distributed-optimizer" in found else _number(found, "zero-stage", 0)
     layout = Layout(
@@ -238,15 +273,22 @@ def _megatron(found: Dict[str, str]) -> Described:
         vp=max(1, model.layers // pp // per_virtual) if per_virtual else 1, zero=zero,
         micro=_number(found, "micro-batch-size", 1), recompute=recompute, sp=int("sequence-parallel" in found and tp > 1),
     )  # fmt: skip
-    old = not (found.get("attention-backend") == "flash" or "use-flash-attn" in found or modern or "transformer-impl" in found)
-    precision = "fp8" if "fp8-format" in found else ("bf16" if "bf16" in found else ("fp16" if "fp16" in found else "fp32"))
+    old = not (
+        found.get("attention-backend") == "flash" or "use-flash-attn" in found or modern or "transformer-impl" in found
+    )
+    precision = (
+        "fp8" if "fp8-format" in found else ("bf16" if "bf16" in found else ("fp16" if "fp16" in found else "fp32"))
+    )
     return Described(
         check(model), _number(found, "seq-length", 2048), "megatron-classic" if old else "megatron", layout,
         _number(found, "global-batch-size", 0) or None, _number(found, "train-iters", 0) or None, precision, False,
     )  # fmt: skip
 
 
-_FLAVORS = {"llama3": {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"}, "deepseek_v3": {"671B": "deepseek-v3"}}
+_FLAVORS = {
+    "llama3": {"8B": "llama3-8b", "70B": "llama3-70b", "405B": "llama3-405b"},
+    "deepseek_v3": {"671B": "deepseek-v3"},
+}
 
 
 def _torchtitan(found: Dict[str, str], words: List[str]) -> Described:
@@ -284,7 +326,9 @@ def _maxtext(found: Dict[str, str]) -> Described:
         recompute={"full": 2, "minimal": 1, "none": 0}.get(found.get("remat_policy", "full"), 2),
     )  # fmt: skip
     length = _number(found, "max_target_length", described.seq)
-    return Described(described.model, length, "maxtext", layout, None, _number(found, "steps", 0) or None, "bf16", False)
+    return Described(
+        described.model, length, "maxtext", layout, None, _number(found, "steps", 0) or None, "bf16", False
+    )
 
 
 def _recipe(words: List[str]) -> Described:
@@ -313,19 +357,35 @@ def _recipe(words: List[str]) -> Described:
     recompute = {"none": 0, "selective": 1, "full": 2}.get(found.get("recompute", "auto"), -1)
     layout = Layout(
         tp=degrees.get("tp", 1), pp=degrees.get("pp", 1), cp=degrees.get("cp", 1), dp=0,
-        zero=3 if degrees.get("dp_shard", 1) != 1 else 0, shard=max(0, degrees.get("dp_shard", 0)) if degrees.get("dp_shard", 1) > 1 else 0,
+        zero=3 if degrees.get("dp_shard", 1) != 1 else 0, shard=degrees["dp_shard"] if degrees.get("dp_shard", 1) > 1 else 0,
         micro=-(_number(found, "accumulate", 0)), recompute=recompute, sp=int(degrees.get("tp", 1) != 1),
     )  # fmt: skip
     precision = found.get("precision", "auto")
     if precision == "auto":
         precision = "bf16" if layout.zero or recipe == "resnet" else "bf16-master"
     seq = _number(found, "length", 0) or described.seq
-    return Described(described.model, seq, "drumbeat", layout, batch, _number(found, "steps", 600 if recipe == "llama" else 100), precision, False)
+    return Described(
+        described.model,
+        seq,
+        "drumbeat",
+        layout,
+        batch,
+        _number(found, "steps", 600 if recipe == "llama" else 100),
+        precision,
+        False,
+    )
 
 
 def parse_layout(text: str) -> Dict[str, int]:
     """Read `ddp`, `fsdp`, ... or `dp_shard=4,tp=2`; -1 is the rest."""
-    words = {"ddp": {"dp_replicate": -1}, "fsdp": {"dp_shard": -1}, "hsdp": {"dp_shard": 8}, "tp": {"tp": -1}, "pp": {"pp": -1}, "cp": {"cp": -1}}
+    words = {
+        "ddp": {"dp_replicate": -1},
+        "fsdp": {"dp_shard": -1},
+        "hsdp": {"dp_shard": 8},
+        "tp": {"tp": -1},
+        "pp": {"pp": -1},
+        "cp": {"cp": -1},
+    }
     if text in words:
         return words[text]
     known = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "vp")
@@ -333,6 +393,9 @@ def parse_layout(text: str) -> Dict[str, int]:
     for part in text.split(","):
         key, _, value = part.partition("=")
         if key.strip() not in known or not value.strip().lstrip("-").isdigit():
-            raise Problem(f"layout {text!r}: {part!r} is not a degree", f"write degrees such as dp_shard=4,tp=2 ({', '.join(known)})")
+            raise Problem(
+                f"layout {text!r}: {part!r} is not a degree",
+                f"write degrees such as dp_shard=4,tp=2 ({', '.join(known)})",
+            )
         found[key.strip()] = int(value)
     return found

@@ -87,9 +87,13 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
     chosen: List[Case] = []
     seen: Dict[Any, float] = {}
     for i in range(len(ranking.seconds)):
-        values = {field.name: _plain(getattr(ranking.layouts, field.name)[i]) for field in dataclasses.fields(Layout) if field.name not in ("bubble",)}
+        values = {
+            field.name: _plain(getattr(ranking.layouts, field.name)[i])
+            for field in dataclasses.fields(Layout)
+            if field.name not in ("bubble",)
+        }
         layout = dataclasses.replace(case.layout, **values)
-        key = (layout.tp, layout.pp, layout.cp, layout.ep, layout.vp, layout.zero)
+        key = (layout.tp, layout.pp, layout.ep, layout.vp, layout.zero, layout.recompute, layout.micro / layout.cp)
         if key in seen:
             continue
         seen[key] = float(ranking.seconds[i])

@@ -2,7 +2,7 @@
 
 Every function uses arithmetic that works on plain numbers and on numpy arrays alike, so one model needs no numpy.
 
-FLOP convention (CONVENTION): 6 FLOPs per token and matmul parameter, plus the attention core, of which a causal model counts half.
+FLOP convention (CONVENTION): 6 FLOPs per token and matmul parameter, plus attention's core, of which a causal model counts half.
 The input embedding is a lookup and counts nothing; recomputation is work of the hardware and never part of the model's FLOPs.
 """
 
@@ -141,7 +141,9 @@ def train_flops(matmul_parameters: float, layers: int, width: int, length: int, 
     return 6.0 * matmul_parameters + 12.0 * layers * width * length * (0.5 if causal else 1.0)
 
 
-def layer_products(m: Model, tokens: Number, tp: Number, ep_tokens: Number) -> List[Tuple[Number, Number, Number, Number]]:
+def layer_products(
+    m: Model, tokens: Number, tp: Number, ep_tokens: Number
+) -> List[Tuple[Number, Number, Number, Number]]:
     """Return (count, M, K, N) of the matrix products of one average layer on one of `tp` ranks, forward.
 
     `ep_tokens`: tokens that each local expert sees, times the share of layers with experts in `count`.
@@ -154,8 +156,18 @@ def layer_products(m: Model, tokens: Number, tp: Number, ep_tokens: Number) -> L
     local = (m.experts > 0) * m.experts
     return [
         (1, tokens, m.hidden, into),
-        (latent * 1, tokens, m.q_rank + 1 * (m.q_rank == 0), m.heads * (m.head_dim + m.rope_dim) / tp + 1 * (1 - latent)),
-        (latent * 1, tokens, m.kv_rank + 1 * (1 - latent), m.heads * (m.head_dim + m.value_dim) / tp + 1 * (1 - latent)),
+        (
+            latent * 1,
+            tokens,
+            m.q_rank + 1 * (m.q_rank == 0),
+            m.heads * (m.head_dim + m.rope_dim) / tp + 1 * (1 - latent),
+        ),
+        (
+            latent * 1,
+            tokens,
+            m.kv_rank + 1 * (1 - latent),
+            m.heads * (m.head_dim + m.value_dim) / tp + 1 * (1 - latent),
+        ),
         (1, tokens, out / tp, m.hidden),
         (1 - share, tokens, m.hidden, (1 + m.gated) * m.ffn / tp),
         (1 - share, tokens, m.ffn / tp, m.hidden),
@@ -177,7 +189,9 @@ def activation_bytes(m: Model, tp: Number, sp: Number, flash: Number, seq: Numbe
     q = m.heads * m.head_dim
     kv = m.kv_heads * m.head_dim
     scores = (1 - flash) * m.heads * seq / tp * (2 + 2 * 1 + 1 * m.classic)
-    mlp_width = (1 - moe_layers(m) / m.layers) * m.ffn + moe_layers(m) / m.layers * (m.topk * m.expert_ffn + m.shared_ffn)
+    mlp_width = (1 - moe_layers(m) / m.layers) * m.ffn + moe_layers(m) / m.layers * (
+        m.topk * m.expert_ffn + m.shared_ffn
+    )
     dispatched = moe_layers(m) / m.layers * m.topk * h * 2
     latent = (m.kv_rank > 0) * 2 * (m.q_rank + m.kv_rank + m.rope_dim + 2 * m.heads * (m.head_dim + m.rope_dim) / tp)
     qkv = (m.kv_rank == 0) * 2 * (q + 2 * kv) / tp
@@ -189,7 +203,13 @@ def activation_bytes(m: Model, tp: Number, sp: Number, flash: Number, seq: Numbe
 
 def resnet(depth: int = 50, width: int = 64, size: int = 224, classes: int = 1000, wide: int = 1) -> ConvNet:
     """Count a ResNet (v1.5: the stride is in the 3 x 3 convolution) layer by layer."""
-    plans: Dict[int, Tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+    plans: Dict[int, Tuple[int, ...]] = {
+        18: (2, 2, 2, 2),
+        34: (3, 4, 6, 3),
+        50: (3, 4, 6, 3),
+        101: (3, 4, 23, 3),
+        152: (3, 8, 36, 3),
+    }
     blocks, expansion = plans[depth], 1 if depth < 50 else 4
     total = [0.0, 0.0, 0.0, 0]  # parameters, multiply-adds, activations, layers
 

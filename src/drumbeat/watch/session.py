@@ -10,6 +10,7 @@ from drumbeat.desk.state import cause_in_output
 from drumbeat.desk.status import array_numbers, read_summary, status
 from drumbeat.finding import Finding
 from drumbeat.light_dataclass import dataclass
+from drumbeat.predict.job import line_of_command
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.events import AttemptStarted
@@ -19,7 +20,7 @@ from drumbeat.runfolder.lead_clock import LeadClock
 from drumbeat.runfolder.logs import list_logs
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import Summary
+from drumbeat.runfolder.summary import Summary, gpus_used
 from drumbeat.watch.head import Head, Standing, head_of
 from drumbeat.watch.model import RunView
 
@@ -139,5 +140,16 @@ class Session:
         self._next_status = time.monotonic() + _STATUS_EVERY
         self.view.end(told.summary)
         self.standing = Standing(
-            self.run.run_id, record.name, status.state, status.detail, record.created, told.failure, self.run.path
-        )
+            self.run.run_id, record.name, status.state, status.detail, record.created, told.failure, self.run.path,
+            self.standing.predicted or self._prediction(),
+        )  # fmt: skip
+
+    def _prediction(self) -> str:
+        """A step as it is predicted from the command and the first node's GPUs; empty if not known."""
+        try:
+            order, facts = self.run.order(), self.run.facts(0)
+        except RecordError:
+            return ""
+        if order is None or facts is None:
+            return ""
+        return line_of_command(order.command, facts.gpus, order.nodes, gpus_used(order, facts))
