@@ -172,7 +172,8 @@ def find_fix(case: Case) -> str:
                     tries.append(
                         (f"recompute {name} and micro-batch 1", dataclasses.replace(a, recompute=level, micro=1))
                     )
-        for zero in (1, 3):
+        stages = (1, 3) if case.framework.states.gathered or case.framework.name in ("drumbeat", "deepspeed") else (1,)
+        for zero in stages:
             if zero > a.zero and a.dp * a.cp > 1:
                 tries.append((f"shard the states over the replicas (ZeRO-{zero})", dataclasses.replace(a, zero=zero)))
         tries += [(f"{name} {value}", changed) for name, value, changed in _wider(a)]
