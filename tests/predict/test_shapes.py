@@ -32,9 +32,9 @@ def test_only_active_experts_count_as_work():
 def test_flops_follow_the_convention_that_the_output_names():
     model = named("llama3-8b").model
     assert shapes.flops_per_token(model, 8192) / 1e9 == pytest.approx(51.47, rel=0.001)
-    by_hand = shapes.train_flops(shapes.matmul_parameters(model), 32, 4096, 8192, causal=True)
+    by_hand = shapes.transformer_flops(shapes.matmul_parameters(model), 32, 4096, 8192, causal=True)
     assert shapes.flops_per_token(model, 8192) == pytest.approx(by_hand)
-    assert shapes.train_flops(1, 1, 1, 10, causal=False) == 6 + 120
+    assert shapes.transformer_flops(1, 1, 1, 10, causal=False) == 6 + 120
 
 
 def test_a_window_makes_attention_cheaper():

@@ -183,6 +183,7 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
         from drumbeat.desk.runs import find_run
         from drumbeat.desk.verify import RESULTS
         from drumbeat.problem import Problem
+        from drumbeat.report.gather import figures_of
         from drumbeat.report.predicted import seen_of
 
         for wanted in args.calibrate:
@@ -196,7 +197,7 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
                         "give a run on GPUs of this cluster",
                     )
                 continue
-            one = seen_of(folder)
+            one = seen_of(folder, figures_of(folder))
             if one is None:
                 raise Problem(
                     f"{wanted}: no model, layout or step time is known of this run",

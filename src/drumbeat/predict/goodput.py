@@ -103,7 +103,7 @@ def affordable(gpu_hours: float, seconds: float, per_step: float, gpus: int, r: 
 
 
 def limit_words(seconds: float) -> str:
-    """Return a Slurm time limit: D-HH:MM:00, rounded up to ten minutes."""
+    """Return a time limit as batch systems take it: D-HH:MM:00, rounded up to ten minutes."""
     minutes = math.ceil(seconds / 600) * 10
     days, rest = divmod(int(minutes), 1440)
     clock = f"{rest // 60:02d}:{rest % 60:02d}:00"

@@ -136,7 +136,7 @@ def flops_per_token(m: Model, seq: Number) -> Number:
     return 6 * matmul_parameters(m) + 6 * m.layers * core_width(m) * visible_keys(m, seq)
 
 
-def train_flops(matmul_parameters: float, layers: int, width: int, length: int, causal: bool) -> float:
+def transformer_flops(matmul_parameters: float, layers: int, width: int, length: int, causal: bool) -> float:
     """Return CONVENTION's training FLOPs per token for a model of which only these sizes are known."""
     return 6.0 * matmul_parameters + 12.0 * layers * width * length * (0.5 if causal else 1.0)
 

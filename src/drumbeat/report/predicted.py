@@ -86,11 +86,8 @@ def _off(
     return name if excess[name] > 0.3 * (measured - predicted) else "compute"
 
 
-def seen_of(run: Run, figures: Optional[Figures] = None) -> Optional[Seen]:
+def seen_of(run: Run, figures: Figures) -> Optional[Seen]:
     """Return a run as evidence for later predictions; None where its model, GPUs or step time are not known."""
-    from drumbeat.report.gather import figures_of
-
-    figures = figures or figures_of(run)
     foreseen = figures.foreseen
     if foreseen is None or figures.emulated:
         return None
