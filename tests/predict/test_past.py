@@ -1,6 +1,7 @@
 """What earlier runs say: the ledger, verify's rates, and a run beside its prediction."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,11 +9,14 @@ from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.forecast import Case, forecast
 from drumbeat.predict.frameworks import FRAMEWORKS
 from drumbeat.predict.interval import MEASURED, UNCALIBRATED
+from drumbeat.predict.job import line_of_command
 from drumbeat.predict.machine import find_cluster
 from drumbeat.predict.models import named
 from drumbeat.predict.past import Seen, calibrated, error_words, ledger_path, recall, remember, with_verify
 from drumbeat.report.figures import Phases
-from drumbeat.report.predicted import _off
+from drumbeat.report.predicted import _off, compared
+
+LLAMA = ("drumbeat", "train", "llama", "--set")
 
 
 def seen(run="a", slower=1.3, batch=64):
@@ -82,3 +86,33 @@ def test_verify_replaces_usual_shares():
 )
 def test_the_term_that_is_off_is_named_from_what_was_measured(phases, ledger, measured, term):
     assert _off({"gradients": 0.1, "products": 0.9}, 1.0, 1.4, measured, phases, ledger) == term
+
+
+def test_a_run_stands_beside_its_prediction():
+    facts = SimpleNamespace(gpus=[SimpleNamespace(name="NVIDIA H200", integrated=False, memory_bytes=150 << 30)])
+    command = [
+        "drumbeat",
+        "train",
+        "llama",
+        "--set",
+        "model=1b",
+        "precision=bf16-master",
+        "batch=8",
+        "accumulate=1",
+        "recompute=none",
+    ]
+    order = SimpleNamespace(command=command)
+    found = compared(order, facts, 1, 1, Phases(step=1100.0), {"training": 100.0})
+    assert found.predicted == pytest.approx(1.1, rel=0.05) and found.term == "" and found.basis == "own runs"
+    slow = compared(order, facts, 1, 1, Phases(step=2200.0, input=1000.0), {"training": 100.0})
+    assert slow.term == "input" and "data" in slow.advice
+    assert compared(SimpleNamespace(command=["python", "x.py"]), facts, 1, 1, Phases(step=1.0), {}) is None
+    assert compared(order, SimpleNamespace(gpus=[]), 1, 1, Phases(step=1.0), {}) is None
+
+
+def test_plan_and_watch_have_one_line():
+    gpus = [SimpleNamespace(name="NVIDIA H200", integrated=False, memory_bytes=150 << 30)]
+    line = line_of_command([*LLAMA, "model=1b", "batch=8"], gpus, 1, 1)
+    assert "per step" in line and "tokens/s" in line and "memory fits" in line
+    assert "not possible" in line_of_command([*LLAMA, "model=8b", "batch=64", "accumulate=7"], gpus * 8, 1, 8)
+    assert line_of_command(["python", "train.py"], gpus, 1, 1) == "" and line_of_command(["drumbeat"], [], 1, 0) == ""

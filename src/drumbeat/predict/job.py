@@ -67,9 +67,13 @@ def make_case(
     level = _RECOMPUTE.get(wishes.recompute, int(said.recompute))
     if wishes.recompute and wishes.recompute not in _RECOMPUTE:
         raise Problem(f"recompute {wishes.recompute!r} is unknown", "none, selective or full")
-    micro = wishes.micro or (
-        int(said.micro) if said.micro > 0 else (share // -int(said.micro) if said.micro < 0 else 0)
-    )
+    micro = wishes.micro or int(max(0, said.micro))
+    if not micro and said.micro < 0:  # as a number of micro-batches
+        if share % -said.micro:
+            raise Problem(
+                f"{share} samples per replica do not divide by {-said.micro} micro-batches", "choose another number"
+            )
+        micro = share // -int(said.micro)
     layout = Layout(
         tp=degrees["tp"], pp=degrees["pp"], cp=degrees["cp"], ep=degrees["ep"], dp=dp, vp=degrees["vp"], zero=zero,
         shard=degrees["shard"], micro=micro or 1, recompute=max(0, level),
@@ -178,15 +182,15 @@ def node_counts(text: str) -> List[int]:
 def case_of_command(
     command: Sequence[str], gpu: str, nodes: int, gpus_per_node: int, memory_gib: float = 0.0
 ) -> Optional[Case]:
-    """Return the case of a job's command on known GPUs; None where command, model or GPU is not known or makes no sense."""
+    """Return the case of a job's command on known GPUs; None where model or GPU is not known. A Problem: it cannot run so."""
     try:
         described = from_command(list(command))
         if described is None:
             return None
         cluster = find_cluster(gpu, gpus_per_node, memory_gib=memory_gib)
-        return make_case(described, Wishes(), cluster, nodes)
     except Problem:
         return None
+    return make_case(described, Wishes(), cluster, nodes)
 
 
 def line_of_command(command: Sequence[str], gpus: Sequence[Any], nodes: int, gpus_per_node: int) -> str:
@@ -195,10 +199,8 @@ def line_of_command(command: Sequence[str], gpus: Sequence[Any], nodes: int, gpu
     if len(names) != 1 or not gpus_per_node:
         return ""
     memory = next((each.memory_bytes for each in gpus if not each.integrated), None)
-    case = case_of_command(command, str(names.pop()), nodes, gpus_per_node, (memory or 0) / 2**30)
-    if case is None:
-        return ""
     try:
-        return one_line(forecast(case))
+        case = case_of_command(command, str(names.pop()), nodes, gpus_per_node, (memory or 0) / 2**30)
+        return one_line(forecast(case)) if case else ""
     except Problem as problem:
         return f"not possible: {problem.what}"

@@ -51,10 +51,10 @@ def compared(
     ledger: Mapping[str, float],
 ) -> Optional[Foreseen]:
     """Predict a run from its command and GPUs, and compare."""
-    case = case_of_run(order, facts, nodes, gpus)
-    if case is None or not phases.step:
-        return None
     try:
+        case = case_of_run(order, facts, nodes, gpus)
+        if case is None or not phases.step:
+            return None
         guess = forecast(case, look_for_fix=False)
     except Problem:
         return None
