@@ -130,13 +130,14 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     # Tokens that one local expert gets: those of all ranks of its group, spread over all experts.
     expert_tokens = tokens * m.topk / x.maximum(m.experts, 1) * a.ep
     gemm: Number = 0.0
-    for number, rows, inner, columns in shapes.layer_products(m, tokens, t, expert_tokens):
-        many = x.where(number == 0, 0, number)
+    for number, rows, inner, columns in shapes.layer_products(m, tokens, t, experts_here, expert_tokens):
+        if not hasattr(number, "shape") and not number:
+            continue
         one = (
             2 * rows * inner * columns / rate
             + c.bytes * 2 * (rows * inner + inner * columns + rows * columns) / h.memory_rate
         )
-        gemm = gemm + x.where(rows == tokens, many, many / x.maximum(m.experts, 1) * experts_here) * one
+        gemm = gemm + number * one
     keys = x.where(s.flash > 0, shapes.visible_keys(m, w.seq), w.seq)
     aligned = x.where(m.head_dim % 8 == 0, 1.0, 0.3)
     small = m.head_dim / (m.head_dim + 32) * 1.25  # short heads fill the tensor cores less
@@ -171,10 +172,11 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     fsdp_layer = gathers * gather + (sharded + twice) * scatter
     # A layer, forward and backward with what is recomputed, is never faster than its launches.
     work = busy + tp_layer + cp_layer + ep_layer
-    hidden_layer = (work**2 + floor**2) ** 0.5
+    hidden_layer = (work * work + floor * floor) ** 0.5
     layer = busy
     slowed = layer * c.slowed * x.minimum(1.0, fsdp_layer / (layer + 1e-12))
-    waits = (hidden_layer**4 + fsdp_layer**4) ** 0.25 - hidden_layer
+    computing, gathering = hidden_layer * hidden_layer, fsdp_layer * fsdp_layer
+    waits = ((computing * computing + gathering * gathering) ** 0.5) ** 0.5 - hidden_layer
     # The head: its product and the loss over the logits, on the last stage only.
     head_columns = m.vocab * m.heads_out / t
     head = 3 * (
