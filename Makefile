@@ -36,7 +36,7 @@ test:
 # Each in a process of its own, beside the others: tests that import torch themselves, which makes a process large, and many short
 # tests, which every worker would have to collect.
 IN_TRAIN := tests/train tests/integrations tests/verify/test_script.py
-IN_QUICK := $(addprefix tests/,cli containers contracts convert diagnose docs doctor facts lint plan printed runfolder sites spec)
+IN_QUICK := $(addprefix tests/,cli containers contracts convert logs docs doctor machine lint plan metrics runfolder sites jobfile)
 
 # A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
 test-others:
@@ -106,7 +106,7 @@ corpus: $(VENV)/.cpu
 
 # 10,000 damaged logs, and that time grows no faster than length.
 fuzz: $(VENV)/.dev
-	DRUMBEAT_FUZZ_CASES=10000 $(BIN)/python -m pytest -q --timeout 1800 tests/diagnose/test_fuzz.py
+	DRUMBEAT_FUZZ_CASES=10000 $(BIN)/python -m pytest -q --timeout 1800 tests/logs/test_fuzz.py
 
 # 30 kills at random moments of training and saving; the last weights must be those of an undisturbed run.
 faults-train: $(VENV)/.dev
@@ -139,9 +139,9 @@ versions: $(VENV)/.dev
 	$(PYTHON) -m venv .venv-newest
 	$(BIN)/python tests/versions/environment.py .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-newest/constraints \
-		--upgrade transformers accelerate deepspeed lightning
+		--upgrade transformers accelerate deepspeed lightning jax
 	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py \
-		tests/integrations tests/versions/deepspeed_run.py tests/versions/presets.py
+		tests/integrations tests/versions/deepspeed_run.py tests/versions/jax_run.py tests/versions/presets.py
 
 # Real programs from DRUMBEAT_WORKLOADS (a folder of checkouts and environments: tests/workloads/programs.yaml), by hand and under drumbeat, whole
 # and with one rank that fails, then ten command lines as people have them: docs/workloads.md. What was interrupted goes on where it was.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tests.trees.archetypes import build
 
-from drumbeat.facts.gather import gather
-from drumbeat.facts.host import LiveHost
-from drumbeat.facts.replay import FolderHost
+from drumbeat.machine.gather import gather
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.replay import FolderHost
 
 ALLOWED = 1.0
 

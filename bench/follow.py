@@ -17,11 +17,11 @@ import tempfile
 import time
 from typing import List, Optional
 
-from drumbeat.order import Order, dump_order
+from drumbeat.base.order import Order, dump_order
+from drumbeat.runfolder.files import replace, replace_json
 from drumbeat.runfolder.follow import Follower
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import replace, replace_json
 
 PER_SECOND = 100  # lines: 10 reports per second from each of 10 ranks
 ROUNDS = 400

@@ -2,7 +2,7 @@
 
 import time
 
-from drumbeat.hostlist import expand
+from drumbeat.base.ranges import expand
 
 ALLOWED = 0.050
 LISTS = {

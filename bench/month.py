@@ -21,10 +21,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from drumbeat.agent.decide import Requeue, Restart, decide
-from drumbeat.agent.member import Member
-from drumbeat.agent.outcome import FAILED, Outcome
-from drumbeat.finding import ERROR, Finding
+from drumbeat.agent.lead.decide import Requeue, Restart, decide
+from drumbeat.agent.lead.model import FAILED, Member, Outcome
+from drumbeat.findings.model import ERROR, Finding
 
 HOUR, DAY = 3600.0, 86400.0
 DOCS = Path(__file__).parent.parent / "docs"

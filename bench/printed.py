@@ -2,8 +2,8 @@
 
 import time
 
-from drumbeat.printed.reader import Reader
-from drumbeat.printed.rules import compiled
+from drumbeat.metrics.grammar import compiled
+from drumbeat.metrics.printed import Reader
 
 LINES = {
     "no metric (an NCCL log)": "nid001234:4242:4300 [3] NCCL INFO Channel 07/0 : 3[3] -> 4[4] via P2P/IPC/read",

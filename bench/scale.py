@@ -28,7 +28,7 @@ from drumbeat.agent.guard import guard
 from drumbeat.agent.member_side import beat_interval
 from drumbeat.agent.wire import channel as channel_module
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.door import raise_open_files
+from drumbeat.agent.wire.meet import raise_open_files
 from drumbeat.agent.wire.messages import (
     Beat,
     Done,
@@ -43,17 +43,17 @@ from drumbeat.agent.wire.messages import (
     Stop,
     Welcome,
     encode,
+    network_of,
 )
-from drumbeat.agent.world import network_of
+from drumbeat.base.order import Order, dump_order, load_order
+from drumbeat.base.processes import children
+from drumbeat.base.record import to_json
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.facts.gather import gather
-from drumbeat.facts.model import Facts
-from drumbeat.facts.replay import FolderHost
-from drumbeat.finding import ERROR, Finding
-from drumbeat.order import Order, dump_order, load_order
-from drumbeat.processes import children
-from drumbeat.record import to_json
-from drumbeat.watch.textfile import TextFile
+from drumbeat.findings.model import ERROR, Finding
+from drumbeat.machine.gather import gather
+from drumbeat.machine.model import Facts
+from drumbeat.machine.replay import FolderHost
+from drumbeat.watch.prometheus import TextFile
 
 RANKS = 8
 SETTLE = 3.0  # seconds after the last start that do not count as its steady state

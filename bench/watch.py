@@ -25,11 +25,11 @@ import tempfile
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.order import Order, dump_order
-from drumbeat.processes import start_time
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.processes import start_time
+from drumbeat.runfolder.files import EventLog, replace, replace_json
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 HISTORY = 240
 SAMPLES_EVERY, BATCH = 5, 6

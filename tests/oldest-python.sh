@@ -23,8 +23,8 @@ fi
 # Rooms that only compute. What starts processes is covered by tests/bundle, which runs the whole file with this Python; what moves
 # many bytes or reads our source says nothing about a Python, and of many cases of one test the first does (tests/conftest.py).
 DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider \
-  tests/agent tests/diagnose tests/doctor tests/lint tests/plan tests/runfolder tests/spec \
+  tests/agent tests/logs tests/doctor tests/lint tests/plan tests/runfolder tests/jobfile \
   tests/contracts/test_golden.py tests/contracts/test_light_dataclass.py tests/contracts/test_regex.py tests/contracts/test_seen.py \
-  --ignore tests/agent/test_gathering.py --ignore tests/agent/test_large.py --ignore tests/diagnose/test_corpus.py \
-  --ignore tests/diagnose/test_fuzz.py --ignore tests/lint/test_fuzz.py --ignore tests/spec/test_fuzz.py \
+  --ignore tests/agent/test_gathering.py --ignore tests/agent/test_large.py --ignore tests/logs/test_corpus.py \
+  --ignore tests/logs/test_fuzz.py --ignore tests/lint/test_fuzz.py --ignore tests/jobfile/test_fuzz.py \
   tests/tune/test_search.py tests/tune/test_observe.py tests/tune/test_parts.py tests/tune/test_submit.py "$@"

@@ -24,8 +24,8 @@ from collections import Counter, defaultdict
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "src"))
 
-from drumbeat.cli.log_sources import Source, lines  # noqa: E402
-from drumbeat.diagnose.reader import Reader  # noqa: E402
+from drumbeat.desk.log_sources import Source, lines  # noqa: E402
+from drumbeat.logs.reader import Reader  # noqa: E402
 
 TARGETS = {"transport": 0.98, "class": 0.96, "rank": 0.90, "no rank": 0.90}
 MOST_FALSE_ALARMS = 0.02

@@ -1,12 +1,16 @@
 """Pages that are made from the code when the site is built: commands and events."""
 
+import os
+import sys
+
 from mkdocs.structure.files import File
 
-from drumbeat.cli import document as commands
-from drumbeat.runfolder import document as events
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from tools.reference.__main__ import BUILT  # noqa: E402 - found beside this folder
 
 
 def on_files(files, config):
-    files.append(File.generated(config, "commands.md", content=commands.page()))
-    files.append(File.generated(config, "events.md", content=events.page()))
+    for name, page in BUILT.items():
+        files.append(File.generated(config, f"{name}.md", content=page()))
     return files

@@ -11,9 +11,9 @@ from drumbeat.agent.watchers.affinity import Placement, RankLooks, look_at_ranks
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.gpu_users import GpuUsers
 from drumbeat.agent.watchers.mig import mig_instances
-from drumbeat.facts.model import Cpus, Facts, Gpu
-from drumbeat.finding import CERTAIN
-from drumbeat.order import EnvVar
+from drumbeat.base.order import EnvVar
+from drumbeat.findings.model import CERTAIN
+from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.plan.binding import Binding, Slot
 from drumbeat.plan.placement import RankSeen
 
@@ -72,7 +72,49 @@ def test_a_wrong_mask_warns_or_stops(level, kind):
     wrong = ranks((0, (4, 5), (0,)), (1, (0, 1), (1,)))
     watch.on(wrong, 1)
     actions = watch.on(wrong, 2.5)
+    if level == "stop":
+        assert actions == [], "one look more before a run is ended"
+        actions = watch.on(wrong, 3.6)
     assert answers(actions) == ["mismatch"] and isinstance(actions[1], kind) and actions[1].finding.node == 0
+
+
+def test_a_mismatch_that_a_later_look_refutes_is_withdrawn_in_words():
+    watch = watcher()
+    for now in (1, 2.5, 4):
+        said = watch.on(ranks((0, (4, 5), (0,)), (1, (0, 1), (1,))), now)
+    assert said == []
+    watch.on(ranks(*GOOD), 10)
+    (withdrawn,) = watch.on(ranks(*GOOD), 12)
+    verdict = withdrawn.data["verdict"]
+    assert verdict.answer == "as planned" and verdict.summary.endswith("; withdrawn: mismatch, as said before")
+    assert watch.done
+    watch = watcher(level="stop")
+    for now in (1, 2.5):
+        assert watch.on(ranks((0, (4, 5), (0,)), (1, (0, 1), (1,))), now) == []
+    watch.on(ranks(*GOOD), 4)
+    assert answers(watch.on(ranks(*GOOD), 6)) == ["as planned"]
+
+
+def test_a_launcher_that_has_the_number_of_a_pod_is_not_taken_for_its_rank():
+    """torchrun under a pod's RANK, and its first worker, which has the same one."""
+    sleeps = "import time; time.sleep(60)"
+    starts = (
+        "import os, subprocess, sys\n"
+        f"one = [sys.executable, '-c', {sleeps!r}]\n"
+        "ranks = [subprocess.Popen(one, env={**os.environ, 'RANK': r, 'LOCAL_RANK': r}) for r in '01'[:int(sys.argv[1])]]\n"
+        "print(*(rank.pid for rank in ranks), flush=True)\n"
+        "sys.stdin.read()\n"
+        "for rank in ranks: rank.kill(); rank.wait()"
+    )
+    for count in (0, 1, 2):
+        environ = {**os.environ, "DRUMBEAT_RUN": "pod", "NODE_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}
+        environ.pop("LOCAL_RANK", None)
+        argv = [sys.executable, "-c", starts, str(count)]
+        launcher = subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pids = [int(pid) for pid in launcher.stdout.readline().split()]
+        seen = look_at_ranks("pod", 0, (), None, [launcher.pid])
+        launcher.communicate(timeout=60)
+        assert [(about.rank, about.pid) for about, _ in seen] == list(enumerate(pids))
 
 
 def test_ranks_that_a_launcher_inside_the_command_started_are_looked_at_and_named_as_seen():
@@ -215,7 +257,7 @@ def test_what_only_the_driver_can_tell_is_told_once_it_has_answered(monkeypatch,
     gpu = Gpu(0, "nvidia", device="/dev/nvidia0")
     looks = RankLooks("r", 0, replace(TWO, gpus=(gpu,)), str(tmp_path), lambda: True)
 
-    def look(run_id, node, gpus, users):
+    def look(run_id, node, gpus, users, commands):
         return [(RankSeen(None, 10, (0, 1), None if users is None else (0,), (0,)), {})]
 
     monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", look)

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.blame import blame
-from drumbeat.agent.rank_end import RankEnd
-from drumbeat.finding import CAUGHT, ERROR, WARNING, Evidence, Finding
+from drumbeat.agent.lead.attempt import RankEnd, blame
+from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
 
 
 def end(rank, code=1, at=10.0, finding="peer-lost", by_us=False, number=None):

@@ -5,10 +5,10 @@ import socket
 import subprocess
 import sys
 
-from drumbeat.agent.watchers import census
-from drumbeat.agent.watchers.census import Census, CensusLooks
+from drumbeat.agent.watchers import world
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.rank_processes import look
+from drumbeat.agent.watchers.world import Census, CensusLooks
 
 WORLD = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "61234"}
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -93,7 +93,8 @@ def test_looks_end_when_all_ranks_are_seen_and_connected():
     watcher = Census()
     (told,) = watcher.on(seen[1][0], 1.0)  # a connection is proof enough: a short run may not be seen twice
     assert told.kind == "census" and told.data["rows"][0].rank == 0
-    assert watcher.on(seen[2][0], 3.0) == [] and watcher.on(Saw("tick"), 4.0) == []
+    assert len(watcher.on(seen[2][0], 3.0)) == 1 and watcher.on(Saw("tick"), 4.0) == []  # a second look is told as well
+    assert watcher.on(seen[2][0], 5.0) == []
 
 
 def test_what_no_connection_proves_must_be_seen_twice():
@@ -133,7 +134,7 @@ def test_connections_that_were_seen_at_different_looks_add_up():
 
 
 def test_looks_are_frequent_while_there_is_something_new_and_rare_later(monkeypatch):
-    monkeypatch.setattr(census, "_COST", 0.0)  # whatever a look takes here
+    monkeypatch.setattr(world, "_COST", 0.0)  # whatever a look takes here
     with Started(WAITS, RANK="0", **WORLD) as rank:
         looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
         at = [tick / 4 for tick in range(4 * 120) if looks.poll(tick / 4)]
@@ -162,12 +163,12 @@ def test_ranks_of_a_scripts_second_launcher_are_marked():
 
 
 def test_ranks_of_mpi_which_no_connection_proves_are_told_before_the_looks_end(monkeypatch):
-    monkeypatch.setattr(census, "_COST", 0.0)
+    monkeypatch.setattr(world, "_COST", 0.0)
     with Started(WAITS, RANK="0", PMIX_RANK="0", **{**WORLD, "WORLD_SIZE": "1"}) as rank:
         looks, watcher = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None), Census()
         looked = [(tick / 4, saw) for tick in range(4 * 20) for saw in looks.poll(tick / 4)]
     told = [action for now, saw in looked for action in watcher.on(saw, now)]
-    assert len(told) == 1 and told[0].data["rows"][0].alone is None
+    assert len(told) == 2 and told[0].data["rows"][0].alone is None
     assert looked[-1][0] < 10.0  # then nobody looks any more
 
 

@@ -2,7 +2,7 @@
 
 import time
 
-from drumbeat import clock
+from drumbeat.base import clock
 
 
 def test_what_another_process_noted_is_shifted_by_the_step(monkeypatch):

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.agent import causes
-from drumbeat.agent.decide import Requeue, Restart, Stop, decide
-from drumbeat.agent.member import Member
-from drumbeat.agent.outcome import CANCELLED, FAILED, FINISHED, Outcome
-from drumbeat.finding import CERTAIN, ERROR, LIKELY, Evidence, Finding
+from drumbeat.agent.lead.decide import Requeue, Restart, Stop, decide
+from drumbeat.agent.lead.model import CANCELLED, FAILED, FINISHED, Member, Outcome
+from drumbeat.causes import table
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, Evidence, Finding
 
 
 def failed(code="exception", step=None, member=0, words="x", assignment=(0, 1), exit_code=1, sure=True, **more):
     finding = Finding(code, ERROR, words, confidence=CERTAIN if sure else LIKELY)
-    return Outcome(FAILED, exit_code, finding, assignment, member=member, step=step, **more)
+    taken = code == "port-in-use"
+    return Outcome(FAILED, exit_code, finding, assignment, port_taken=taken, member=member, step=step, **more)
 
 
 def members(*lost, count=2, stuck=()):
@@ -96,24 +96,27 @@ def test_a_time_limit_that_is_only_likely_is_not_queued_again():
 
 
 @pytest.mark.parametrize(
-    "line,action",
+    "line,action,taken",
     [
         (
             "failed to listen on any local network address. port: 61000, useIpv6: false, code: -98, name: EADDRINUSE",
             "restart",
+            False,
         ),
-        ("The server socket has failed to bind to [::]:61000 (errno: 98 - Address already in use).", "restart"),
-        ("OSError: [Errno 98] Address already in use", "restart"),
+        ("The server socket has failed to bind to [::]:61000 (errno: 98 - Address already in use).", "restart", False),
+        ("OSError: [Errno 98] Address already in use", "restart", True),
+        ("OSError: [Errno 98] Address already in use", "stop", False),  # a port that the program chose itself
         (
             "failed to listen on any local network address. port: 12355, useIpv6: false, code: -98, name: EADDRINUSE",
             "stop",
+            True,
         ),
-        ("failed to bind to ?UNKNOWN?:12355 (errno: 98 - Address already in use).", "stop"),
+        ("failed to bind to ?UNKNOWN?:12355 (errno: 98 - Address already in use).", "stop", True),
     ],
 )
-def test_a_taken_port_is_retried_only_if_it_was_ours(line, action):
+def test_a_taken_port_is_retried_only_if_it_was_ours(line, action, taken):
     finding = Finding("port-in-use", ERROR, "x", evidence=(Evidence(line),))
-    assert decide([Outcome(FAILED, 1, finding, (0, 1), 61000)], members(), 0).action == action
+    assert decide([Outcome(FAILED, 1, finding, (0, 1), 61000, taken)], members(), 0).action == action
 
 
 def test_a_range_of_nodes_goes_on_with_fewer():
@@ -123,6 +126,10 @@ def test_a_range_of_nodes_goes_on_with_fewer():
     assert decide([lost], members(1), 1, 2).action == "stop"  # the range does not reach so far down
     assert decide([lost], members(1), 1, 2, can_requeue=True).action == "requeue"
     assert decide([lost], members(1, count=3), 1, 1).assignment == (0, 2)  # a spare comes first
+    first = failed("node-lost", member=0)
+    assert decide([first], members(0), 1, 1).action == "stop", (
+        "node 0 leads the run, so fewer nodes cannot go on without it"
+    )
 
 
 def test_by_members():
@@ -140,17 +147,17 @@ def test_by_members():
 
 
 def test_every_cause_says_why_and_no_code_has_two():
-    codes = [code for cause in causes.CAUSES for code in cause.codes]
-    assert len(codes) == len(set(codes)) and all(cause.why for cause in causes.CAUSES)
-    assert all(cause.hint for cause in causes.CAUSES if cause.most and not cause.free)
+    codes = [code for cause in table.CAUSES for code in cause.codes]
+    assert len(codes) == len(set(codes)) and all(cause.why for cause in table.CAUSES)
+    assert all(cause.hint for cause in table.CAUSES if cause.most and not cause.free)
 
 
 def test_the_page_names_every_cause():
     page = (Path(__file__).parent.parent.parent / "docs" / "comeback.md").read_text()
-    assert all(f"| {cause.name} |" in page for cause in causes.CAUSES)
+    assert all(f"| {cause.name} |" in page for cause in table.CAUSES)
 
 
-CODES = [*(code for cause in causes.CAUSES for code in cause.codes[:2]), "exception", "hang-stopped"]
+CODES = [*(code for cause in table.CAUSES for code in cause.codes[:2]), "exception", "hang-stopped"]
 ATTEMPTS = st.lists(
     st.tuples(st.sampled_from(CODES), st.integers(0, 5), st.one_of(st.none(), st.integers(0, 30)), st.booleans()),
     min_size=60, max_size=60,
@@ -180,7 +187,7 @@ def test_whatever_happens_it_ends_within_its_budgets(attempts, restarts, spares,
         assert not excluded & set(decision.assignment), "an excluded member got a role"
         assert len(set(decision.assignment)) == len(decision.assignment)
         assert len(decision.assignment) == len(assignment) or (fewest and len(decision.assignment) >= fewest)
-        assert 0 <= decision.wait <= causes.LONGEST_WAIT
+        assert 0 <= decision.wait <= table.LONGEST_WAIT
         replaced = len(decision.assignment) == len(assignment) and decision.assignment != assignment
         free += replaced or history[-1].cause.free
         charged += not (replaced or history[-1].cause.free)

@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-from drumbeat.agent.connections import Connections
+from drumbeat.agent.lead.connections import Connections
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.door import Door, _origin, most_strangers
+from drumbeat.agent.wire.meet import Door, _origin, free_port, listen, most_strangers
 from drumbeat.agent.wire.messages import StopAsked, WireError
-from drumbeat.agent.wire.ports import free_port, listen
 from tests.agent.test_lead import order
 
 TOKEN = "a" * 32

@@ -9,21 +9,21 @@ from types import SimpleNamespace
 import pytest
 
 from drumbeat.agent import agent as agent_module
-from drumbeat.agent import folder_start, lead_side, member_side
+from drumbeat.agent import lead_side, member_side
 from drumbeat.agent.agent import Agent
+from drumbeat.agent.folder import child
 from drumbeat.agent.loop import Loop
 from drumbeat.agent.member_side import MemberSide
-from drumbeat.agent.ranks.ends import Ends, Exit
-from drumbeat.agent.ranks.explain import Explainer
+from drumbeat.agent.ranks.ends import Ends, Exit, Explainer
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.wire.messages import Welcome
-from drumbeat.forked import on_storage
+from drumbeat.base.processes import on_storage
+from drumbeat.base.signals import EXIT_STORAGE, EXIT_TIME_LIMIT
 from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
-from drumbeat.runfolder.run_record import RunRecord, read_run_record, write_run_record
-from drumbeat.signals import EXIT_STORAGE, EXIT_TIME_LIMIT
-from drumbeat.watch.textfile import TextFile
+from drumbeat.runfolder.summary import RunRecord, read_run_record, write_run_record
+from drumbeat.watch.prometheus import TextFile
 from tests.agent.test_lead import order
 from tests.conftest import wait_for
 
@@ -163,7 +163,7 @@ def hang(*_):
 
 
 def test_a_member_welcomed_to_a_folder_that_hangs_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_start, "is_folder_of", hang)
+    monkeypatch.setattr(child, "is_folder_of", hang)
     beats, said = [], []
     side = MemberSide(hung_agent(beats, said, order=order(folder=str(tmp_path / "own"))))
     with pytest.raises(TimeoutError, match="not answered for 0.5 s"):

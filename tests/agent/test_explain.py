@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-from drumbeat.agent.ranks.end import End
-from drumbeat.agent.ranks.explain import Explainer, with_last_step
+from drumbeat.agent.ranks.ends import Explainer, with_last_step
 from drumbeat.agent.ranks.launchers import launcher_of
-from drumbeat.agent.ranks.start import start
-from drumbeat.facts.model import Identity
+from drumbeat.agent.ranks.start import End, start
+from drumbeat.machine.model import Identity
 from drumbeat.runfolder.layout import NodeFolder
 from tests.agent.test_lead import order
 

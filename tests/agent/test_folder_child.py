@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from drumbeat.agent import folder_child
 from drumbeat.agent.agent import Agent
-from drumbeat.agent.folder_child import FolderChild
-from drumbeat.runfolder.stop_file import StopFile, ask_to_stop
-from drumbeat.runfolder.write import EventLog
+from drumbeat.agent.folder import child as folder_child
+from drumbeat.agent.folder.child import FolderChild
+from drumbeat.runfolder.files import EventLog
+from drumbeat.runfolder.layout import StopFile, ask_to_stop
 from tests.agent.test_lead import order
 from tests.conftest import wait_for
 
@@ -97,7 +97,7 @@ def test_a_printed_line_that_cannot_be_read_is_told_of_once_and_ends_nothing(tmp
     def fails(text):
         raise RuntimeError("unlucky")
 
-    monkeypatch.setattr("drumbeat.printed.reader.read_line", fails)
+    monkeypatch.setattr("drumbeat.metrics.printed.read_line", fails)
     (tmp_path / "rank-0.out").write_text("step 1 loss 2.5\n" * 3)
     agent = Agent.__new__(Agent)  # its signal handlers are not for a test
     agent.number, agent.order, agent.beat = 0, order(), lambda: None

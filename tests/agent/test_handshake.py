@@ -10,11 +10,19 @@ import time
 
 import pytest
 
-from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.dial import dial
-from drumbeat.agent.wire.handshake import LEAD, NODE, Seal, check_same_user, plain_address, proof, relayed, session_key
+from drumbeat.agent.wire.channel import (
+    LEAD,
+    NODE,
+    Channel,
+    Seal,
+    check_same_user,
+    is_relayed,
+    plain_address,
+    proof,
+    session_key,
+)
+from drumbeat.agent.wire.meet import dial, free_port, listen, listening_address
 from drumbeat.agent.wire.messages import StopAsked, Welcome, WireError
-from drumbeat.agent.wire.ports import free_port, listen, listening_address
 from tests.conftest import wait_for
 
 TOKEN = "a" * 32
@@ -134,7 +142,7 @@ def test_a_relay_that_claims_the_right_port_has_no_proof_for_it(lead):
 
 def test_a_relay_that_is_let_through_cannot_change_a_message(lead, monkeypatch):
     """As behind a spoofed name, where the relay has the same port on another machine: it can cut the line, no more."""
-    monkeypatch.setattr("drumbeat.agent.wire.handshake.relayed", lambda claimed, here: "")
+    monkeypatch.setattr("drumbeat.agent.wire.channel.is_relayed", lambda claimed, here: "")
     relay = Relay(lead.port, lambda line: line.replace(b"/folder", b"/victim"))
     try:
         with pytest.raises(WireError, match="changed"):  # while dialling, if the lead is quick, or later
@@ -175,12 +183,12 @@ def test_a_proof_holds_for_its_role_challenges_and_place():
 
 
 def test_what_counts_as_relayed():
-    assert relayed(PLACE, PLACE) == ""
-    assert "relays" in relayed(PLACE, ("127.0.0.1", 4001))
-    assert relayed(("192.0.2.7", 4000), PLACE) == ""  # no address of this machine: NAT, or a service's address
-    assert "relays" in relayed(("192.0.2.7", 4001), PLACE)
-    assert "relays" in relayed(("127.0.0.2", 4000), PLACE)  # ours, but it should have arrived there
-    assert "relays" in relayed(("\ud800", 4001), PLACE)
+    assert is_relayed(PLACE, PLACE) == ""
+    assert "relays" in is_relayed(PLACE, ("127.0.0.1", 4001))
+    assert is_relayed(("192.0.2.7", 4000), PLACE) == ""  # no address of this machine: NAT, or a service's address
+    assert "relays" in is_relayed(("192.0.2.7", 4001), PLACE)
+    assert "relays" in is_relayed(("127.0.0.2", 4000), PLACE)  # ours, but it should have arrived there
+    assert "relays" in is_relayed(("\ud800", 4001), PLACE)
 
 
 def test_a_session_recorded_before_opens_nothing_again(lead):

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from drumbeat.agent.looks.proc import read_ranks
 from drumbeat.agent.looks.record import Collective, RankLook
-from drumbeat.agent.rank_progress import RankProgress
+from drumbeat.agent.member.progress import RankProgress
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang import Hang
-from drumbeat.agent.watchers.hang_finding import Ended, Silence
-from drumbeat.agent.watchers.hang_verdict import judge
+from drumbeat.agent.watchers.hang_verdict import Ended, Silence, judge
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
 from drumbeat.runfolder.records import Metric

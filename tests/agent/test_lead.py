@@ -2,21 +2,19 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.connections import Connection, Connections
-from drumbeat.agent.lead import Lead
-from drumbeat.agent.lead_acts import Finish, Record, Tell
-from drumbeat.agent.member import Member
-from drumbeat.agent.outcome import DOUBTFUL, FINISHED, TIME_LIMIT
-from drumbeat.agent.ranks_meeting import RanksMeeting
-from drumbeat.agent.stop_requests import SIGNAL, StopRequest
-from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
-from drumbeat.finding import CAUGHT, ERROR, WARNING, Evidence, Finding
-from drumbeat.order import Order
+from drumbeat.agent.lead.connections import Connection, Connections
+from drumbeat.agent.lead.lead import Lead
+from drumbeat.agent.lead.model import DOUBTFUL, FINISHED, SIGNAL, TIME_LIMIT, Finish, Member, Record, StopRequest, Tell
+from drumbeat.agent.lead_side import RanksMeeting
+from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start, Stop
+from drumbeat.base.order import Order
+from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT
+from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
 from drumbeat.plan.world_seen import Row
-from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT
 
 
 def order(**changes):
@@ -237,15 +235,29 @@ def test_a_lead_without_its_guard_ends_the_members():
     assert finish(acts) == [143] and lead.give_up() == []
 
 
+def test_silence_is_said_early_and_is_a_loss_only_after_the_grace():
+    lead, _ = mustered()
+    assert lead.patience == 15.0 + lead.order.stop_grace
+    (silent,) = lead.member_silent(1, 15.4)
+    assert silent.kind == "node-silent" and silent.data["peer"] == 1 and lead.phase == "running"
+    (heard,) = lead.member_heard(1, 20.2)
+    assert heard.kind == "node-heard" and lead.phase == "running"
+    acts = lead.member_lost(1, "its agent has been silent for 75 s", 90.0, silent=True)
+    (stop,) = [act.message for act in acts if isinstance(act, Tell) and isinstance(act.message, Stop)]
+    assert (stop.signal, stop.grace) == (lead.order.stop_signal, lead.order.stop_grace)
+    assert lead.patience == 15.0, "nobody is protected by waiting for ranks that are ending"
+
+
 def test_what_the_lead_slept_is_no_silence_of_its_members(tmp_path, monkeypatch):
-    connections = Connections(order(), None, "", None)
+    listener = SimpleNamespace(patience=15.0)
+    connections = Connections(order(), None, "", listener)
     connections.by_socket["sock"] = connection = Connection(None, member=1, heard=100.0)
     dropped = []
-    monkeypatch.setattr(connections, "_drop", lambda sock, why: dropped.append(sock))
+    monkeypatch.setattr(connections, "_drop", lambda sock, why, silent: dropped.append((sock, silent)))
     connections._check_silence(161.0, late=60.0)
     assert dropped == [] and connection.heard == 160.0
     connections._check_silence(180.0, late=0.0)
-    assert dropped == ["sock"]
+    assert dropped == [("sock", True)]
 
 
 def test_restart_gets_a_new_port_and_its_own_number():

@@ -4,11 +4,9 @@ import signal
 
 import pytest
 
-from drumbeat.agent.lead_acts import Record, Tell
-from drumbeat.agent.outcome import CANCELLED, FAILED, TIME_LIMIT
-from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
-from drumbeat.finding import ERROR, Finding
-from drumbeat.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_TIME_LIMIT
+from drumbeat.agent.lead.model import CANCELLED, FAILED, LAUNCHER, NOW, SIGNAL, TIME_LIMIT, Record, StopRequest, Tell
+from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_TIME_LIMIT
+from drumbeat.findings.model import ERROR, Finding
 from tests.agent.test_lead import done, ended, finish, mustered, told
 
 

@@ -5,9 +5,9 @@ import tempfile
 
 import pytest
 
-from drumbeat.agent.local_caches import private_caches
-from drumbeat.order import EnvVar
-from drumbeat.private_folder import make_temporary, replaceable
+from drumbeat.agent.member.node import private_caches
+from drumbeat.base.folders import make_temporary, replaceable
+from drumbeat.base.order import EnvVar
 
 
 def planned(path):

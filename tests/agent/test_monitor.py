@@ -6,12 +6,12 @@ import signal
 import socket
 import sys
 
-from drumbeat.agent.monitor_process import NAME, MonitorProcess
-from drumbeat.facts.gather import gather
-from drumbeat.facts.host import LiveHost
-from drumbeat.processes import open_files
+from drumbeat.agent.member.monitor import NAME, MonitorProcess
+from drumbeat.base.processes import open_files
+from drumbeat.machine.gather import gather
+from drumbeat.machine.host import LiveHost
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.watch.textfile import TextFile
+from drumbeat.watch.prometheus import TextFile
 from tests.conftest import wait_for
 from tests.plan.making import order
 

@@ -2,12 +2,10 @@
 
 import signal
 
-from drumbeat.agent.lead_acts import Record, Tell
-from drumbeat.agent.outcome import CANCELLED
-from drumbeat.agent.stop_requests import SIGNAL, StopRequest
+from drumbeat.agent.lead.model import CANCELLED, SIGNAL, Record, StopRequest, Tell
 from drumbeat.agent.wire.messages import Done, Prepare, RankEnded
-from drumbeat.finding import ERROR, Finding
-from drumbeat.signals import EXIT_PREFLIGHT
+from drumbeat.base.signals import EXIT_PREFLIGHT
+from drumbeat.findings.model import ERROR, Finding
 from tests.agent.test_lead import done, finish, hello, kinds, lead_of, mustered, order, told
 
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.looks import child
 from drumbeat.agent.loop import Loop
+from drumbeat.agent.member import looks
 
 
 def no_room(*_):
@@ -13,9 +13,9 @@ def no_room(*_):
 
 
 def test_a_look_that_cannot_be_started_saw_nothing(monkeypatch):
-    monkeypatch.setattr(child, "Forked", no_room)
+    monkeypatch.setattr(looks, "Forked", no_room)
     answers = []
-    looker = child.Looker("r", "/f", [], lambda *answer: answers.append(answer))
+    looker = looks.Looker("r", "/f", [], lambda *answer: answers.append(answer))
     looker.start(7, 0, {}, False, lambda: False)
     assert not answers
     looker.poll()

@@ -2,13 +2,13 @@
 
 from types import SimpleNamespace
 
-from drumbeat.agent import outbox
+from drumbeat.agent.lead import connections
 from drumbeat.agent.wire.messages import End, Start, Stop, encode
 
 
 def test_thousands_of_messages_take_several_turns(monkeypatch):
     clock, delivered, turns = [0.0], [], []
-    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def deliver(member, message, data):
         clock[0] += 0.001  # what one message costs
@@ -17,7 +17,7 @@ def test_thousands_of_messages_take_several_turns(monkeypatch):
         if member == 0 and isinstance(message, Start):
             box.put(Stop(15, 1.0), (0,))  # starting the lead's own ranks may lead to the next decision
 
-    box = outbox.Outbox(deliver)
+    box = connections.Outbox(deliver)
     starts = [(number, Start(0, number)) for number in [*range(1, 1000), 0]]
     for number, start in starts:
         box.put(start, (number,))

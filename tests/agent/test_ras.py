@@ -14,8 +14,7 @@ from drumbeat.agent.looks.ras import RasNote, address_of, ask, notes
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.hang import Hang
-from drumbeat.agent.watchers.hang_finding import Silence
-from drumbeat.agent.watchers.hang_verdict import judge, with_ras
+from drumbeat.agent.watchers.hang_verdict import Silence, judge, with_ras
 
 # In the form of NCCL's text: made for these tests.
 ANSWER = """NCCL version 2.27.5 compiled with CUDA 12.9

@@ -9,14 +9,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.causes import CONFIGURATION, cause_of
-from drumbeat.agent.ranks import launcher_driver
 from drumbeat.agent.ranks.ends import rank_meant
-from drumbeat.agent.ranks.launcher_driver import program
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.stages import Stages, read_report
 from drumbeat.agent.ranks.stand_ins import run_stand_in
-from drumbeat.facts.model import Facts, Identity, Peer, Peers
+from drumbeat.causes.table import CONFIGURATION, cause_of
+from drumbeat.inrank import driver as launcher_driver
+from drumbeat.inrank.driver import program
+from drumbeat.machine.model import Facts, Identity, Peer, Peers
 from drumbeat.plan.argv import Process
 from drumbeat.plan.binding import Binding, Slot
 from drumbeat.runfolder.layout import NodeFolder
@@ -153,8 +153,8 @@ def test_a_refusal_of_the_driver_is_the_commands_and_has_the_line_to_type(tmp_pa
     driven = launcher_of(
         order(command=("accelerate", "launch", "a.py"), launcher="once"), scripts.folder, scripts.logs, "b.pyz", ""
     )
-    driver = json.loads(driven.driver_tools(0, 0, BOUND).settings)
-    for report in (driver["report"], stages.report(0)):
+    settings = json.loads(driven.driver_tools(0, 0, BOUND).settings)
+    for report in (settings["report"], stages.report(0)):
         launcher_driver.write({"report": report}, [], refused="one process, not 4 ranks\n  drumbeat run -- python a.py")
     for launcher in (driven, scripts):
         (end,) = launcher.ends(0, Process(0, 0, ("accelerate",)), 2 << 8, 5.0)

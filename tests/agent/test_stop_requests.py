@@ -5,22 +5,25 @@ import signal
 
 import pytest
 
-from drumbeat.agent.lead_acts import Finish, Tell
-from drumbeat.agent.outcome import CANCELLED, REQUEUE, TIME_LIMIT
-from drumbeat.agent.stop_requests import (
+from drumbeat.agent.lead.model import (
     BEGIN,
     CANCEL,
+    CANCELLED,
     END_NOW,
     LIMIT,
     NOTICE,
     NOW,
+    REQUEUE,
     SIGNAL,
+    TIME_LIMIT,
     USER,
+    Finish,
     StopRequest,
     StopRequests,
+    Tell,
 )
 from drumbeat.agent.wire.messages import Stop
-from drumbeat.signals import EXIT_REQUEUE, EXIT_TIME_LIMIT
+from drumbeat.base.signals import EXIT_REQUEUE, EXIT_TIME_LIMIT
 from tests.agent.test_lead import done, ended, mustered
 
 ONCE = {

@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from drumbeat.agent.place import task_meeting
+from drumbeat.agent.member.preflight import task_meeting
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire.messages import WireError
-from drumbeat.facts.model import Identity
+from drumbeat.machine.model import Identity
 
 WHO = Identity("slurm", job_id="812", step_id="0")
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.meet import free_port, listen
 from drumbeat.agent.wire.messages import FilePart, Refuse, StopAsked, WireError, decode
-from drumbeat.agent.wire.ports import free_port, listen
 
 
 def pair(token_lead="a" * 32, token_node="a" * 32):

@@ -8,12 +8,11 @@ import socket
 
 import pytest
 
-from drumbeat.agent.lead_watch import LeadWatching
+from drumbeat.agent.lead_side import LeadWatching
 from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire import messages
-from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.handshake import Seal
+from drumbeat.agent.wire.channel import Channel, Seal
 from drumbeat.agent.wire.messages import Beat, Counted, Done, Looked, RankEnded, StopAsked, WireError, decode, encode
 from tests.agent.test_lead import mustered
 

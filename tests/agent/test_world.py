@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from drumbeat.agent.wire.messages import Prepare, encode
-from drumbeat.agent.world import Common, make_world, network_of, peers_of, run_lengths
-from drumbeat.facts.gather import gather
-from drumbeat.facts.model import Facts, Interface, Peer, Peers
-from drumbeat.facts.replay import FolderHost
-from drumbeat.plan.interfaces import choose
+from drumbeat.agent.wire.messages import Common, Prepare, encode, make_world, network_of, peers_of, run_lengths
+from drumbeat.machine.gather import gather
+from drumbeat.machine.model import Facts, Interface, Peer, Peers
+from drumbeat.machine.replay import FolderHost
+from drumbeat.plan.network import choose
 from drumbeat.plan.scene import scene
 from tests.agent.test_lead import order
 from tests.trees.archetypes import build

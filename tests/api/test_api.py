@@ -10,11 +10,11 @@ import pytest
 
 from drumbeat import api
 from drumbeat.api import functions
-from drumbeat.api.call.__main__ import read_own, write_own
 from drumbeat.backends.slurm import Slurm
 from drumbeat.backends.ssh import Ssh
-from drumbeat.problem import Problem
-from drumbeat.spec.job import Job
+from drumbeat.base.problem import Problem
+from drumbeat.inrank.call.__main__ import read_own, write_own
+from drumbeat.jobfile.job import Job
 from tests.backends.test_toy import Toys
 from tests.runfolder.folders import make_run
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.desk.surroundings import look_around
-from drumbeat.problem import Problem
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.sweep import combinations, with_array
+from drumbeat.base.problem import Problem
+from drumbeat.desk.start.place import look_around
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.resolve import combinations, with_array
 from tests.api.test_api import toys  # noqa: F401 - a fixture
 
 

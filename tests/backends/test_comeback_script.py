@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from drumbeat.backends.slurm.comeback import after_lines
+from drumbeat.backends.slurm.render import after_lines
 
 TOOL = """#!/bin/sh
 case "$(basename $0) $*" in

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from drumbeat.backends.slurm import client
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 
 NO_SOURCE = """\
 sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host

@@ -4,15 +4,14 @@ import itertools
 
 import pytest
 
-from drumbeat.agent.outcome import CANCELLED, TIME_LIMIT
-from drumbeat.agent.outcome import REQUEUE as SAVED
-from drumbeat.agent.requeue import after_end
-from drumbeat.agent.stop_requests import CANCEL, NOTICE, SIGNAL, USER, StopRequest, StopRequests
+from drumbeat.agent.lead.decide import after_end
+from drumbeat.agent.lead.model import CANCEL, CANCELLED, NOTICE, SIGNAL, TIME_LIMIT, USER, StopRequest, StopRequests
+from drumbeat.agent.lead.model import REQUEUE as SAVED
 from drumbeat.backends.contract import Status, overall, parse_handle
-from drumbeat.backends.slurm import states
-from drumbeat.desk.job_state import End, settled
+from drumbeat.backends.slurm import client
+from drumbeat.desk.status import End, settled
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.verdict import END, REQUEUE, lost_nodes, next_step, requeues, write_verdict
+from drumbeat.runfolder.summary import END, REQUEUE, lost_nodes, next_step, requeues, write_verdict
 
 H = "slurm://bench/7"
 
@@ -31,24 +30,24 @@ def line(job="7", word="RUNNING", starts="0", reason="None", nodes="n[1-2]"):
     ],
 )  # fmt: skip
 def test_slurms_words(word, state):
-    assert states.state_of(word) == state
+    assert client.state_of(word) == state
 
 
 def test_one_job():
-    found = states.from_squeue(H, line(starts="2", reason="Resources"), "slurm://bench/")
+    found = client.from_squeue(H, line(starts="2", reason="Resources"), "slurm://bench/")
     assert found == Status(H, "running", "running on n[1-2] (Resources)", starts=2)
-    assert states.from_squeue(H, "", "slurm://bench/") is None
-    assert states.from_sacct(H, "7|TIMEOUT|0:15\n", "slurm://bench/").state == "failed"
+    assert client.from_squeue(H, "", "slurm://bench/") is None
+    assert client.from_sacct(H, "7|TIMEOUT|0:15\n", "slurm://bench/").state == "failed"
 
 
 def test_each_job_of_an_array_has_its_own_state():
     text = "\n".join([line("7_2", "PENDING", nodes=""), line("7_0", "FAILED"), line("7_1")])
-    whole = states.from_squeue(H, text, "slurm://bench/")
+    whole = client.from_squeue(H, text, "slurm://bench/")
     assert whole.state == "running" and whole.detail == "array: 1 failed, 1 queued, 1 running"
     assert [(task.handle, task.state) for task in whole.tasks] == [
         (f"{H}_0", "failed"), (f"{H}_1", "running"), (f"{H}_2", "queued"),
     ]  # fmt: skip
-    one = states.from_squeue(f"{H}_2", line("7_2", "PENDING", nodes=""), "slurm://bench/")
+    one = client.from_squeue(f"{H}_2", line("7_2", "PENDING", nodes=""), "slurm://bench/")
     assert one.handle == f"{H}_2" and one.state == "queued"
 
 

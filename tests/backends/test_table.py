@@ -7,10 +7,10 @@ import pytest
 from drumbeat import backends
 from drumbeat.backends.contract import Backend, job_handle
 from drumbeat.backends.local import own_handle
-from drumbeat.desk.job_state import array_tasks
-from drumbeat.facts.model import Identity
-from drumbeat.problem import Problem
-from tests.facts.test_identity import read
+from drumbeat.base.problem import Problem
+from drumbeat.desk.status import array_tasks
+from drumbeat.machine.model import Identity
+from tests.machine.test_identity import read
 
 
 def test_names():
@@ -44,7 +44,7 @@ def test_what_a_backend_cannot_do_is_said_in_one_line():
     small = Small()
     calls = [
         lambda: small.render(None), lambda: small.submit(None, {}), lambda: small.status("", {}), lambda: small.cancel("", {}),
-        lambda: small.shell("", "n1", {}), lambda: small.fan_out(None, {}), lambda: small.render_command(None, (), ""),
+        lambda: small.shell("", "n1", {}), lambda: small.fan_out(None, {}), lambda: small.render_command(None, "", "", "", ""),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(Problem, match="^Small "):

@@ -13,8 +13,10 @@ import sys
 import time
 
 from drumbeat.backends.contract import Backend, Launch, Request, Status, overall, parse_handle
-from drumbeat.desk.job_state import array_tasks
-from drumbeat.problem import Problem
+from drumbeat.base.order import dump_order
+from drumbeat.base.problem import Problem
+from drumbeat.bundle.pinned import start_argv
+from drumbeat.desk.status import array_tasks
 
 STATES = ("queued", "running", "finished", "failed", "cancelled")
 
@@ -42,14 +44,15 @@ class Toy(Backend):
         return ":".join(parse_handle(handle).job for handle in handles)
 
     def render(self, order):
-        node = f'{sys.executable} -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"'
+        node = shlex.join(_node_argv(order))
         agents = [f"DRUMBEAT_NODE={number} {node} &" for number in range(order.nodes)]
         return self._request(order, [*agents, "trap '' TERM", "wait"])
 
-    def render_command(self, order, words, why):
-        command = " ".join('"$BASE"' if word == "{folder}" else shlex.quote(word) for word in words)
-        # without -I -S: in the job, too, drumbeat must find this package
-        return self._request(order, [f"# {why}", f'exec {sys.executable} "$BASE/drumbeat.pyz" {command}'])
+    def render_command(self, order, word, request, text, why):
+        # without -I -S, and so without the check: in the job, too, drumbeat must find this package
+        return self._request(
+            order, [f"# {why}", f'exec {sys.executable} "$BASE/drumbeat.pyz" {word} "$BASE/{request}"']
+        )
 
     def _request(self, order, lines):
         hosts = ",".join([socket.gethostname()] * order.nodes)
@@ -109,8 +112,7 @@ class Toy(Backend):
         return ["echo", f"a shell of {handle} on {host}"]
 
     def fan_out(self, order, environ):
-        order_file, pyz = os.path.join(order.folder, "order.json"), os.path.join(order.folder, "drumbeat.pyz")
-        node = shlex.join([sys.executable, "-I", "-S", pyz, "_node", order_file])
+        node = shlex.join(_node_argv(order))
         agents = [f'DRUMBEAT_NODE={number} {node} & pids="$pids $!"' for number in range(order.nodes)]
         lines = ["trap '' TERM", *agents, "for pid in $pids; do wait $pid || code=$?; done", "exit ${code:-0}"]
         return Launch(("sh", "-c", "\n".join(lines)), dict(environ))
@@ -118,6 +120,10 @@ class Toy(Backend):
     def finish(self, handle, environ):
         with open(os.path.join(environ["TOY_QUEUE"], "..", "finished"), "a") as file:
             file.write(f"{handle}\n")
+
+
+def _node_argv(order):
+    return start_argv(sys.executable, os.path.join(order.folder, "order.json"), dump_order(order))
 
 
 def put(folder, name, text):

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-from drumbeat.processes import children, die_with_parent
+from drumbeat.base.processes import children, die_with_parent
 from tests.bench import config
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")

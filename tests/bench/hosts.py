@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Dict, List, Sequence
 
-from drumbeat.processes import children, die_with_parent
+from drumbeat.base.processes import children, die_with_parent
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "ip", "unshare", "nsenter")
 DESK = "desk"

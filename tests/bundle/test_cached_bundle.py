@@ -8,10 +8,9 @@ import time
 import pytest
 
 import drumbeat
+from drumbeat.base.problem import Problem
 from drumbeat.bundle import build
-from drumbeat.bundle.build import cached_bundle
-from drumbeat.bundle.kept import remove_old
-from drumbeat.problem import Problem
+from drumbeat.bundle.build import cached_bundle, remove_old
 
 MINE, OTHER = os.geteuid(), 12345
 
@@ -148,7 +147,7 @@ def test_old_ones_go_and_those_in_use_stay(tmp_path):
     (tmp_path / "notes.txt").write_text("not ours")
     user = (
         f"import sys; sys.path.insert(0, {os.path.dirname(os.path.dirname(drumbeat.__file__))!r})\n"
-        f"from drumbeat.bundle.kept import hold; hold({str(tmp_path / names[1])!r}); print('held', flush=True); input()"
+        f"from drumbeat.bundle.build import hold; hold({str(tmp_path / names[1])!r}); print('held', flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", user], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -3,8 +3,8 @@
 import os
 import pwd
 
-from drumbeat.desk.create import index_folder
-from drumbeat.home import users_folder
+from drumbeat.base.folders import users_folder
+from drumbeat.desk.start.create import index_folder
 
 
 def test_without_home_the_user_database_counts():

@@ -7,7 +7,7 @@ import pytest
 
 from drumbeat.cli import cancel
 from drumbeat.desk import cancel as ending
-from drumbeat.desk import leftovers, runs, status
+from drumbeat.desk import runs, status
 from drumbeat.runfolder.events import Stopping
 
 STOPPING = Stopping("stopping", 2.0, 2.0, 5, "host", 0, 0, "drumbeat cancel", 15, 5.0)
@@ -24,7 +24,7 @@ def test_a_lead_that_is_stopping_is_given_longer(monkeypatch, capsys, events, wa
     )  # fmt: skip
     waits = []
     monkeypatch.setattr(runs, "find_running", lambda *_: found)
-    monkeypatch.setattr(leftovers, "leftovers", lambda _: [])
+    monkeypatch.setattr(status, "leftovers", lambda _: [])
     monkeypatch.setattr(status, "status", lambda _: SimpleNamespace(state="running"))
     monkeypatch.setattr(ending, "cancel", lambda _: None)
     monkeypatch.setattr(ending, "end_job", lambda _: True)

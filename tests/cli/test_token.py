@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from drumbeat.desk.token import users_token
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
+from drumbeat.desk.start.create import users_token
 
 
 def test_it_is_made_once_for_this_user_alone(tmp_path):

@@ -11,15 +11,14 @@ import pytest
 
 from drumbeat import backends
 from drumbeat.backends.slurm.directives import directives
-from drumbeat.desk import known_nodes, node_store
-from drumbeat.desk.create import create_run
-from drumbeat.desk.node_history import BAD, FIRST, KEPT_FOR, LOST, MOST_BY_ITSELF, SLOW, learn
-from drumbeat.desk.node_store import Sighting, Store
-from drumbeat.finding import ERROR, WARNING, Finding
-from drumbeat.order import AvoidedNode, Option
-from drumbeat.record import to_plain
-from drumbeat.runfolder.write import EventLog
-from drumbeat.spec.site import Site
+from drumbeat.base.order import AvoidedNode, Option
+from drumbeat.base.record import to_plain
+from drumbeat.desk import nodes
+from drumbeat.desk.nodes import BAD, FIRST, KEPT_FOR, LOST, MOST_BY_ITSELF, SLOW, Sighting, Store, learn
+from drumbeat.desk.start.create import create_run
+from drumbeat.findings.model import ERROR, WARNING, Finding
+from drumbeat.jobfile.site import Site
+from drumbeat.runfolder.files import EventLog
 from tests.runfolder.folders import order
 
 NOW = time.time()
@@ -55,7 +54,7 @@ LOST_N2 = ("failed", finding("node-lost", "n2"))
 
 
 def known(environ, site="lake"):
-    return {node.host: node for node in known_nodes.table(Site(site, "", "slurm"), (), environ).nodes}
+    return {node.host: node for node in nodes.table(Site(site, "", "slurm"), (), environ).nodes}
 
 
 def test_what_runs_say_about_nodes(tmp_path, environ):
@@ -111,7 +110,7 @@ def test_exclude_and_forget(tmp_path, environ, drumbeat):
     assert abs(shown["nodes"][0]["excluded"]["until"] - time.time() - 2 * 86400) < 600
     drumbeat.here("nodes", "--site", "slurm", "forget", "n7", "n9")
     assert [each.host for each in learn(environ).excluded("slurm", time.time())] == ["n8"]
-    known_nodes.forget(LAKE, ["n2"], environ)
+    nodes.forget(LAKE, ["n2"], environ)
     assert known(environ) == {}
     with open(tmp_path / "one" / "events.jsonl", "a") as file:
         file.write("\n")
@@ -137,12 +136,12 @@ def test_bad_words_are_refused(words, said, drumbeat):
 
 
 def test_the_store_is_private_and_small(tmp_path, environ):
-    known_nodes.exclude(LAKE, ["n1"], "7d", "", environ)
-    folder = Path(node_store.store_folder(environ))
+    nodes.exclude(LAKE, ["n1"], "7d", "", environ)
+    folder = Path(nodes.store_folder(environ))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     many = tuple(Sighting(float(number), "lake", "n1", "r", LOST, "y" * 5000) for number in range(5000))
-    node_store.change_store(environ, lambda store: replace(store, sightings=many))
-    assert len(node_store.read_store(environ).sightings) == node_store.MOST_RECORDS
+    nodes.change_store(environ, lambda store: replace(store, sightings=many))
+    assert len(nodes.read_store(environ).sightings) == nodes.MOST_RECORDS
     assert (folder / "nodes.json").stat().st_size < 2 << 20
 
 
@@ -150,12 +149,12 @@ def test_the_store_is_private_and_small(tmp_path, environ):
     "text", ["{", "[]", '{"schema": "9.0"}', '{"schema": "1.0", "sightings": 7}', "[" * 100000, "\0"]
 )
 def test_a_damaged_store_is_one_line_and_breaks_nothing(tmp_path, environ, text, capsys, drumbeat):
-    folder = Path(node_store.store_folder(environ))
+    folder = Path(nodes.store_folder(environ))
     folder.mkdir(parents=True, mode=0o700)
     (folder / "nodes.json").write_text(text)
     (folder / "nodes.json").chmod(0o600)
     asked = order(tmp_path / "x", site="lake", backend="slurm")
-    assert known_nodes.avoiding(asked, environ) == asked
+    assert nodes.avoiding(asked, environ) == asked
     said = capsys.readouterr().err
     assert said.count("\n") <= 2 and "no node is avoided" in said and "Traceback" not in said
     done = drumbeat.here("nodes", "--site", "slurm")
@@ -164,38 +163,38 @@ def test_a_damaged_store_is_one_line_and_breaks_nothing(tmp_path, environ, text,
 
 
 def test_nodes_are_listed_where_the_store_cannot_be_written(tmp_path, environ, capsys, monkeypatch):
-    known_nodes.exclude(LAKE, ["n1"], "7d", "", environ)
+    nodes.exclude(LAKE, ["n1"], "7d", "", environ)
 
     def refuse(path, text):
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(node_store, "replace_file", refuse)
+    monkeypatch.setattr(nodes, "replace_file", refuse)
     a_run(tmp_path, environ, "r1", ("failed", finding("gpu-ecc", "n2")))
-    table = known_nodes.table(LAKE, [], environ)
+    table = nodes.table(LAKE, [], environ)
     assert {node.host for node in table.nodes} == {"n1", "n2"} and "cannot be kept" in capsys.readouterr().err
-    with pytest.raises(node_store.NotKept):
-        known_nodes.exclude(LAKE, ["n3"], "7d", "", environ)
+    with pytest.raises(nodes.NotKept):
+        nodes.exclude(LAKE, ["n3"], "7d", "", environ)
 
 
 def test_a_list_says_what_exclusions_mean_on_its_site(environ):
-    here = known_nodes.site_here("localhost", environ)
-    (noted,) = known_nodes.exclude(here, ["n1"], "7d", "", environ).lines()
+    here = nodes.site_here("localhost", environ)
+    (noted,) = nodes.exclude(here, ["n1"], "7d", "", environ).lines()
     assert noted == "noted; but jobs on localhost run on the machines that they are given"
-    listed = known_nodes.table(here, [], environ).lines()
+    listed = nodes.table(here, [], environ).lines()
     assert listed[-1] == "jobs on localhost run on the machines that they are given: none is avoided there"
 
 
 def test_a_store_of_somebody_else_is_not_used(tmp_path, environ):
-    folder = Path(node_store.store_folder(environ))
+    folder = Path(nodes.store_folder(environ))
     folder.mkdir(parents=True, mode=0o700)
     (folder / "nodes.json").symlink_to(tmp_path / "theirs")
     with pytest.raises(Exception, match="cannot be read"):
-        node_store.read_store(environ)
+        nodes.read_store(environ)
     (folder / "nodes.json").unlink()
     (folder / "nodes.json").write_text("{}")
     (folder / "nodes.json").chmod(0o666)
     with pytest.raises(Exception, match="written to by others"):
-        node_store.read_store(environ)
+        nodes.read_store(environ)
 
 
 def test_no_site_is_emptied(tmp_path, environ):
@@ -206,22 +205,22 @@ def test_no_site_is_emptied(tmp_path, environ):
 
 
 def test_expired_exclusions_do_not_count():
-    store = Store(exclusions=(node_store.Exclusion("lake", "n1", "x", 0.0, 100.0),))
+    store = Store(exclusions=(nodes.Exclusion("lake", "n1", "x", 0.0, 100.0),))
     assert store.excluded("lake", 99.0) and not store.excluded("lake", 101.0)
     assert store.bounded(101.0).exclusions == ()
 
 
 def test_submit_asks_the_scheduler_to_leave_them_out(tmp_path, environ, monkeypatch):
-    known_nodes.exclude(LAKE, ["n1", "gone"], "7d", "fan broken", environ)
+    nodes.exclude(LAKE, ["n1", "gone"], "7d", "fan broken", environ)
     slurm = backends.get("slurm")
     monkeypatch.setattr(type(slurm), "existing_nodes", lambda self, hosts, environ: {"n1"})
     asked = order(tmp_path / "x", site="lake", backend="slurm")
-    avoided = known_nodes.avoiding(asked, environ)
+    avoided = nodes.avoiding(asked, environ)
     assert [each.host for each in avoided.resources.avoided] == ["n1"]
     (line,) = [(text, why) for text, why in directives(avoided) if text.startswith("--exclude")]
     assert line[0] == "--exclude=n1" and "n1: fan broken; until" in line[1]
     own = replace(avoided.resources, options=(Option("--exclude=n5,n1", "as the job asks"),))
     lines = [text for text, _ in directives(replace(avoided, resources=own)) if text.startswith("--exclude")]
     assert lines == ["--exclude=n5,n1"]
-    assert known_nodes.avoiding(replace(asked, backend="local"), environ).resources.avoided == ()
+    assert nodes.avoiding(replace(asked, backend="local"), environ).resources.avoided == ()
     assert AvoidedNode("n1", "x").host == "n1"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from drumbeat.containers.recipe import recipe
-from drumbeat.problem import Problem
-from drumbeat.spec.sites import load_site
+from drumbeat.base.problem import Problem
+from drumbeat.containers.image import recipe
+from drumbeat.jobfile.site import load_site
 
 LIBRARY = "libbnxt_re-235.1.160.0.tar.gz"
 

@@ -8,7 +8,10 @@ import pytest
 
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
 from drumbeat.backends.contract import Request, Status
-from drumbeat.facts.model import (
+from drumbeat.base.order import EnvVar, Order, Wrap, dump_order, load_order
+from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.findings.model import Evidence, Finding, Verdict
+from drumbeat.machine.model import (
     Container,
     Cpus,
     CxiDevice,
@@ -25,9 +28,6 @@ from drumbeat.facts.model import (
     RdmaDevice,
     RdmaPort,
 )
-from drumbeat.finding import Evidence, Finding, Verdict
-from drumbeat.order import EnvVar, Order, Wrap, dump_order, load_order
-from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.events import COMMON, KINDS
 from drumbeat.runfolder.layout import RunFolder
 

@@ -11,9 +11,13 @@ WORD = re.compile(r"\w+")
 CALLED_BY = {  # by the library or the page that finds them by name
     "yaml": {"ignore_aliases"},
     "zipimport": {"get_filename"},
+    "argparse": {"_print_message"},
     "accelerate": {"store_init_configuration"},
     "lightning": {"log_hyperparams"},
     "torch": {"_compute_outputs"},
+    "jax": {
+        "is_env_present", "get_coordinator_address", "get_process_count", "get_process_id", "get_local_process_id",
+    },
     "textual": {
         "open_rank", "open_node", "check_action", "action_events", "action_filter", "action_no_filter", "filter_changed",
     },

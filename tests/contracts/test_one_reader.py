@@ -8,7 +8,7 @@ FOLLOWS = re.compile(r"\bTail\(")
 NAMES = re.compile(r"""["'/](?:events|metrics|telemetry)\.jsonl["']|["'/]summary\.json["']""")
 LOOK_UP = re.compile(r"""\bevent\[["']""")  # a typed record has attributes
 # An agent follows what its own ranks write, on the node's own disk. Kubernetes has events of its own.
-AGENT = {"agent/node_metrics.py", "agent/ranks/merged_logs.py", "agent/watchers/nccl_log.py"}
+AGENT = {"agent/member/progress.py", "agent/folder/child.py", "agent/watchers/nccl_log.py"}
 KUBERNETES = {"backends/kubernetes/states.py"}
 
 
@@ -22,7 +22,7 @@ def test_only_runfolder_follows_a_run():
 
 
 def test_only_runfolder_knows_the_names_of_its_files():
-    assert files_with(NAMES) == {"agent/node_metrics.py"}
+    assert files_with(NAMES) == {"agent/member/progress.py"}
 
 
 def test_events_are_typed_records():

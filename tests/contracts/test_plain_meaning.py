@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parent.parent.parent / "src" / "drumbeat"
 VISIBLE = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
 # Where the variables that choose GPUs may stand side by side: the one list of them; what `convert` leaves out of a script; the
 # pairs of them of which `lint` warns.
-LISTS = {"plan/visibility.py", "convert/launch.py", "diagnose/lint/checks_variables.py"}
+LISTS = {"plan/visibility.py", "convert/launch.py", "lint/checks_launch.py"}
 COMPLETE = {"share", "mark", "pipeline", "before"}  # of a training step and of checkpoints: given when they are made
 
 

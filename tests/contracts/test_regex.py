@@ -7,14 +7,14 @@ import re
 import pytest
 
 import drumbeat
-from drumbeat.regex import _OFFERED, _Pattern, regex
+from drumbeat.base.regex import _OFFERED, _Pattern, regex
 
 APART = (
     "drumbeat.__main__",
     "drumbeat.train",
-    "drumbeat.integrations",
+    "drumbeat.metrics.integrations",
     "drumbeat.watch",
-    "drumbeat.verify.collective_test",
+    "drumbeat.inrank.collective_test",
 )
 
 

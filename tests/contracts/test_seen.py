@@ -1,23 +1,22 @@
-"""A certain verdict rests on what it names as seen: take that away, and it is certain no more. Logs: tests/diagnose."""
+"""A certain verdict rests on what it names as seen: take that away, and it is certain no more. Logs: tests/logs."""
 
 from dataclasses import replace
 
 import pytest
 
 from drumbeat.agent.watchers.contract import Saw
-from drumbeat.agent.watchers.transport import Gate
-from drumbeat.agent.watchers.transport_meant import Place
+from drumbeat.agent.watchers.transport import Gate, Place
+from drumbeat.base.order import Expect, Floor
 from drumbeat.doctor.case import make_case
 from drumbeat.doctor.compare import compare
 from drumbeat.doctor.examine import examine, preflight
 from drumbeat.doctor.network import compare_with_host
-from drumbeat.facts.model import Peer, Peers
-from drumbeat.finding import CERTAIN, OK, UNKNOWN
-from drumbeat.order import Expect, Floor
+from drumbeat.findings.model import CERTAIN, OK, UNKNOWN
+from drumbeat.machine.model import Peer, Peers
 from drumbeat.plan.world_seen import Planned, Row
 from drumbeat.plan.world_seen import judge as judge_world
 from drumbeat.verify.judge import judge as judge_results
-from tests.diagnose.reading import IB, run
+from tests.logs.reading import IB, run
 from tests.plan.archetype import SITES, facts_of, order_of
 from tests.plan.test_placement import Seats
 from tests.verify.making import gemm, measured, pair, rails, results

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.commands.script import read
 from drumbeat.convert.convert import convert
-from drumbeat.convert.literal import literal
-from drumbeat.convert.text import job_file
-from drumbeat.diagnose.lint.script import read
-from drumbeat.spec.expand import expand
-from drumbeat.spec.job import job_from_text
+from drumbeat.convert.draft import job_file, literal
+from drumbeat.jobfile.fields import expand
+from drumbeat.jobfile.job import job_from_text
 
 GOOD = Path(__file__).parent.parent / "lint" / "good"
 

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.reference import commands as document
+from tools.reference import events
 
-from drumbeat.cli import COMMANDS, document, parser_for
-from drumbeat.runfolder import document as events
+from drumbeat.cli import COMMANDS, parser_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -3,7 +3,7 @@
 import dataclasses
 
 from drumbeat.doctor.compare import compare
-from drumbeat.facts.model import Peer, Peers
+from drumbeat.machine.model import Peer, Peers
 from tests.plan.archetype import facts_of
 
 

@@ -6,12 +6,11 @@ import random
 import pytest
 
 from drumbeat.doctor.case import make_case
-from drumbeat.doctor.combinations import COMBINATIONS
 from drumbeat.doctor.examine import examine, preflight
-from drumbeat.doctor.network import compare_with_host
-from drumbeat.doctor.packages import package_of
-from drumbeat.facts.model import Facts, Gpu, Library, PciLink
-from drumbeat.finding import SEVERITIES
+from drumbeat.doctor.host import COMBINATIONS
+from drumbeat.doctor.network import compare_with_host, package_of
+from drumbeat.findings.model import SEVERITIES
+from drumbeat.machine.model import Facts, Gpu, Library, PciLink
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.damage import damaged
 

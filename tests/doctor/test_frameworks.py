@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from drumbeat.doctor.frameworks import examine_framework
-from drumbeat.facts.framework_answers import FRAMEWORKS, FrameworkAnswers
-from drumbeat.facts.frameworks import _stale_locks, ask
-from drumbeat.facts.host import LiveHost
+from drumbeat.doctor.software import examine_framework
+from drumbeat.machine.framework_answers import FRAMEWORKS, FrameworkAnswers
+from drumbeat.machine.frameworks import _stale_locks, ask
+from drumbeat.machine.host import LiveHost
 
 # ds_report of deepspeed 0.19.8 with DS_ACCELERATOR=cpu, shortened.
 DS_REPORT = """

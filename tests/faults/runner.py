@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from drumbeat.agent.wire.ports import free_port
+from drumbeat.agent.wire.meet import free_port
 from drumbeat.cli.diagnose import read
 from drumbeat.desk.state import state_of
 from drumbeat.runfolder.run import Run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.agent.wire.ports import free_port
+from drumbeat.agent.wire.meet import free_port
 from tests.faults.strangers import own_address
 from tests.runs.test_nobody_left import tree
 

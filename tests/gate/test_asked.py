@@ -2,17 +2,16 @@
 
 import pytest
 
-from drumbeat.agent.decide import decide
-from drumbeat.agent.outcome import FAILED, Outcome
-from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.feed import Watching
-from drumbeat.finding import ERROR, Finding, Verdict
-from drumbeat.order import Expect
-from drumbeat.problem import Problem
-from drumbeat.spec.here import Here
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.site import site_from_text
+from drumbeat.agent.lead.decide import decide
+from drumbeat.agent.lead.model import FAILED, Outcome
+from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn, Watching
+from drumbeat.base.order import Expect
+from drumbeat.base.problem import Problem
+from drumbeat.findings.model import ERROR, Finding, Verdict
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import site_from_text
 
 HERE = Here("n1", "/", {}, 64, None, "me", 0.0, "x")
 

@@ -3,8 +3,8 @@
 import json
 
 from drumbeat.agent.watchers.counters import Counters, read_counters
-from drumbeat.facts.host import LiveHost
-from drumbeat.facts.replay import FolderHost
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.replay import FolderHost
 
 
 def machine(tmp_path, files):

@@ -3,9 +3,8 @@
 import pytest
 
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.transport import Gate
-from drumbeat.agent.watchers.transport_meant import Place, Wanted, named
-from drumbeat.order import Expect
+from drumbeat.agent.watchers.transport import Gate, Place, Wanted, named
+from drumbeat.base.order import Expect
 from tests.gate.logs import channel_lines, log
 
 MB = 1 << 20

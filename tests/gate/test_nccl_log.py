@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
-from drumbeat.order import EnvVar
+from drumbeat.base.order import EnvVar
 
 WARN = "n1:7:9 [0] transport/net_ib.cc:149 NCCL WARN NET/IB : Unable to open device mlx5_0"
 INFO = "n1:7:9 [0] NCCL INFO Using network Socket"

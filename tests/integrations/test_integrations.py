@@ -35,7 +35,7 @@ def test_transformers(reports, tmp_path):
     needs("transformers")
     from transformers import Trainer, TrainingArguments
 
-    from drumbeat.integrations.transformers import DrumbeatCallback
+    from drumbeat.metrics.integrations.transformers import DrumbeatCallback
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -64,7 +64,7 @@ def test_lightning(reports, monkeypatch):
     # It asks mpi4py whether this is an MPI job, which starts MPI in this very process: see conftest.py.
     monkeypatch.setattr("lightning.fabric.plugins.environments.mpi._MPI4PY_AVAILABLE", False)
 
-    from drumbeat.integrations.lightning import DrumbeatLogger
+    from drumbeat.metrics.integrations.lightning import DrumbeatLogger
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -97,7 +97,7 @@ def test_accelerate(reports):
     needs("accelerate")
     from accelerate import Accelerator
 
-    from drumbeat.integrations.accelerate import DrumbeatTracker
+    from drumbeat.metrics.integrations.accelerate import DrumbeatTracker
 
     accelerator = Accelerator(cpu=True, log_with=DrumbeatTracker())
     accelerator.init_trackers("x", config={"lr": 1})
@@ -112,7 +112,7 @@ def test_accelerate(reports):
 def test_deepspeed(reports, monkeypatch):
     needs("deepspeed")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    from drumbeat.integrations.deepspeed import watch
+    from drumbeat.metrics.integrations.deepspeed import watch
 
     written = []
     other = types.SimpleNamespace(enabled=True, write_events=written.append)
@@ -132,7 +132,7 @@ def test_outside_drumbeat_nothing_is_written(monkeypatch, tmp_path):
     needs("deepspeed")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.delenv("DRUMBEAT_METRICS", raising=False)
-    from drumbeat.integrations.deepspeed import watch
+    from drumbeat.metrics.integrations.deepspeed import watch
 
     engine = types.SimpleNamespace(monitor="theirs", global_samples=0, global_steps=0)
     watch(engine)

@@ -2,10 +2,10 @@
 
 import json
 
-from drumbeat.backends.kubernetes.render import render
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import Here, resolve
-from drumbeat.spec.site import site_from_text
+from drumbeat.backends.kubernetes.submit import render
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.resolve import Here, resolve
+from drumbeat.jobfile.site import site_from_text
 
 KINDS = ("jobset", "trainjob", "pytorchjob", "job", "jobs")
 

@@ -9,13 +9,12 @@ import pytest
 
 from drumbeat.backends.kubernetes.client import Cluster, handle_of, problem_of, read_handle
 from drumbeat.backends.kubernetes.options import settings_of
-from drumbeat.backends.kubernetes.render import documents_of
-from drumbeat.backends.kubernetes.script import pod_script
+from drumbeat.backends.kubernetes.pod import pod_script
 from drumbeat.backends.kubernetes.states import read_pods
-from drumbeat.backends.kubernetes.submit import passed_values
-from drumbeat.order import load_order
-from drumbeat.problem import Problem
-from drumbeat.runfolder.remote import answer
+from drumbeat.backends.kubernetes.submit import documents_of, passed_values
+from drumbeat.base.order import load_order
+from drumbeat.base.problem import Problem
+from drumbeat.runfolder.mirror import answer
 from tests.kubernetes.rendering import JOB, KINDS, manifest, order_of
 
 ODD = ["a\nb: c", "--x", "$$(PATH)", "ünï", "'\"`", "x" * 300, "\u2028\x85\t", "- a"]

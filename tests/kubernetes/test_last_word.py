@@ -9,7 +9,7 @@ from drumbeat.backends.kubernetes.job import PodFiles
 from drumbeat.desk import status as desk_status
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.run_record import RunRecord, write_run_record
+from drumbeat.runfolder.summary import RunRecord, write_run_record
 
 HANDLE = "kubernetes://team@bench/run"
 

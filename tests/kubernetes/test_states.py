@@ -5,14 +5,14 @@ import subprocess
 
 import pytest
 
+from drumbeat.backends import kubernetes
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING
-from drumbeat.backends.kubernetes import choice
 from drumbeat.backends.kubernetes.client import Cluster, handle_of, problem_of, read_handle
 from drumbeat.backends.kubernetes.job import About, SubmittedJob
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.states import judge, of_run, read_job, read_pods, reasons_for_pending
 from drumbeat.backends.kubernetes.submit import check_claims
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 from tests.kubernetes.rendering import order_of
 
 HANDLE = "kubernetes://team@bench/run"
@@ -130,6 +130,10 @@ def test_nodes_of_every_kind_are_found():
     master = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
     pods = read_pods([by_annotation, pod(2, labels=operator), pod(3, labels=master)])
     assert [each.node for each in pods] == [0, 1]
+    second = {**operator, "training.kubeflow.org/replica-index": "4"}
+    assert [each.node for each in read_pods([pod(9, labels=second)])] == [5], (
+        "the master is node 0, so worker 4 is node 5"
+    )
 
 
 def test_a_quota_that_keeps_pods_from_being_made():
@@ -154,19 +158,19 @@ def test_pending_pods_are_named_after_the_muster_has_given_up():
 
 
 OFFERS = {
-    "jobset": (choice.Offer((1, 31), frozenset({"jobsets.jobset.x-k8s.io"}), frozenset({"jobset"})), "", "jobset"),
-    "no rights": (choice.Offer((1, 31), frozenset({"jobsets.jobset.x-k8s.io"}), frozenset()), "", "job"),
-    "operator": (choice.Offer((1, 28), frozenset({"pytorchjobs.kubeflow.org"}), frozenset({"pytorchjob"})), "", "pytorchjob"),
-    "plain": (choice.Offer((1, 24), frozenset(), frozenset()), "", "job"),
-    "old": (choice.Offer((1, 20), frozenset(), frozenset()), "", "jobs"),
-    "asked": (choice.Offer((1, 31), frozenset({"jobsets.jobset.x-k8s.io"}), frozenset({"jobset"})), "job", "job"),
+    "jobset": (kubernetes.Offer((1, 31), frozenset({"jobsets.jobset.x-k8s.io"}), frozenset({"jobset"})), "", "jobset"),
+    "no rights": (kubernetes.Offer((1, 31), frozenset({"jobsets.jobset.x-k8s.io"}), frozenset()), "", "job"),
+    "operator": (kubernetes.Offer((1, 28), frozenset({"pytorchjobs.kubeflow.org"}), frozenset({"pytorchjob"})), "", "pytorchjob"),
+    "plain": (kubernetes.Offer((1, 24), frozenset(), frozenset()), "", "job"),
+    "old": (kubernetes.Offer((1, 20), frozenset(), frozenset()), "", "jobs"),
+    "asked": (kubernetes.Offer((1, 31), frozenset({"jobsets.jobset.x-k8s.io"}), frozenset({"jobset"})), "job", "job"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OFFERS)
 def test_choice(name):
     offer, asked, kind = OFFERS[name]
-    chosen = choice.choose(Settings(kind=asked), offer)
+    chosen = kubernetes.choose(Settings(kind=asked), offer)
     assert chosen.kind == kind and chosen.why
     why = {"no rights": "you may not create", "plain": "a pod that is lost ends the job", "old": "one Job per node"}
     assert why.get(name, "") in chosen.why
@@ -174,9 +178,9 @@ def test_choice(name):
 
 def test_a_kind_that_the_cluster_does_not_have():
     with pytest.raises(Problem, match="drops completionMode"):
-        choice.choose(Settings(kind="job"), OFFERS["old"][0])
+        kubernetes.choose(Settings(kind="job"), OFFERS["old"][0])
     with pytest.raises(Problem, match="has no trainjobs"):
-        choice.choose(Settings(kind="trainjob"), OFFERS["plain"][0])
+        kubernetes.choose(Settings(kind="trainjob"), OFFERS["plain"][0])
 
 
 @pytest.mark.parametrize(

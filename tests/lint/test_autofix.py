@@ -2,9 +2,8 @@
 
 import pytest
 
-from drumbeat.diagnose.lint.autofix import apply_edits
-from drumbeat.diagnose.lint.engine import lint
-from drumbeat.diagnose.lint.rules import rules
+from drumbeat.lint.context import rules
+from drumbeat.lint.engine import apply_edits, lint
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.diagnose.lint.engine import lint
+from drumbeat.lint.engine import lint
 
 SEEDS = Path(os.environ.get("DRUMBEAT_SEEDS") or Path(__file__).parents[3] / "shared" / "seeds")
 pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason="the source documents are not here (DRUMBEAT_SEEDS)")

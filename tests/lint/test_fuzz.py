@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.diagnose.lint.autofix import apply_edits
-from drumbeat.diagnose.lint.engine import lint
-from drumbeat.diagnose.lint.rules import rules
+from drumbeat.lint.context import rules
+from drumbeat.lint.engine import apply_edits, lint
 
 PIECES = [
     "$(", "${", ")", "}", '"', "'", "`", "\\", "\\\n", "\\ \n", "\n", " ", "|", "||", "&", "&&", ";", "<<EOF\n", "EOF\n",

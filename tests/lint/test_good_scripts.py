@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.diagnose.lint.engine import lint
+from drumbeat.lint.engine import lint
 
 GOOD = sorted((Path(__file__).parent / "good").iterdir())
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from drumbeat.diagnose.lint.engine import CHECKS, lint
-from drumbeat.diagnose.lint.python_code import CHECKS as PYTHON_CHECKS
-from drumbeat.diagnose.lint.python_program import CHECKS as PROGRAM_CHECKS
-from drumbeat.diagnose.lint.rules import RuleError, checked, rules
-from drumbeat.packaged import parse_yaml
+from drumbeat.base.data import parse_yaml
+from drumbeat.lint.context import RuleError, checked, rules
+from drumbeat.lint.engine import CHECKS, lint
+from drumbeat.lint.pages import CHECKS as PYTHON_CHECKS
+from drumbeat.lint.python_program import CHECKS as PROGRAM_CHECKS
 
 RULES = {rule.id: rule for rule in rules()}
 MADE = {"script-cut": "true\n" * 10_001}

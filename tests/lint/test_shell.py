@@ -2,9 +2,9 @@
 
 import pytest
 
-from drumbeat.diagnose.lint.document import blocks
-from drumbeat.diagnose.lint.engine import lint
-from drumbeat.diagnose.lint.script import read
+from drumbeat.commands.script import read
+from drumbeat.lint.engine import lint
+from drumbeat.lint.pages import blocks
 
 
 def texts(text):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.diagnose.lint.engine import lint
+from drumbeat.lint.engine import lint
 
 GOOD = """
 import os

@@ -4,15 +4,15 @@ import functools
 import os
 import tempfile
 
-from drumbeat.facts.gather import gather
-from drumbeat.facts.model import Peer, Peers
-from drumbeat.facts.replay import FolderHost
-from drumbeat.plan.interfaces import address_of, candidates
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
+from drumbeat.machine.gather import gather
+from drumbeat.machine.model import Peer, Peers
+from drumbeat.machine.replay import FolderHost
+from drumbeat.plan.network import address_of, candidates
 from drumbeat.plan.node_plan import plan_node
-from drumbeat.spec.here import Here
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.sites import load_site
 from tests.trees.archetypes import build
 
 SITES = {

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from drumbeat.facts.model import Cpus, Facts, Peer, Peers
-from drumbeat.order import Order
+from drumbeat.base.order import Order
+from drumbeat.machine.model import Cpus, Facts, Peer, Peers
 
 
 def order(**changes):

@@ -7,11 +7,10 @@ import subprocess
 
 import pytest
 
-from drumbeat.facts.model import Facts, Peer, Peers
-from drumbeat.order import Order, Wrap
-from drumbeat.plan.argv import choose_launcher, processes, replaced_flags
-from drumbeat.plan.launchers.find import find_launcher
-from drumbeat.plan.launchers.owned import Tools, launcher_python
+from drumbeat.base.order import Order, Wrap
+from drumbeat.commands.launch import find_launcher
+from drumbeat.machine.model import Facts, Peer, Peers
+from drumbeat.plan.argv import Tools, choose_launcher, launcher_python, processes, replaced_flags
 
 PEERS = Peers(
     (Peer(0, "a", "10.0.0.1", Facts("a"), ranks=2), Peer(1, "b", "10.0.0.2", Facts("b"), ranks=3)), "10.0.0.1", 61000

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from drumbeat.facts.model import Cpus, Facts, Gpu
+from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.plan import masks
-from drumbeat.plan.binding import binding
+from drumbeat.plan.binding import Binding, Slot, binding
 from tests.plan.archetype import facts_of, order_of, peers_of, plans_of
 from tests.plan.making import machine, order
 
@@ -196,3 +196,13 @@ def test_masks_of_emulated_nodes():
     own = [binding(order(cpu_bind=("0", "1", "2", "3")), facts, node) for node in (0, 1)]
     assert [slot.cpus for bound in own for slot in bound.slots] == [(0,), (1,), (2,), (3,)]
     assert codes(binding(order(cpu_bind=("0x3", "0x3")), facts, 0).findings) == ["mask-overlap"]
+
+
+def test_devices_count_within_what_all_ranks_see():
+    """As JAX_LOCAL_DEVICE_IDS wants them: places in the list of visible GPUs, not the vendor's numbers."""
+    bound = Binding((Slot(0, 4, gpus=(4, 5)), Slot(1, 6, gpus=(6, 7))), 1, "")
+    assert [bound.devices(rank) for rank in (0, 1)] == [(0, 1), (2, 3)]
+    assert bound.devices(1, emulated_before=1) == (6, 7)
+    shared = Binding((Slot(0, 0, gpus=(0,)), Slot(1, 0, gpus=(0,)), Slot(2, 1, gpus=(1,))), 1, "")
+    assert [shared.devices(rank) for rank in range(3)] == [(0,), (0,), (1,)]
+    assert Binding((Slot(0),), 1, "").devices(0) == ()

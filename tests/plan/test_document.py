@@ -3,24 +3,22 @@
 import re
 from pathlib import Path
 
-from drumbeat.plan.computed_variables import COMPUTED
-from drumbeat.plan.document import environment_page
-from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD, SPELT
-from drumbeat.plan.scene import FABRICS
-from drumbeat.plan.variables import SETTINGS
-from drumbeat.plan.versions import fits, parse
+from tools.reference.environment import page as environment_page
+
+from drumbeat.plan.scene import FABRICS, fits, parse
+from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS, SPELT
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_page_is_current():
     page = (ROOT / "docs/environment.md").read_text()
-    assert page == environment_page(), "python -m drumbeat.plan.document > docs/environment.md"
+    assert page == environment_page(), "python -m tools.reference"
 
 
 def test_every_variable_the_code_names_is_in_the_page():
     page = environment_page()
-    code = "".join((ROOT / "src/drumbeat/plan" / name).read_text() for name in ("environment.py", "gpus.py"))
+    code = "".join((ROOT / "src/drumbeat/plan" / name).read_text() for name in ("environment.py", "binding.py"))
     named = set(re.findall(r'EnvVar\(\s*"([A-Z_]+)"', code))
     assert len(named) > 8 and all(f"## `{name}`" in page for name in named)
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from drumbeat.facts.model import Facts, Gid, Interface, RdmaDevice, RdmaPort
-from drumbeat.plan.nics import common_gid_index, compute_nics, ipv4_of, own_addresses
+from drumbeat.machine.model import Facts, Gid, Interface, RdmaDevice, RdmaPort
+from drumbeat.plan.network import common_gid_index, compute_nics, ipv4_of, own_addresses
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.trees.tree import ipv4_gid
 

@@ -1,9 +1,11 @@
 """Launchers inside scripts: the text decides whether a command is started once per node or once per rank."""
 
+import shlex
+
 import pytest
 
+from drumbeat.commands.inside import Script, read_script
 from drumbeat.plan.argv import choose_launcher
-from drumbeat.plan.launchers.inside import Script, read_script
 
 RUN = "torch.distributed.run"
 
@@ -54,6 +56,31 @@ def test_number_of_ranks_that_a_script_says():
     assert Script("sh", "GPUS=8\ntorchrun --nproc-per-node $GPUS x.py").ranks_per_node({}) == 8
     assert Script("sh", "torchrun --nproc-per-node ${GPUS:-8} x.py").ranks_per_node({"GPUS": "4"}) == 4
     assert Script("sh", "torchrun --nproc-per-node 2 a.py\ntorchrun --nproc-per-node 4 b.py").ranks_per_node({}) is None
+
+
+@pytest.mark.parametrize(
+    "command,ranks",
+    [
+        ("bash n.sh train.py 2", 2),
+        ("bash n.sh train.py", 4),
+        ("./n.sh train.py 2", 2),
+        ("bash -c 'torchrun --nproc_per_node=${1:-4} x.py' name 3", 3),
+        ("env NGPU=2 bash v.sh", 2),
+        ("nice env NGPU=3 timeout 9 bash v.sh", 3),
+        ("bash v.sh", 8),
+        ("bash shifts.sh train.py 2", None),  # which argument $2 is, only the shell knows
+        ("bash calls.sh train.py 2", None),
+    ],
+)
+def test_a_scripts_arguments_and_variables_of_its_command(command, ranks):
+    files = {
+        "n.sh": "#!/bin/bash\ntorchrun --nproc_per_node=${2:-4} $1",
+        "v.sh": "torchrun --nproc_per_node=${NGPU:-8} x.py",
+        "shifts.sh": "shift\ntorchrun --nproc_per_node=${2:-4} $1",
+        "calls.sh": "go() {\n  torchrun --nproc_per_node=${2:-4} $1\n}\ngo x.py 1",
+    }
+    files["./n.sh"] = files["n.sh"]
+    assert read_script(shlex.split(command), lambda word: files.get(word, "")).ranks_per_node({}) == ranks
 
 
 @pytest.mark.parametrize(

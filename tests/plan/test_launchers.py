@@ -5,11 +5,11 @@ from importlib import metadata
 
 import pytest
 
+from drumbeat.base.problem import Problem
+from drumbeat.commands import launchers
+from drumbeat.commands.inside import read_script
+from drumbeat.commands.launch import find_launcher
 from drumbeat.plan.argv import choose_launcher
-from drumbeat.plan.launchers import accelerate, deepspeed, fabric, torchrun
-from drumbeat.plan.launchers.find import find_launcher
-from drumbeat.plan.launchers.inside import read_script
-from drumbeat.problem import Problem
 
 RUN = "torch.distributed.run"
 
@@ -139,15 +139,15 @@ def options_of(parser):
 def test_torchruns_own_parser():
     run = pytest.importorskip("torch.distributed.run", reason="needs torch: pip install '.[cpu]'")
     bare, valued = options_of(run.get_args_parser())
-    assert bare <= torchrun.BARE and valued <= torchrun.VALUED
-    assert torchrun.BARE - bare == {"--use-env"}  # of torch.distributed.launch
+    assert bare <= launchers.TORCHRUN_BARE and valued <= launchers.TORCHRUN_VALUED
+    assert launchers.TORCHRUN_BARE - bare == {"--use-env"}  # of torch.distributed.launch
 
 
 def test_accelerates_own_parser():
     launch = pytest.importorskip("accelerate.commands.launch", reason="accelerate comes with the dev extra")
     bare, valued = options_of(launch.launch_command_parser())
-    assert bare <= accelerate.BARE and valued <= accelerate.VALUED
-    assert not accelerate.BARE & accelerate.VALUED
+    assert bare <= launchers.ACCELERATE_BARE and valued <= launchers.ACCELERATE_VALUED
+    assert not launchers.ACCELERATE_BARE & launchers.ACCELERATE_VALUED
 
 
 def test_deepspeeds_own_parser(monkeypatch):
@@ -158,7 +158,7 @@ def test_deepspeeds_own_parser(monkeypatch):
     monkeypatch.setattr(parser_class, "parse_args", lambda self, args=None: parsers.append(self))
     runner.parse_args([])
     bare, valued = options_of(parsers[0])
-    assert bare <= deepspeed.BARE and valued <= deepspeed.VALUED
+    assert bare <= launchers.DEEPSPEED_BARE and valued <= launchers.DEEPSPEED_VALUED
 
 
 def test_every_flag_of_deepspeed_that_is_kept_its_node_launcher_takes(monkeypatch):
@@ -168,7 +168,7 @@ def test_every_flag_of_deepspeed_that_is_kept_its_node_launcher_takes(monkeypatc
     monkeypatch.setattr(launch.ArgumentParser, "parse_args", lambda self, args=None: parsers.append(self))
     launch.parse_args()
     bare, valued = options_of(parsers[0])
-    table = deepspeed.OPTIONS
+    table = launchers.DEEPSPEED
     passed_on = (
         {table.aliases.get(name, name) for name in table.known()} - table.replaced - table.shape - set(table.refused)
     )
@@ -182,7 +182,7 @@ def test_fabrics_own_options():
     except metadata.PackageNotFoundError:
         pytest.skip("lightning comes with the dev extra")
     command = source[source.index('"run",') : source.index("def _run(")]
-    assert set(re.findall(r'"(--[a-z-]+)"', command)) == fabric.OPTIONS.valued
+    assert set(re.findall(r'"(--[a-z-]+)"', command)) == launchers.FABRIC.valued
 
 
 @pytest.mark.parametrize(
@@ -253,24 +253,24 @@ def test_another_job_stays_another(one, other):
 
 
 def test_accelerates_configuration_file():
-    said = accelerate.from_config({"num_machines": 2, "num_processes": 8, "machine_rank": 1, "main_process_ip": "h",
+    said = launchers.from_config({"num_machines": 2, "num_processes": 8, "machine_rank": 1, "main_process_ip": "h",
                                    "main_process_port": 29500, "debug": False, "same_network": True})  # fmt: skip
     found = find_launcher(["accelerate", "launch", "x.py"], said)
     assert (found.nodes, found.ranks_per_node, found.node_rank, found.master) == (2, 4, 1, "h:29500")
     flags = find_launcher(["accelerate", "launch", "--num_processes", "2", "--num_machines=1", "x.py"], said)
     assert (flags.nodes, flags.ranks_per_node) == (1, 2)
-    assert accelerate.from_config("nonsense") == accelerate.from_config({"num_processes": [1]}) == {}
-    assert accelerate.config_path({}, {"HOME": "/h"}) == "/h/.cache/huggingface/accelerate/default_config.yaml"
-    assert accelerate.config_path({}, {"HF_HOME": "/s/hf"}) == "/s/hf/accelerate/default_config.yaml"
-    assert accelerate.config_path({"--config-file": "c.yaml"}, {}) == "c.yaml"
+    assert launchers.from_config("nonsense") == launchers.from_config({"num_processes": [1]}) == {}
+    assert launchers.config_path({}, {"HOME": "/h"}) == "/h/.cache/huggingface/accelerate/default_config.yaml"
+    assert launchers.config_path({}, {"HF_HOME": "/s/hf"}) == "/s/hf/accelerate/default_config.yaml"
+    assert launchers.config_path({"--config-file": "c.yaml"}, {}) == "c.yaml"
 
 
 def test_accelerate_with_cpu_and_several_ranks_is_refused_with_the_line_to_type():
     found = find_launcher(["accelerate", "launch", "--cpu", "x.py", "--name", "a b"])
     assert found.ranks_per_node == 1  # one process, as by hand, on a node with eight GPUs too
-    accelerate.refuse_cpu_ranks(found.flags, found.script, 1, 1)
+    launchers.refuse_cpu_ranks(found.flags, found.script, 1, 1)
     with pytest.raises(Problem) as refused:
-        accelerate.refuse_cpu_ranks(found.flags, found.script, 2, 2)
+        launchers.refuse_cpu_ranks(found.flags, found.script, 2, 2)
     assert "not 2 x 2 ranks" in refused.value.what and refused.value.exit_code == 2
     assert refused.value.fix.endswith(
         "--nodes 2 --ranks-per-node 2 -- env ACCELERATE_USE_CPU=true python x.py --name 'a b'"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drumbeat.order import EnvVar
+from drumbeat.base.order import EnvVar
 from drumbeat.plan.binding import binding
 from drumbeat.plan.environment import environment
 from tests.plan.making import machine, named, order, peers

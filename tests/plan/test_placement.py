@@ -4,13 +4,23 @@ from dataclasses import replace
 
 import pytest
 
+from drumbeat.jobfile.job import job_from_text
 from drumbeat.plan.binding import binding, right_binding
 from drumbeat.plan.masks import mask, typed_by_user
-from drumbeat.plan.placement import NO_GPU, NOT_PINNED, RIGHT, SHARED, UNKNOWN, WRONG, RankSeen, rows
-from drumbeat.plan.placement_verdict import text_table, verdict
-from drumbeat.plan.rank_environment import changed
-from drumbeat.plan.task_masks import task_binding
-from drumbeat.spec.job import job_from_text
+from drumbeat.plan.placement import (
+    NO_GPU,
+    NOT_PINNED,
+    RIGHT,
+    SHARED,
+    UNKNOWN,
+    WRONG,
+    RankSeen,
+    changed,
+    rows,
+    task_binding,
+    text_table,
+    verdict,
+)
 from tests.plan.archetype import facts_of, order_of, plans_of
 from tests.plan.making import machine, order
 
@@ -210,8 +220,8 @@ def test_the_cards_that_were_used_stand_beside_the_nearest():
 
 
 def test_the_view_of_a_run_puts_both_together():
-    from drumbeat.desk.placement_view import placement_lines
-    from drumbeat.record import to_plain
+    from drumbeat.base.record import to_plain
+    from drumbeat.desk.state import placement_lines
     from drumbeat.runfolder.events import parse_event
 
     seats = Seats("dgx-h100")
@@ -325,7 +335,7 @@ def test_a_changed_environment_is_said_once_per_variable():
 
 
 def test_what_mpi_tells_each_process_is_no_change():
-    from drumbeat.order import EnvVar
+    from drumbeat.base.order import EnvVar
 
     mine = EnvVar("OMPI_MCA_ess_base_vpid", "0", "exported", "user")
     assert changed({1: {"OMPI_MCA_ess_base_vpid": "1"}}, [mine], binding(order(), machine(4), 0), 0) == []
@@ -340,9 +350,9 @@ def test_gpus_hidden_by_the_jobs_own_variables():
 
 
 def test_gpus_hidden_by_exported_variables(monkeypatch):
-    from drumbeat.desk import surroundings
+    from drumbeat.desk.start import place
 
-    monkeypatch.setattr(surroundings.gpu_facts, "read", lambda host: facts_of("mi300x-cx7")[0].gpus[:4])
-    assert surroundings.look_around({"HIP_VISIBLE_DEVICES": "1,3"}).gpus == 2
-    assert surroundings.look_around({}).gpus == 4
+    monkeypatch.setattr(place.gpu_facts, "read", lambda host: facts_of("mi300x-cx7")[0].gpus[:4])
+    assert place.look_around({"HIP_VISIBLE_DEVICES": "1,3"}).gpus == 2
+    assert place.look_around({}).gpus == 4
     assert job_from_text("command: x\n").env == {}

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from drumbeat.base.order import dump_order
+from drumbeat.base.record import to_json
 from drumbeat.cli import main
-from drumbeat.facts.gather import gather
-from drumbeat.facts.replay import FolderHost
-from drumbeat.order import dump_order
-from drumbeat.record import to_json
+from drumbeat.machine.gather import gather
+from drumbeat.machine.replay import FolderHost
 from tests.plan.making import machine, order
 from tests.trees.archetypes import build
 
@@ -152,7 +152,7 @@ def test_doctor_compares_nodes(lumi, capsys):
 @pytest.mark.parametrize("explain", [False, True])
 def test_a_plan_fits_80_columns(name, explain):
     """All but what must stay whole to be copied: a variable with its value, a mask."""
-    from drumbeat.plan.text import plan_lines
+    from drumbeat.plan.show import plan_lines
     from tests.plan.archetype import plans_of
 
     for line in plan_lines(plans_of(name)[0], explain, 80):

@@ -5,12 +5,11 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.facts.model import Cpus, Facts, Gpu
+from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.plan.binding import binding
-from drumbeat.plan.computed_variables import COMPUTED
 from drumbeat.plan.node_plan import differences, plan_node
-from drumbeat.plan.text import plan_lines
-from drumbeat.plan.variables import SETTINGS
+from drumbeat.plan.show import plan_lines
+from drumbeat.plan.variables import COMPUTED, SETTINGS
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.damage import damaged
 from tests.plan.making import machine, order

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from drumbeat.plan.known_variables import steers
 from drumbeat.plan.node_plan import plan_node
+from drumbeat.plan.variables import steers
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, order, peers
 

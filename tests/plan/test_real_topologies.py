@@ -2,9 +2,9 @@
 
 import xml.etree.ElementTree as tree
 
-from drumbeat.facts.model import Cpus, Facts, Gpu, RdmaDevice, RdmaPort
+from drumbeat.machine.model import Cpus, Facts, Gpu, RdmaDevice, RdmaPort
 from drumbeat.plan.binding import binding
-from drumbeat.plan.nics import compute_nics
+from drumbeat.plan.network import compute_nics
 from tests.corpus import corpus
 from tests.plan.making import order
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from drumbeat.facts.model import Facts, Interface, Library, Peer, Peers
-from drumbeat.order import EnvVar, Expect
+from drumbeat.base.order import EnvVar, Expect
+from drumbeat.machine.model import Facts, Interface, Library, Peer, Peers
 from drumbeat.plan.environment import decide, environment
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, named, order, peers

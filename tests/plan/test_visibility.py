@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.facts.model import Gpu
+from drumbeat.machine.model import Gpu
 from drumbeat.plan.visibility import visible
 
 GPUS = {vendor: [Gpu(index, vendor, uuid=f"GPU-{index}") for index in range(8)] for vendor in ("amd", "nvidia")}

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.census import WorldCount
 from drumbeat.agent.watchers.rank_processes import Identity, rows_of
+from drumbeat.agent.watchers.world import WorldCount
 from drumbeat.plan.world_seen import Planned, Row, copies, judge
-from drumbeat.runfolder.world import CODES
+from drumbeat.runfolder.events import FindingMade, VerdictGiven
+from drumbeat.runfolder.state import CODES, world_of
 
 PLAN = Planned(4, 2, True)
 M = "10.0.0.1:62000"
@@ -44,7 +45,7 @@ def test_separate_worlds_are_named_with_the_fix():
 
 
 def test_repeated_ranks():
-    rows = world() + [Row(0, 300, 1, 4, M)]
+    rows = world() + [Row(0, 300, 1, 4, M, alone=False, joined=True)]
     (finding,) = judge(rows, PLAN, False).findings
     assert finding.title == "rank 1 runs more than once (process 101 on node 0, process 300 on node 0)"
     assert (
@@ -127,7 +128,7 @@ def test_a_short_run_is_judged_by_what_was_there():
 def test_every_finding_about_the_world_is_known_as_one():
     apart = world("127.0.0.1:1", 2, range(2), 0) + world("127.0.0.1:2", 2, range(2), 1)
     repeated, small = (
-        world() + [Row(0, 300, 1, 4, M)],
+        world() + [Row(0, 300, 1, 4, M, joined=True)],
         world(size=2, ranks=(0,), node=0) + world(size=2, ranks=(1,), node=1),
     )
     found = [judge(rows, PLAN, False).findings[0].code for rows in (apart, repeated, small)]
@@ -138,7 +139,16 @@ def test_every_finding_about_the_world_is_known_as_one():
 def test_copies_of_one_training():
     lonely = [replace(row, alone=True, joined=False) for row in world()]
     finding = copies(lonely, PLAN)
-    assert finding.title == "4 ranks never joined each other: they are 4 copies of one training"
+    assert finding.title == "4 ranks are not connected: they are 4 copies of one training"
+    for framework, call in (
+        ("", "as its framework does it"), ("torch", "torch.distributed.init_process_group"),
+        ("jax", "jax.distributed.initialize()"), ("paddle", "paddle.distributed.init_parallel_env()"),
+        ("tensorflow", "MultiWorkerMirroredStrategy"),
+    ):  # fmt: skip
+        told = copies([replace(row, framework=framework) for row in lonely], PLAN).fix
+        assert call in told and ("torch" in told) == (framework in ("", "torch"))
+    lonely = [replace(row, framework="torch") for row in lonely]
+    finding = copies(lonely, PLAN)
     assert finding.fix.endswith("Trainer(devices=2, num_nodes=2); for one training alone: --nodes 1 --ranks-per-node 1")
     two = replace(PLAN, world_size=2, nodes=2)
     assert copies([lonely[0], lonely[2]], two).fix.endswith("for one training alone: --nodes 1")
@@ -198,11 +208,16 @@ def test_the_lead_says_each_answer_once_and_stops_only_where_asked():
     count.add(0, tuple(world("127.0.0.1:1", 2, range(2), 0)), 1.0)
     assert count.judge() == (None, [], False)  # node 1 has not counted yet
     count.add(1, tuple(world("127.0.0.1:2", 2, range(2), 1)), 1.0)
+    assert count.judge() == (None, [], False)  # one look is no proof
+    for node in (0, 1):
+        count.add(node, count.rows[node][1], 2.0)
     verdict, findings, stop = count.judge()
     assert verdict.answer == "separate worlds" and stop and findings[0].severity == "error"
     assert count.judge() == (None, [], False)
     lenient = WorldCount(PLAN, "warn")
-    lenient.rows = dict(count.rows)
+    for at in (1.0, 2.0):
+        for node in (0, 1):
+            lenient.add(node, count.rows[node][1], at)
     assert lenient.judge()[1][0].severity == "warning" and not WorldCount(PLAN, "off").judge()[0]
 
 
@@ -311,3 +326,87 @@ def test_nothing_is_unknown_between_two_stages_whose_ranks_were_seen():
     for node in (0, 1):
         count.add(node, (), 3.0)
     assert count.judge()[0] is None
+
+
+def test_an_identity_that_is_not_complete_is_unknown_and_never_another_one():
+    """A trainer, and helpers that have its RANK and not its MASTER_PORT, or an environment that is partly overwritten."""
+    trainer = Identity(0, 1, "127.0.0.1", 29500, local_rank=0)
+    parts = [replace(trainer, port=None), replace(trainer, address="", local_rank=None), Identity(None, None, "", None)]
+    parents = {10: 1, 11: 10, 12: 10, 13: 11, 14: 13, 15: 10}
+    identities = {10: trainer, 11: parts[0], 12: parts[1], 13: parts[2], 14: trainer, 15: None}
+    assert [row.pid for row in rows_of(0, parents, identities, [10], True)] == [10]
+
+
+def test_a_launcher_that_has_a_pods_number_is_not_the_rank_of_that_number():
+    pod, worker = Identity(1, 4, "10.0.0.1", 62000), Identity(0, 4, "10.0.0.1", 62000)
+    workers = {12: replace(worker, rank=0, local_rank=0), 13: replace(worker, rank=1, local_rank=1)}
+    parents = {10: 1, 11: 10, 12: 11, 13: 11, 14: 13, 15: 11}
+    carried = {10, 11, 15}  # a shell, torchrun, a helper of its own
+    identities = {10: pod, 11: pod, 14: workers[13], 15: pod, **workers}
+    rows = rows_of(0, parents, identities, [10], True, carried)
+    assert [(row.pid, row.rank, row.starts_others, row.complete) for row in rows] == [
+        (10, 1, True, False), (12, 0, False, True), (13, 1, False, True),
+    ]  # fmt: skip
+    early = rows_of(1, {20: 1}, {20: pod}, [20], True, {20})  # on another node it has not started its ranks yet
+    joined = [replace(row, joined=True) for row in (*rows, *early)]
+    for final in (False, True):
+        verdict = judge(joined, PLAN, final)
+        assert verdict is None or not verdict.findings
+
+
+def test_what_only_the_environment_says_ends_no_run():
+    """Ranks that were never seen to meet: separate worlds by their variables are a warning, repeated ones not even that."""
+    apart = world("127.0.0.1:1", 2, range(2), 0) + world("127.0.0.1:2", 2, range(2), 1)
+    verdict = judge([replace(row, joined=False) for row in apart], PLAN, False)
+    assert (verdict.confidence, verdict.findings[0].severity) == ("likely", "warning")
+    twice = [*world(), Row(0, 300, 1, 4, M, joined=False)]
+    assert judge(twice, PLAN, False) is None
+    late = judge(twice, PLAN, True)
+    assert (late.answer, late.findings[0].severity) == ("repeated ranks", "warning")
+    unknown = judge([*world(), Row(0, 300, 1, 4, M, joined=True, complete=False)], PLAN, True)
+    assert unknown.answer == "as planned"
+
+
+def test_an_answer_that_a_later_one_refutes_is_withdrawn_in_words():
+    count = WorldCount(replace(PLAN, nodes=1), "warn")
+    rows = tuple(replace(row, node=0) for row in world())
+    for at in (1.0, 2.0):
+        count.add(0, (*rows, Row(0, 300, 1, 4, M, joined=True)), at)
+    verdict, (finding,), _ = count.judge()
+    count.add(0, rows, 3.0)
+    again, none, _ = count.judge()
+    assert none == [] and again.answer == "as planned"
+    assert again.summary.endswith("; withdrawn: repeated ranks, as said before")
+    where = {"mono": 0.0, "seq": 0, "host": "n", "node": 0, "attempt": 0}
+    events = [
+        VerdictGiven("verdict", 1.0, verdict=verdict, **where),
+        FindingMade("finding", 1.0, finding=finding, **where),
+        VerdictGiven("verdict", 3.0, verdict=again, **where),
+    ]
+    assert world_of(events[:2]) == finding and world_of(events) is None
+
+
+def test_ranks_that_say_nothing_and_compute_alone_are_copies():
+    def rows(at, mapped=90, share=0.5):
+        lonely = (replace(row, node=0, world_size=2, alone=True, joined=False) for row in world(ranks=range(2)))
+        return tuple(replace(row, cpu=share * at, mapped=mapped) for row in lonely)
+
+    def said(looks):
+        count = WorldCount(Planned(2, 1, True), "stop")
+        found = []
+        for at, each in looks:
+            count.add(0, each, float(at))
+            found += [(at, finding.code) for finding in count.judge()[1]]
+        return found
+
+    every = range(1, 60, 5)
+    assert said((at, rows(at)) for at in every) == [(21, "ranks-never-joined")]
+    assert said((at, rows(at, share=0.01)) for at in every) == []  # they wait for something
+    assert said((at, rows(at, mapped=at)) for at in every) == []  # they are still importing
+    met = tuple(replace(row, joined=True, alone=False) for row in rows(30))
+    count = WorldCount(Planned(2, 1, True), "stop")
+    for at in every[:6]:
+        count.add(0, rows(at), float(at))
+        count.judge()
+    count.add(0, met, 31.0)
+    assert count.judge()[0].summary.endswith("; withdrawn: separate copies, as said before")

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import main
 from drumbeat.predict.goodput import best_interval, goodput, limit_words, reliability_of
 from drumbeat.predict.job import node_counts
-from drumbeat.problem import Problem
 
 
 @pytest.fixture(autouse=True)

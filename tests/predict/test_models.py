@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from drumbeat.base.problem import Problem
 from drumbeat.predict import shapes
 from drumbeat.predict.models import config_model, describe, from_command, parse_layout
-from drumbeat.problem import Problem
 
 
 def parse(command):

@@ -8,15 +8,15 @@ from xml.etree import ElementTree
 import pytest
 
 from drumbeat.cli import main
-from drumbeat.facts.model import Facts, Gpu
+from drumbeat.machine.model import Facts, Gpu
 from drumbeat.report.gather import figures_of
 from drumbeat.report.scaling import compare
 from drumbeat.report.text import lines_of
+from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
-from drumbeat.runfolder.write import replace_json
 from tests.runfolder.folders import events, make_run, metrics, order
 
 TOKENS, STEP = 512, 0.5
@@ -123,7 +123,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path, capsys):
 
 def test_names_cannot_break_the_page(tmp_path):
     run = finished(tmp_path / "run", command=("python", "<img src=x onerror=alert(1)>"))
-    from drumbeat.report.page import page_of
+    from drumbeat.report.tables import page_of
 
     assert "<img" not in page_of(figures_of(run))
 
@@ -140,8 +140,8 @@ def test_json(tmp_path, capsys):
 
 def test_a_target_in_the_command_is_compared_with_the_accuracy(tmp_path):
     run = finished(tmp_path / "run")
-    from drumbeat.order import dump_order
-    from drumbeat.runfolder.write import replace
+    from drumbeat.base.order import dump_order
+    from drumbeat.runfolder.files import replace
 
     command = ("python", "t.py", "--target-accuracy", "0.95")
     replace(run.folder.order, dump_order(order(tmp_path / "run", command=command)))

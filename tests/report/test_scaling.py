@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 from drumbeat.report.figures import Figures, Phases, Setting, Speed
 from drumbeat.report.scaling import compare
 from drumbeat.report.tables import csv_text, latex, markdown, page, said, text
@@ -101,6 +101,9 @@ def test_what_cannot_be_compared():
     with pytest.raises(Problem, match="none: no throughput is known"):
         compare([run(4, 4000.0), nothing])
     assert compare([run(4, 4000.0), run(8, 7000.0), nothing]).left_out == {"none": "no throughput is known"}
+    printed = Figures("printed", "/x", "finished", ranks=8, speed=Speed(7000.0, "tokens/s as printed", ""))
+    both = compare([run(4, 4000.0), printed])
+    assert both.unit == "tokens/s" and any("printed: the program does not say" in text for text in both.questions)
     steps = Figures("steps", "/x", "finished", ranks=4, speed=Speed(3.0, "steps/s", ""))
     with pytest.raises(Problem, match="count different things: steps/s, tokens/s"):
         compare([run(4, 4000.0), steps])

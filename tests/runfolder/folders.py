@@ -2,10 +2,10 @@
 
 import json
 
-from drumbeat.order import Order, dump_order
+from drumbeat.base.order import Order, dump_order
+from drumbeat.runfolder.files import EventLog, replace, replace_json
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 
 def order(path, **changes):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from drumbeat.desk.console import Console
-from drumbeat.finding import Finding, Verdict
+from drumbeat.findings.model import Finding, Verdict
 from drumbeat.runfolder.events import AttemptEnded, AttemptStarted, FindingMade, Mustered, NodeJoined, VerdictGiven
 from drumbeat.runfolder.records import Line, Metric
 from tests.runfolder.folders import make_run, order

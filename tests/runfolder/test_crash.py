@@ -2,10 +2,9 @@
 
 import json
 
+from drumbeat.runfolder.files import EventLog, Tail, read_json, replace, replace_json
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.read import Tail, read_json
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 
 def test_events_cut_at_every_byte(tmp_path):

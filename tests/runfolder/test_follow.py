@@ -4,8 +4,8 @@ import os
 import shutil
 
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.files import Files, Tail
 from drumbeat.runfolder.follow import EVENTS, LINES, METRICS, Follower
-from drumbeat.runfolder.read import Files, Tail
 from drumbeat.runfolder.records import Line, Metric, Sample
 from tests.runfolder.folders import events, log, make_run, metrics
 

@@ -3,23 +3,21 @@
 import json
 import time
 
+from drumbeat.base.record import to_plain
 from drumbeat.cli.status import going_on
-from drumbeat.desk.closing import closing_lines, progress_line
 from drumbeat.desk.console import Console
-from drumbeat.desk.lost_lead import summary_without_lead
+from drumbeat.desk.foreground import summary_without_lead
 from drumbeat.desk.state import state_of
-from drumbeat.finding import WARNING, Finding
-from drumbeat.record import to_plain
+from drumbeat.findings.model import WARNING, Finding
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import lines_of
 from drumbeat.runfolder.events import AttemptEnded, AttemptStarted, FindingMade, Resumed
-from drumbeat.runfolder.hang import hangs_of
-from drumbeat.runfolder.lead_clock import LeadClock, lead_now
 from drumbeat.runfolder.ledger import ledger
-from drumbeat.runfolder.pace import RankPace, slowest_rank
-from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.lines import closing_lines, progress_line
+from drumbeat.runfolder.progress import Progress, RankPace, slowest_rank
 from drumbeat.runfolder.records import Metric
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import LeadClock, Run, lead_now
+from drumbeat.runfolder.state import hangs_of
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import glance
@@ -183,3 +181,10 @@ def test_times_of_printed_lines_make_nobody_slow():
     assert not slowest_rank(ranks).stands_out
     ranks[1].step_seconds = 1.3
     assert slowest_rank(ranks).stands_out
+
+
+def test_news_of_one_node_may_be_older_than_those_of_another():
+    """Two steps of 0.1 s are no lag: nodes are read one after the other. The same number of long steps is one."""
+    for seconds, behind in ((0.1, 0), (10.0, 2)):
+        ranks = [RankPace(rank, rank, step, 10.0, seconds, None, True) for rank, step in ((0, 12), (1, 10))]
+        assert slowest_rank(ranks).behind == behind

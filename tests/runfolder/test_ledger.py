@@ -2,7 +2,7 @@
 
 import random
 
-from drumbeat.finding import LIKELY, WARNING, Finding
+from drumbeat.findings.model import LIKELY, WARNING, Finding
 from drumbeat.runfolder.events import (
     AttemptEnded,
     AttemptStarted,

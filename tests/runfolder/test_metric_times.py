@@ -4,7 +4,7 @@ import json
 import time
 from types import SimpleNamespace
 
-from drumbeat.agent.node_metrics import NodeMetrics
+from drumbeat.agent.member.progress import NodeMetrics
 from drumbeat.runfolder.layout import RunFolder
 
 

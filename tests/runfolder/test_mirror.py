@@ -8,12 +8,11 @@ import sys
 
 import pytest
 
-from drumbeat.runfolder import remote
-from drumbeat.runfolder.mirror import COMPLETE, ENDED, Mirror, Source, is_complete
-from drumbeat.runfolder.read import Tail
-from drumbeat.runfolder.remote import LIMIT, serve
+from drumbeat.runfolder import mirror
+from drumbeat.runfolder.files import Tail
+from drumbeat.runfolder.layout import ask_to_stop
+from drumbeat.runfolder.mirror import COMPLETE, ENDED, LIMIT, Mirror, Source, is_complete, serve
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.stop_file import ask_to_stop
 
 
 def exchange_with(root, log=None):
@@ -215,7 +214,7 @@ def test_a_result_that_is_swapped_after_the_look_at_it_is_not_sent(tmp_path, mon
     path = tmp_path / "result-0.pkl"
     path.write_bytes(b"x" * 9)
     path.chmod(0o600)
-    found = list(remote._files(str(tmp_path), ""))
+    found = list(mirror._files(str(tmp_path), ""))
     path.unlink()
     if swap == "pipe":
         os.mkfifo(path)
@@ -223,8 +222,8 @@ def test_a_result_that_is_swapped_after_the_look_at_it_is_not_sent(tmp_path, mon
         write(tmp_path, "evil", "evilevil!")
         (tmp_path / "evil").chmod(0o600 if swap == "link" else 0o666)
         os.symlink("evil", path) if swap == "link" else os.rename(tmp_path / "evil", path)
-    monkeypatch.setattr(remote, "_files", lambda root, under: iter(found))
-    ((end, _),) = remote.answer(str(tmp_path), {})
+    monkeypatch.setattr(mirror, "_files", lambda root, under: iter(found))
+    ((end, _),) = mirror.answer(str(tmp_path), {})
     assert end["left"] == ["result-0.pkl"] and not end["more"]
 
 
@@ -242,7 +241,7 @@ def test_what_is_sent_is_the_file_that_was_judged(tmp_path, monkeypatch):
         return own
 
     monkeypatch.setattr(os, "geteuid", swap)
-    (_, data), _ = remote.answer(str(tmp_path), {})
+    (_, data), _ = mirror.answer(str(tmp_path), {})
     assert data == b"mine" and path.read_bytes() == b"evil"
 
 

@@ -1,7 +1,7 @@
 """Who has come, and who is waited for, from the lead's events."""
 
 from drumbeat.runfolder import events as kinds
-from drumbeat.runfolder.muster import muster_of
+from drumbeat.runfolder.state import muster_of
 
 
 def event(kind, **more):

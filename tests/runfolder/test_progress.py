@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.desk.closing import closing_lines, loss_words, progress_line, speed
-from drumbeat.printed.reader import Reader
+from drumbeat.metrics.printed import Reader
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import rows
-from drumbeat.runfolder.pace import RankPace
-from drumbeat.runfolder.progress import Progress, merged
+from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, speed
+from drumbeat.runfolder.progress import Progress, RankPace, merged
 from drumbeat.runfolder.records import Metric, parse_metric
 from drumbeat.runfolder.summary import Summary, write_summary
-from drumbeat.watch.families import families
-from drumbeat.watch.plain import screen
+from drumbeat.watch.prometheus import families
 from drumbeat.watch.session import Session
+from drumbeat.watch.text import screen
 from tests.runfolder.folders import make_run, metrics
 
 

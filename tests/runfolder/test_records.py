@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from drumbeat.order import Order
-from drumbeat.record import RecordError
+from drumbeat.base.order import Order
+from drumbeat.base.record import RecordError
+from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.follow import Follower
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Metric, parse_metric
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import EventLog
 from tests.runfolder.folders import events, make_run, metrics
 
 HOSTILE = {

@@ -5,10 +5,9 @@ import stat
 
 import pytest
 
-from drumbeat.desk.create import create_run
-from drumbeat.runfolder.layout import NodeFolder, RunFolder
-from drumbeat.runfolder.trusted import untrusted
-from drumbeat.runfolder.write import EventLog, replace
+from drumbeat.desk.start.create import create_run
+from drumbeat.runfolder.files import EventLog, replace
+from drumbeat.runfolder.layout import NodeFolder, RunFolder, untrusted
 from tests.agent.test_lead import order
 
 NOBODY = 65534

@@ -8,27 +8,25 @@ from dataclasses import replace
 
 import pytest
 
-from drumbeat.agent.attempt import Attempt
-from drumbeat.agent.lead import Lead
-from drumbeat.agent.member import Member
-from drumbeat.agent.outcome import FAILED, Outcome
-from drumbeat.agent.rank_end import RankEnd
-from drumbeat.agent.summary import summary_of
+from drumbeat.agent.lead.attempt import Attempt, RankEnd
+from drumbeat.agent.lead.lead import Lead
+from drumbeat.agent.lead.model import FAILED, Member, Outcome
+from drumbeat.agent.lead.summary import summary_of
 from drumbeat.backends.contract import Status
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import start_time
+from drumbeat.base.ranges import expand, fold, named_ranks, ranges
 from drumbeat.cli.list import table
 from drumbeat.cli.status import as_plain, rank_words
-from drumbeat.desk.closing import closing_lines, end_words, failure_lines
-from drumbeat.desk.lost_lead import summary_without_lead
+from drumbeat.desk.foreground import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
 from drumbeat.desk.state import State, state_of
-from drumbeat.finding import ERROR, Evidence, Finding
-from drumbeat.hostlist import expand, fold
+from drumbeat.findings.model import ERROR, Evidence, Finding
 from drumbeat.plan.world_seen import Planned, Row, copies
-from drumbeat.problem import Problem
-from drumbeat.processes import start_time
-from drumbeat.ranges import named_ranks, ranges
 from drumbeat.runfolder.derived import Ranks
+from drumbeat.runfolder.lines import closing_lines, end_words, failure_lines
 from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.state import world_of
 from drumbeat.runfolder.summary import (
     Affected,
     AttemptEnd,
@@ -37,7 +35,6 @@ from drumbeat.runfolder.summary import (
     summarize,
     write_summary,
 )
-from drumbeat.runfolder.world import world_of
 from tests.runfolder.folders import events, log, make_run, metrics, order
 
 SOON = time.time() + 86400  # when steps are reported: a slow machine must not make them look old
@@ -394,7 +391,7 @@ def test_a_resumed_run_does_not_claim_the_steps_before_it(tmp_path):
 def test_status_waits_for_the_last_files_of_a_run_that_has_ended(drumbeat, home, tmp_path, monkeypatch):
     """Elsewhere the summary comes before the rest: only when all of it is here are its pods removed."""
     waited = []
-    monkeypatch.setattr("drumbeat.runfolder.read.Files.settle", lambda files, seconds: waited.append(files.root))
+    monkeypatch.setattr("drumbeat.runfolder.files.Files.settle", lambda files, seconds: waited.append(files.root))
     going = make_run(tmp_path / "going", desk=desk())
     index(home, tmp_path / "going")
     assert "running" in drumbeat.here("status", going.run_id).stdout and not waited

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from drumbeat import clock
-from drumbeat.agent.node_metrics import in_our_time
+from drumbeat.agent.member.progress import in_our_time
+from drumbeat.base import clock
 from tests.conftest import wait_for
 
 # libfaketime makes Python's sleep fail where it leaves the monotonic clock alone, so: a clock of our own, the same idea.

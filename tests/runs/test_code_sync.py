@@ -8,8 +8,8 @@ import tarfile
 
 import pytest
 
-from drumbeat.desk import code_sync
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
+from drumbeat.desk.start import code_sync
 
 
 @pytest.fixture

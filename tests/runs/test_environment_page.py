@@ -5,7 +5,7 @@ import os
 import re
 import sys
 
-from drumbeat.plan.document import environment_page
+from tools.reference.environment import page as environment_page
 
 # Made by Python itself (LC_CTYPE), and by what stands before it in a test.
 OTHERS = {"LC_CTYPE", "PYTHONPATH"}

@@ -8,8 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
-from drumbeat.agent.folder_child import NAME
-from drumbeat.processes import children
+from drumbeat.agent.folder.child import NAME
+from drumbeat.base.processes import children
 from tests.conftest import marked, wait_for
 
 SCRIPT = """

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from drumbeat.runfolder.stop_file import ask_to_stop
+from drumbeat.runfolder.layout import ask_to_stop
 from tests.conftest import need_torch, wait_for
 from tests.runs.programs import SAVES
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drumbeat.agent.rank_progress import RankProgress
+from drumbeat.agent.member.progress import RankProgress
 from drumbeat.agent.wire.messages import Done
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Metric

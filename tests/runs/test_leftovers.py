@@ -10,10 +10,10 @@ import time
 
 import pytest
 
+from drumbeat.base.order import Container, Option, Resources
+from drumbeat.base.processes import become_subreaper, fork, sweep
 from drumbeat.cli import main
-from drumbeat.desk.no_effect import as_run_here
-from drumbeat.order import Container, Option, Resources
-from drumbeat.processes import become_subreaper, fork, sweep
+from drumbeat.desk.start.make_order import as_run_here
 from tests.conftest import marked, wait_for
 from tests.runfolder.folders import order
 from tests.runs.test_nobody_left import assert_all_gone, begin, tree

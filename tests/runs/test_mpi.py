@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.processes import launcher_descriptors
+from drumbeat.base.processes import launcher_descriptors
 from drumbeat.runfolder.run import Run
 
 WORLD = Path(__file__).parent / "mpi_world.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.agent.folder_child import NAME
+from drumbeat.agent.folder.child import NAME
 from drumbeat.desk.foreground import Foreground
 from drumbeat.runfolder.layout import RunFolder
 from tests.conftest import marked, wait_for
@@ -146,7 +146,7 @@ def test_a_silent_guard_is_killed(tmp_path):
     """Stopped together with its agent it ends nobody; the desk's own pause is nobody's silence."""
     guards = {node: subprocess.Popen(["sleep", "60"]) for node in (0, 1)}
     made = order(tmp_path)
-    desk = Foreground(made, "", [0, 1], "", "")
+    desk = Foreground(made, [0, 1], "", "")
     desk.guards, desk.heard, desk.looked = guards, {0: 100.0, 1: 100.0}, 100.0
     try:
         desk._end_silent(1000.0)
@@ -187,7 +187,8 @@ def test_a_silent_node_is_given_up(drumbeat, tmp_path):
     agent = tree(run_id)["agent"][1]
     os.kill(agent, signal.SIGSTOP)
     events = drumbeat.folder / "runs" / run_id / "events.jsonl"
-    wait_for(lambda: "silent for 2 s" in events.read_text(), 120, "the lead to notice by itself")
+    wait_for(lambda: "node-silent" in events.read_text(), 120, "the lead to notice by itself")
+    wait_for(lambda: "silent for 4 s" in events.read_text(), 120, "the lead to give it up by itself")
     assert process.wait(120) != 0
     assert_all_gone(run_id)
 
@@ -236,7 +237,7 @@ def _handles(pid, number):
 
 
 def test_the_lead_is_told_once_of_a_node_that_ended_early(tmp_path):
-    desk = Foreground(order(tmp_path), "", [0, 1], "", "")
+    desk = Foreground(order(tmp_path), [0, 1], "", "")
     desk.folder = RunFolder(str(tmp_path))
     for codes in ({}, {1: 0}, {1: 70}, {1: 70}, {0: 1, 1: 70}):
         desk._tell_lead(codes)
@@ -246,7 +247,7 @@ def test_the_lead_is_told_once_of_a_node_that_ended_early(tmp_path):
 
 
 def test_a_node_that_joined_says_nothing_of_how_the_others_came_together(tmp_path):
-    joined = Foreground(order(tmp_path), "", [1], "", "")
+    joined = Foreground(order(tmp_path), [1], "", "")
     joined.folder = RunFolder(str(tmp_path))
     joined._tell_lead({1: 143})
     assert not (tmp_path / "stop").exists()

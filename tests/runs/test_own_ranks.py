@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from drumbeat.agent.wire.ports import free_port
+from drumbeat.agent.wire.meet import free_port
 from tests.conftest import wait_for
 
 # Four workers in two programs; that of rank 0 listens at a port of the program's own, and the others meet there.

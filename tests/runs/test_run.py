@@ -162,6 +162,18 @@ if os.environ["RANK"] == "0":
     assert first["finding"]["code"] == "port-in-use" and second["outcome"] == "finished"
 
 
+def test_a_port_that_the_program_chose_itself_costs_a_restart(drumbeat):
+    """Nobody has taken the run's own port, so another one would change nothing."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run(drumbeat, code=f"import socket; socket.create_server(('127.0.0.1', {taken.getsockname()[1]}))")
+    assert done.returncode == 1, done.stderr
+    (only,) = summary(drumbeat)["attempts"]
+    assert only["finding"]["code"] == "port-in-use" and "rendezvous" not in only["finding"]["title"]
+    assert "rendezvous port" not in done.stderr
+
+
 def test_taken_muster_ports_move_to_the_next(drumbeat, monkeypatch):
     from tests.runs.own_order import start_with_timing
 

@@ -60,6 +60,27 @@ def test_stages_one_after_another_each_make_one_world(drumbeat, environ):
     assert names == {f"rank-{rank}.out" for rank in range(4)}
 
 
+# script, words before and behind it, flags -> ranks of each of two nodes
+COUNTS = {
+    "an argument": ("torchrun --nproc_per_node=${2:-4} $1\n", (), ("who.py", "2"), (), 2),
+    "env before it": ("torchrun --nproc_per_node=${NGPU:-4} who.py\n", ("env", "NGPU=2"), (), (), 2),
+    "nothing that its text tells": (
+        "N=4\nif [ -d . ]; then N=$(echo 2); fi\ntorchrun --nproc_per_node=$N who.py\n", (), (), (), 2,
+    ),
+    "a wrong guess": ("N=4\n[ ! -d . ] || read N <<< 2\ntorchrun --nproc_per_node=$N who.py\n", (), (), (), 2),
+    "what the job asks": ("torchrun --nproc_per_node=${2:-4} $1\n", (), ("who.py", "1"), ("--ranks-per-node", 2), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_a_launcher_in_a_script_starts_as_many_ranks_as_it_says(drumbeat, environ, case):
+    script, before, words, flags, ranks = COUNTS[case]
+    done = run(drumbeat, environ, script, *flags, command=(*before, "bash", "x.sh", *words))
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = [[str(rank), str(2 * ranks)] for rank in range(2 * ranks)]
+    assert [each[:2] for each in worlds(done)] == expected, done.stderr
+
+
 def test_a_launcher_called_by_its_path_is_met_too(drumbeat, environ, tmp_path):
     torchrun = tmp_path / "little" / "bin" / "torchrun"
     (drumbeat.folder / "mine.sh").write_text("export MINE=read\n")
@@ -117,9 +138,21 @@ def test_a_launcher_behind_exec_after_a_change_of_path_is_stopped_before_the_fir
     """No stand-in is met. The census sees a world of its own on each node and stops the run, long before a rank makes a step."""
     (drumbeat.folder / "bin").mkdir()
     launcher = drumbeat.folder / "bin" / "torchrun"
-    train = "for i in $(seq 3000); do [ -e never ] && break; sleep 0.1; done; touch stepped-$NODE_RANK-$RANK"
+    (drumbeat.folder / "joins.py").write_text(
+        "import os, socket, time\n"
+        "where = ('127.0.0.1', int(os.environ['MASTER_PORT']))\n"
+        "door = socket.create_server(where) if os.environ['RANK'] == '0' else None\n"
+        "link = None\n"
+        "while link is None:\n"
+        "    try: link = socket.create_connection(where)\n"
+        "    except OSError: time.sleep(0.05)\n"
+        "time.sleep(300)\n"
+        "open(f\"stepped-{os.environ['NODE_RANK']}-{os.environ['RANK']}\", 'w').close()\n"
+    )
+    train = f"{sys.executable} joins.py"
     launcher.write_text(
-        f"#!/bin/sh\nexport WORLD_SIZE=2 MASTER_PORT=$((20000 + NODE_RANK))\nRANK=1 sh -c '{train}' & RANK=0 sh -c '{train}'\n"
+        "#!/bin/sh\nexport WORLD_SIZE=2 MASTER_PORT=$((20000 + NODE_RANK))\n"
+        f"RANK=1 LOCAL_RANK=1 {train} & RANK=0 LOCAL_RANK=0 {train}\n"
     )
     launcher.chmod(0o755)
     done = run(drumbeat, environ, 'PATH="$PWD/bin:$PATH"\nexec torchrun --standalone --nproc_per_node=2 who.py\n')

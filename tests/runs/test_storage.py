@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from drumbeat.agent.ranks.merged_logs import Shipping
+from drumbeat.agent.folder.child import Shipping
 from drumbeat.runfolder.layout import NodeFolder
 from tests.conftest import wait_for
 from tests.runs.test_without_lead import SAVES

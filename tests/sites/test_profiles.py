@@ -4,16 +4,14 @@ import json
 
 import pytest
 
+from drumbeat.base.order import HostPath
 from drumbeat.cli import main
-from drumbeat.order import HostPath
-from drumbeat.plan.known_variables import SPELT
-from drumbeat.spec.here import Here
-from drumbeat.spec.job import Job
-from drumbeat.spec.paths import expand_pattern, find_paths
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.site import site_from_text
-from drumbeat.spec.sites import built_in, detect, detect_of, load_site
-from drumbeat.spec.sitetext import new_site, site_lines
+from drumbeat.jobfile.job import Job
+from drumbeat.jobfile.new_site import new_site, site_lines
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import built_in, detect, detect_of, expand_pattern, find_paths, load_site, site_from_text
+from drumbeat.plan.variables import SPELT
 from tests.plan.archetype import SITES, facts_of
 
 BUILT_IN = (
@@ -63,9 +61,9 @@ POD = {"RUNAI_NUM_OF_GPUS": "4", "PET_NNODES": "2", "KUBERNETES_SERVICE_HOST": "
 
 
 def test_rcp_is_found_in_a_pod_and_keeps_what_it_expects(monkeypatch, tmp_path):
-    from drumbeat.desk.make_order import make_order, site_of
-    from drumbeat.desk.place import find_place
-    from drumbeat.facts.host import LiveHost
+    from drumbeat.desk.start.make_order import make_order, site_of
+    from drumbeat.desk.start.place import find_place
+    from drumbeat.machine.host import LiveHost
 
     environ = {"HOME": str(tmp_path), **POD}
     monkeypatch.setattr("os.environ", environ)

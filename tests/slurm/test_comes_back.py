@@ -59,22 +59,32 @@ def test_ending_with_75_is_bounded(cluster, oar):
 
 
 @pytest.fixture
-def kill_wait_30(cluster):
-    """As on real clusters: 30 s between TERM and KILL, and no time of grace for those who are preempted."""
+def configured(cluster):
+    """Change slurm.conf for one test: pairs of what stands there and what shall stand there."""
     path = os.path.join(cluster.base, "etc", "slurm.conf")
     with open(path, encoding="utf-8") as file:
         before = file.read()
-    changed = before.replace("KillWait=8", "KillWait=30").replace("GraceTime=20", "GraceTime=0")
-    assert changed != before
 
-    def configure(text):
+    def write(text):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         cluster.out("scontrol", "reconfigure")
 
-    configure(changed)
-    yield
-    configure(before)
+    def configure(*changes):
+        text = before
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        write(text)
+
+    yield configure
+    write(before)
+
+
+@pytest.fixture
+def kill_wait_30(configured):
+    """As on real clusters: 30 s between TERM and KILL, and no time of grace for those who are preempted."""
+    configured(("KillWait=8", "KillWait=30"), ("GraceTime=20", "GraceTime=0"))
 
 
 def test_preemption_saves_and_comes_back(cluster, oar, kill_wait_30):
@@ -87,6 +97,41 @@ def test_preemption_saves_and_comes_back(cluster, oar, kill_wait_30):
     said(folder, "attempt 1 rank 0")
     job = cluster.wait(number, ["COMPLETED"])
     assert saved(oar, "preempted") == ["1"] and job["Restarts"] == "1", output(folder)
+
+
+DOES_NOT_SAVE = """
+import os, time
+print("attempt", os.environ["DRUMBEAT_ATTEMPT"], flush=True)
+time.sleep(300 if os.environ["DRUMBEAT_ATTEMPT"] == "0" else 0)
+"""
+# Slurm's grace begins with the job's own signal to its script, or with TERM to all of its processes.
+SIGNALS = {"own signal": (), "TERM": (("SlurmctldParameters=preempt_send_user_signal", ""),)}
+
+
+@pytest.mark.parametrize("how", SIGNALS)
+@pytest.mark.parametrize("when", ["running", "starting"])
+def test_a_preempted_job_comes_back_though_nothing_was_saved(cluster, oar, configured, how, when):
+    """In a GraceTime: the program does not handle the stop signal, or no agent is there yet."""
+    name = f"no-save-{when}-{how.replace(' ', '-')}"
+    configured(*SIGNALS[how])
+    gate = oar.home / f"{name}.begun"
+    keys = {}
+    if when == "starting":  # only the first start takes long
+        keys["before_agent"] = f"'[ -e {gate} ] || {{ touch {gate}; sleep 5; }}'"
+    script = oar.ranks("does_not_save", DOES_NOT_SAVE)
+    command = f"python3 {script}"
+    job = oar.job(name, nodes=1, ranks_per_node=1, partition="yields", command=command, **keys)
+    number, folder = oar.submit(job)
+    if when == "starting":
+        wait_for(gate.exists, 120, "the job's start")
+    else:
+        said(folder, "attempt 0")
+    urgent = cluster.out(
+        "sbatch", "--parsable", "-p", "urgent", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1"
+    ).strip()
+    cluster.wait(int(urgent), ["COMPLETED"])
+    job = cluster.wait(number, ["COMPLETED", "FAILED", "CANCELLED"])
+    assert job["JobState"] == "COMPLETED" and job["Restarts"] == "1", output(folder)
 
 
 def test_each_job_of_an_array(cluster, oar):

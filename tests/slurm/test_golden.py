@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.backends.slurm.directives import notes
+from drumbeat.backends.slurm.directives import check, notes
 from drumbeat.backends.slurm.render import render
-from drumbeat.spec.here import Here
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.sites import load_site
+from drumbeat.base.problem import Problem
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -37,7 +38,12 @@ def script(name):
     environ = {"PROJ": "/project/465", "HOME": "/home/ada", "WITH_CONDA": "conda"}
     site = load_site(job.site or name, environ)
     here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
-    return render(resolve(job, site, here)).text
+    return re.sub(r"\b[0-9a-f]{64}\b", "SHA256-OF-THE-ORDER", render(resolve(job, site, here)).text)
+
+
+def node_part(text):
+    """What srun runs on each node."""
+    return text.partition("END_OF_NODE'\n")[2].partition("\nEND_OF_NODE\n")[0]
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -51,10 +57,10 @@ def test_golden(name):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_both_shells_can_read_it(name):
-    """Slurm runs it with bash; on each node it is sh that reads it once more."""
-    for shell in ("bash", "sh"):
-        done = subprocess.run([shell, "-n"], input=script(name), text=True, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
+    """Slurm runs it with bash; on each node it is sh that reads its part."""
+    for shell, text in (("bash", script(name)), ("sh", node_part(script(name)))):
+        done = subprocess.run([shell, "-n"], input=text, text=True, capture_output=True, check=False)
+        assert text and done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -64,7 +70,7 @@ def test_it_does_what_no_script_should_forget(name):
     assert "--gpus-per-task" not in re.sub(r"#.*", "", text)  # it hides peers
     assert "pkill" not in text and "docker stop" not in text and "sudo" not in text
     assert "29500" not in text  # a fixed port collides
-    assert "scontrol show" not in text  # node 0 comes from Slurm's own list, also inside a container
+    assert "scontrol show hostnames" not in text  # node 0 comes from Slurm's own list, also inside a container
 
 
 def test_4096_nodes_render_quickly():
@@ -73,7 +79,7 @@ def test_4096_nodes_render_quickly():
     environ = {"PROJ": "/project/465", "HOME": "/home/ada"}
     here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
     order = resolve(job, load_site("lumi", environ), here)
-    assert len(render(order).text) - len(script("lumi")) < 40
+    assert len(render(order).text) - len(script("lumi")) < 100
 
 
 def test_gpus_without_cores_are_questioned():
@@ -86,3 +92,25 @@ def test_gpus_without_cores_are_questioned():
         job = job_from_text("nodes: 2\ncommand: python train.py\n" + text)
         here = Here("login1", "/w", {"HOME": "/h"}, 8, None, "ada", 1.7e9, "golden")
         assert bool(notes(resolve(job, load_site("slurm", {}), here))) == questioned
+
+
+@pytest.mark.parametrize(
+    "words,fix",
+    [
+        ("time: 2m\n", "more than 00:02:30 (hours:minutes:seconds), or stop-grace: 20s"),
+        ("time: 1m\nstop-grace: 5s\n", "more than 00:01:35 (hours:minutes:seconds)"),
+        ("time: 150s\n", ""),  # Slurm rounds it up to three minutes
+        ("time: 2m\nstop-grace: 20s\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_limit_that_leaves_no_time_to_train_is_refused(words, fix):
+    """Slurm may send its signal a minute early: the ranks would be told to stop as soon as they start."""
+    here = Here("login1", "/w", {"HOME": "/h"}, 8, None, "ada", 1.7e9, "golden")
+    order = resolve(job_from_text("command: python train.py\n" + words), load_site("slurm", {}), here)
+    if not fix:
+        check(order, str)
+        return
+    with pytest.raises(Problem) as problem:
+        check(order, str)
+    assert "leave no time to train" in str(problem.value) and str(problem.value).endswith("ask for " + fix)

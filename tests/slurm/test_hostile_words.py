@@ -7,11 +7,11 @@ import pytest
 
 from drumbeat import backends
 from drumbeat.backends.slurm.render import render
-from drumbeat.problem import Problem
-from drumbeat.spec.here import Here
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.sites import load_site
+from drumbeat.base.problem import Problem
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 
 KEYS = (
     "account", "partition", "qos", "constraint", "reservation", "dependency", "mail", "memory", "array", "gpus-as",

@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from drumbeat.signals import EXIT_MUSTER
+from drumbeat.base.signals import EXIT_MUSTER
 from tests.bench.cluster import HEAD
 from tests.conftest import wait_for
 

@@ -2,7 +2,7 @@
 
 import json
 
-from drumbeat.hostlist import expand
+from drumbeat.base.ranges import expand
 from tests.slurm.conftest import output
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from drumbeat.backends import get
-from drumbeat.problem import Problem
-from drumbeat.spec.here import Here
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.sites import load_site
+from drumbeat.base.problem import Problem
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
 
 JOB = {"name": "a", "site": "slurm", "nodes": 2, "ranks-per-node": 1, "command": "true"}
 

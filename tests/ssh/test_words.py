@@ -12,10 +12,10 @@ import pytest
 from drumbeat import backends
 from drumbeat.backends.ssh import Ssh, connection
 from drumbeat.backends.ssh.loader import MARK
-from drumbeat.order import Option, Resources
-from drumbeat.problem import Problem
-from drumbeat.spec.hostfile import read_hostfile
-from drumbeat.spec.job import job_from_text
+from drumbeat.base.order import Option, Resources
+from drumbeat.base.problem import Problem
+from drumbeat.jobfile.flags import read_hostfile
+from drumbeat.jobfile.job import job_from_text
 from tests.conftest import wait_for
 from tests.plan.making import order
 

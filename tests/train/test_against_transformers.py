@@ -8,8 +8,18 @@ import torch
 transformers = pytest.importorskip("transformers", reason="a heavy development dependency: pip install transformers")
 
 
-def test_llama() -> None:
-    from drumbeat.train.models.llama import Llama, LlamaShape, from_hugging_face
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 500_000.0},
+    "llama3": {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_llama(rope: str) -> None:
+    from drumbeat.train.models.llama import Llama, config_of, from_hugging_face, shape_from
 
     config = transformers.LlamaConfig(
         vocab_size=300,
@@ -20,9 +30,11 @@ def test_llama() -> None:
         num_key_value_heads=2,
         max_position_embeddings=32,
         rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+        rope_parameters=ROPES[rope],
     )
-    theirs, shape = transformers.LlamaForCausalLM(config), LlamaShape(64, 2, 4, 2, 128, 300, 32)
+    theirs, shape = transformers.LlamaForCausalLM(config), shape_from(config.to_dict())
+    again = transformers.LlamaConfig(**config_of(shape))
+    assert again.rope_parameters == config.rope_parameters and shape_from(again.to_dict()) == shape
     ours = Llama(shape)
     ours.load_state_dict(from_hugging_face(theirs.state_dict(), shape))
     tokens = torch.randint(0, 300, (2, 32))

@@ -291,3 +291,116 @@ except Exception as problem:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
     assert done.stdout.startswith("Problem training needs torch") and "pip install" in done.stdout, done.stderr
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)  # type: ignore[no-any-return]
+
+
+def mistaken(what: str) -> str:
+    model: nn.Module = Unused() if what == "unused" else nn.Linear(4, 4)
+    kind = torch.optim.LBFGS if what == "lbfgs" else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.5)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0) if what == "plateau" else None
+    try:
+        trainer = train.setup(model, optimizer, scheduler=plateau)
+        for _ in range(2):
+            trainer.step(
+                torch.ones(3, 4), lambda m, x: m(x).square().mean(0) if what == "unreduced" else m(x).square().mean()
+            )
+        if plateau is not None:
+            plateau.step(1.0)
+            plateau.step(2.0)
+            return f"lr {optimizer.param_groups[0]['lr']}"
+    except train.Refusal as refusal:
+        return str(refusal)
+    return "trained"
+
+
+@pytest.mark.parametrize(
+    "what,words",
+    [
+        ("unused", "unused.weight and 1 more had no part in the loss"),
+        ("lbfgs", "LBFGS calls the model several times"),
+        ("unreduced", "the loss has the shape (4,); return one number"),
+        ("plateau", "lr 0.05"),
+    ],
+)
+def test_what_torch_would_answer_with_a_traceback(world: GlooWorld, what: str, words: str) -> None:
+    for said in world.run(mistaken, what, size=2):
+        assert words in said
+
+
+def gpt2(layout: str, accumulate: int = 1, recompute: str = "none") -> List[float]:
+    """Its loss leaves the first label out, as Llama's, and it has no name for that."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trainer = train.setup(model, optimizer, layout=layout, accumulate=accumulate, recompute=recompute)
+    return [float(trainer.step(batch).loss) for batch in trainer.batches(Words(), batch_size=8)]
+
+
+@pytest.mark.parametrize(
+    "layout,accumulate,recompute", [("ddp", 1, "none"), ("fsdp", 2, "selective"), ("ddp", 2, "full")]
+)
+def test_a_loss_is_a_mean_over_what_it_leaves_over(
+    world: GlooWorld, layout: str, accumulate: int, recompute: str
+) -> None:
+    pytest.importorskip("transformers", reason="a heavy development dependency: pip install transformers")
+    want = world.run(gpt2, "ddp", size=1)[0]
+    assert world.run(gpt2, layout, accumulate, recompute, size=2)[0] == pytest.approx(want, rel=TOLERANCE)
+
+
+def two_worlds(rank: int, port: int, output: str) -> int:
+    """Rank 0, which serves the meeting place, leaves its first world late."""
+    import os
+    import time
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    for number in range(3):
+        model = nn.Linear(2, 1)
+        with train.setup(model, torch.optim.SGD(model.parameters(), lr=0.1)) as trainer:
+            trainer.step(torch.ones(4, 2), lambda m, x: m(x).mean())
+            if rank == 0:
+                time.sleep(0.5)
+        print(f"world {number} left", flush=True)
+    return 0
+
+
+def test_a_process_may_set_up_several_times(world: GlooWorld, tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    files = [tmp_path / f"rank-{rank}" for rank in range(2)]
+    ranks = [world.start(file, two_worlds, rank, port, "") for rank, file in enumerate(files)]
+    for process in ranks:
+        process.join(120)
+    alive = [process.is_alive() for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert not any(alive) and [process.exitcode for process in ranks] == [0, 0], [file.read_text() for file in files]
+
+
+@pytest.mark.parametrize("saved,resumed", [("SGD", "AdamW"), ("AdamW", "Adam")])
+def test_an_optimizer_does_not_take_the_state_of_another(tmp_path: Path, saved: str, resumed: str) -> None:
+    def trainer(kind: str) -> train.Trainer:
+        model = nn.Linear(2, 1)
+        return train.setup(model, getattr(torch.optim, kind)(model.parameters(), lr=0.1))
+
+    first = trainer(saved)
+    first.step(torch.ones(4, 2), lambda m, x: m(x).mean())
+    first.save(str(tmp_path), wait=True)
+    with pytest.raises(train.Refusal, match=f"holds the state of {saved}, and this run uses {resumed}"):
+        trainer(resumed).load(str(tmp_path))

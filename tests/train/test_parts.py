@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from drumbeat.hardware import peak_of
+from drumbeat.machine.peaks import peak_of
 from drumbeat.train.data.images import ImageArray
 from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.order import places

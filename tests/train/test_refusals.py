@@ -69,6 +69,14 @@ def test_one_clear_line(arguments: List[str], words: List[str], capsys: pytest.C
         assert word in said, said
 
 
+def test_a_loss_that_is_no_number_is_one_clear_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "llama", "--set", *SMALL, "lr=1e30", "clip=0", "warmup=0", "steps=4"]) == 1
+    said = capsys.readouterr().err
+    assert (
+        "FloatingPointError: loss or gradients are not finite at or before step 2" in said and "Traceback" not in said
+    )
+
+
 def test_the_words_of_settings_are_those_that_the_layouts_know() -> None:
     assert (WORDS["schedule"], WORDS["context"]) == (tuple(SCHEDULES), KINDS)
 

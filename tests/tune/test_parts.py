@@ -4,20 +4,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.finding import ERROR, Finding
-from drumbeat.problem import Problem
-from drumbeat.spec.placeholders import fill, places
+from drumbeat.base.problem import Problem
+from drumbeat.findings.model import ERROR, Finding
+from drumbeat.jobfile.resources import fill, places
 from drumbeat.train.parallel.layout import Layout
-from drumbeat.tune.candidates import layouts, ranked
-from drumbeat.tune.classify import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, classify
-from drumbeat.tune.command import find_recipe, layout_text, read_layout, tunable
-from drumbeat.tune.cost import cost
-from drumbeat.tune.judge import Judgement, judge
+from drumbeat.tune.command import find_recipe, layout_text, own_batch, read_layout, tunable
+from drumbeat.tune.judge import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, Judgement, classify, judge
 from drumbeat.tune.observe import Observed
-from drumbeat.tune.own_batch import own_batch
-from drumbeat.tune.point import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED, Point, Result
 from drumbeat.tune.progress import closing
-from drumbeat.tune.search import Done, divisors, most_trials
+from drumbeat.tune.search import (
+    FAILED,
+    HANG,
+    NAN,
+    OK,
+    OOM,
+    REFUSED,
+    STOPPED,
+    Done,
+    Point,
+    Result,
+    cost,
+    divisors,
+    layouts,
+    most_trials,
+    ranked,
+)
 from drumbeat.tune.trial_list import Plan
 
 
@@ -185,7 +196,8 @@ def test_the_largest_needs_room():
     assert near.recommended.point.batch == 2 and "1.0% slower" in near.why
     far = judge("batch", [result(2, 50.0), result(4, 100.0, memory=70.0)], gpu_gib=80.0)
     assert far.recommended.point.batch == 4 and "10.0 of 80 GiB left" in far.why
-    assert "unknown" in judge("batch", [result(4, 100.0)]).why
+    assert "the largest tried; how much memory was left is unknown" in judge("batch", [result(4, 100.0)]).why
+    assert "the largest that fits" in judge("batch", [result(4, 100.0), result(8, outcome=OOM)]).why
 
 
 def hook(name, speed, spread=None, loss=None):
@@ -202,6 +214,8 @@ def test_a_difference_within_the_noise_is_none():
     real = judge("hooks", [hook("all-reduce", 100.0, 0.01, 3.0), hook("bf16", 120.0, 0.01, 3.5)])
     assert real.recommended.point.hook == "bf16" and "3.5000 where all-reduce has 3.0000" in real.why
     assert judge("hooks", [hook("all-reduce", 100.0), hook("bf16", 101.9)]).recommended.point.hook == "all-reduce"
+    short = judge("hooks", [hook("all-reduce", 100.0), hook("bf16", 110.0, 0.01)])
+    assert short.recommended.point.hook == "all-reduce" and "20.1% (assumed: too few steps" in short.why
     noisy = judge(
         "batch",
         [Result(Point(batch=b), OK, "", 1.0, speed=s, unit="x", spread=0.1) for b, s in ((2, 80.0), (4, 100.0))],

@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.tune.point import HANG, NAN, OK, OOM
-from drumbeat.tune.search import Done, Next, Tried, divisors, most_trials, next_batch, smaller
+from drumbeat.tune.search import HANG, NAN, OK, OOM, Done, Next, Tried, divisors, most_trials, next_batch, smaller
 
 
 def search(candidates, start, outcome):

@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from drumbeat.verify.collective_test import main, matrix_product, pair_tests, sweep
+from drumbeat.inrank.collective_test import main, matrix_product, pair_tests, sweep
 
 fault = sys.argv.pop(1)
 mine = os.environ["RANK"] == "1"

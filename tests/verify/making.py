@@ -1,6 +1,6 @@
 """Results and machines for the judge, written by hand."""
 
-from drumbeat.facts.model import Cpus, CxiDevice, Facts, Gpu, Interface, Peer, Peers, RdmaDevice, RdmaPort
+from drumbeat.machine.model import Cpus, CxiDevice, Facts, Gpu, Interface, Peer, Peers, RdmaDevice, RdmaPort
 
 
 def results(nodes=2, per_node=1, **changes):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.desk.verify import peers_of
+from drumbeat.desk.start.verify import peers_of
 from drumbeat.runfolder.run import Run
 from drumbeat.verify.judge import judge
 from tests.conftest import need_torch

@@ -2,10 +2,9 @@
 
 import pytest
 
-from drumbeat.hardware.links import gpu_link_rate
-from drumbeat.order import Floor
-from drumbeat.verify.ceiling import ceilings
-from drumbeat.verify.judge import judge
+from drumbeat.base.order import Floor
+from drumbeat.machine.peaks import gpu_link_rate
+from drumbeat.verify.judge import ceilings, judge
 from tests.verify.making import ethernet, gemm, measured, pair, rails, results, slingshot
 
 
@@ -64,6 +63,12 @@ def test_bandwidth_within_low_and_not_told():
     within = results(2, 8, collectives=[measured(size=8 << 30, busbw=350)])
     assert verdict("bandwidth", within).answer == "within"
     low = results(2, 8, collectives=[measured(size=8 << 30, busbw=5.4)])
+    for busbw, answer in ((0.51, "within"), (0.49, "low")):  # half of what the links usually give
+        usual = ceilings(results(2, 8), rails(), False)["all_reduce"].usual
+        assert (
+            verdict("bandwidth", results(2, 8, collectives=[measured(size=8 << 30, busbw=busbw * usual)])).answer
+            == answer
+        )
     assert verdict("bandwidth", low).answer == "low" and "5.4 GB/s" in verdict("bandwidth", low).findings[0].title
     short = results(2, 8, collectives=[measured(size=16 << 20, busbw=45)])  # an eighth of the rate is healthy there
     assert verdict("bandwidth", short).answer == "unknown"

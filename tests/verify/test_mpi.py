@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from drumbeat.desk.verify_mpi import require_mpi_launcher
-from drumbeat.problem import Problem
-from drumbeat.verify.mpi import mpi_failed, mpi_lines
+from drumbeat.base.problem import Problem
+from drumbeat.desk.start.verify import require_mpi_launcher
+from drumbeat.verify.show import mpi_failed, mpi_lines
 
 
 def results(right=4, hosts=("a", "a", "b", "b")):

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
 import torch
 
-from drumbeat.verify.collective_test import gpu, pair_tests, patterns
+from drumbeat.inrank.collective_test import gpu, pair_tests, patterns
 
 SOURCE = Path(gpu.__file__)
 

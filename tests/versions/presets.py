@@ -7,13 +7,14 @@ what else those checkouts need. deepspeed and accelerate are asked where they ar
 import importlib.util
 import os
 import shlex
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.presets import with_preset
+from drumbeat.jobfile.flags import with_preset
+from drumbeat.jobfile.job import job_from_text
 
 PYTHON = os.environ.get("PRESETS_PYTHON", sys.executable)
 
@@ -33,8 +34,14 @@ def checkout(variable):
     return folder
 
 
-def parsed(python, script, arguments, folder=None):
-    environ = {**os.environ, "PYTHONPATH": folder or "", "JAX_PLATFORMS": "cpu", "DS_ACCELERATOR": "cpu"}
+def parsed(python, script, arguments, folder=None, given=None):
+    environ = {
+        **os.environ,
+        "PYTHONPATH": folder or "",
+        "JAX_PLATFORMS": "cpu",
+        "DS_ACCELERATOR": "cpu",
+        **(given or {}),
+    }
     done = subprocess.run(
         [python, "-c", script, *arguments], capture_output=True, text=True, env=environ, cwd=folder, timeout=1500
     )
@@ -60,18 +67,24 @@ def test_torchtitan():
 
 
 def test_maxtext():
+    """The preset's own words, unchanged, as the only process of one node: `hardware=` decides how it meets the others."""
     python = os.environ.get("MAXTEXT_PYTHON", "")
     if not python:
         pytest.skip("MAXTEXT_PYTHON names no interpreter: make versions")
     script = (
         "import sys; from maxtext.configs import pyconfig\n"
         "config = pyconfig.initialize_pydantic(['maxtext.trainers.pre_train.train', *sys.argv[1:]])\n"
-        "print('model', config.model_name, config.max_target_length)"
+        "import jax; from jax._src import distributed, xla_bridge\n"
+        "print('model', config.model_name, config.max_target_length)\n"
+        "print('met', distributed.global_state.coordinator_address, jax.process_count())\n"
+        "print('devices', xla_bridge.CUDA_VISIBLE_DEVICES.value)"
     )
-    arguments = [
-        "skip_jax_distributed_system=true" if word.startswith("hardware=") else word for word in words("jax-maxtext")
-    ]
-    assert "model llama3-8b 8192" in parsed(python, script, [*arguments, "hardware=cpu", "attention=dot_product"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = {"JAX_COORDINATOR_IP": "127.0.0.1", "JAX_COORDINATOR_PORT": str(port), "NNODES": "1", "NODE_RANK": "0"}
+    out = parsed(python, script, words("jax-maxtext"), given=given)
+    assert "model llama3-8b 8192" in out and f"met 127.0.0.1:{port} 1" in out and "devices all" in out
 
 
 def test_deepspeed():

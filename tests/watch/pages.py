@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from drumbeat.processes import start_time
+from drumbeat.base.processes import start_time
+from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import replace_json
 from tests.conftest import SOURCE
 
 

@@ -15,8 +15,8 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import parse_metric, so_far_line
 from drumbeat.watch import page_data, session
 from drumbeat.watch.model import RunView
-from drumbeat.watch.plain import screen
 from drumbeat.watch.session import Session
+from drumbeat.watch.text import screen
 from tests.runfolder.folders import metrics
 from tests.watch.pages import running, served, until
 from tests.watch.recorded import recorded

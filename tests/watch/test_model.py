@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from drumbeat.finding import Verdict
+from drumbeat.findings.model import Verdict
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.watch import page_data

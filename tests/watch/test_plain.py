@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from drumbeat.watch.plain import screen, table
 from drumbeat.watch.session import Session
+from drumbeat.watch.text import screen, table
 from tests.runfolder.folders import events, make_run
 from tests.watch.recorded import begin, recorded
 
@@ -88,8 +88,8 @@ def test_torn_records_are_left_out(tmp_path):
 def test_an_array_is_watched_job_by_job(tmp_path):
     import dataclasses
 
-    from drumbeat.order import dump_order
-    from drumbeat.problem import Problem
+    from drumbeat.base.order import dump_order
+    from drumbeat.base.problem import Problem
     from tests.runfolder.folders import order
 
     run = make_run(tmp_path / "r")

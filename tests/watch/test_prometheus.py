@@ -11,8 +11,8 @@ import urllib.request
 
 import pytest
 
-from drumbeat.watch import families
-from drumbeat.watch.textfile import TextFile
+from drumbeat.watch import prometheus
+from drumbeat.watch.prometheus import TextFile
 from tests.conftest import ROOT
 from tests.watch.pages import running, served, until
 from tests.watch.recorded import recorded
@@ -85,9 +85,9 @@ def test_every_name_on_the_grafana_board_exists():
         for name in re.findall(r"drumbeat_\w+", target["expr"])
     }
     known = {"drumbeat_tokens_per_second", "drumbeat_samples_per_second", "drumbeat_slowest_rank_step_duration_seconds"}
-    known |= {"drumbeat_median_rank_step_duration_seconds"} | {f"drumbeat_{each[0]}" for each in families._OF_RUN}
-    known |= {f"drumbeat_node_{each[0]}" for each in families._OF_NODE}
-    known |= {f"drumbeat_gpu_{each[0]}" for each in families._OF_GPU}
+    known |= {"drumbeat_median_rank_step_duration_seconds"} | {f"drumbeat_{each[0]}" for each in prometheus._OF_RUN}
+    known |= {f"drumbeat_node_{each[0]}" for each in prometheus._OF_NODE}
+    known |= {f"drumbeat_gpu_{each[0]}" for each in prometheus._OF_GPU}
     assert asked and asked <= known
 
 

@@ -1,6 +1,6 @@
 """`status` of a running run says what its GPUs do."""
 
-from drumbeat.desk.gpu_use import gpu_use
+from drumbeat.runfolder.lines import gpu_use
 from drumbeat.runfolder.run import Run
 from tests.runfolder.folders import make_run
 from tests.watch.pages import running

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.printed.reader import Reader
+from drumbeat.metrics.printed import Reader
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import Summary
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import List, Union
 
-from drumbeat.packaged import parse_yaml
+from drumbeat.base.data import parse_yaml
 from tests.workloads import data
 from tests.workloads.lines import LINES, LineRow, Lines
 from tests.workloads.results import TOP, Results, kept_source

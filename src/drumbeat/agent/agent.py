@@ -4,30 +4,106 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
+import socket
 import sys
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional, Protocol
 
 from drumbeat import __version__
-from drumbeat.agent.folder_child import FolderChild
-from drumbeat.agent.folder_start import prepare_folder
+from drumbeat.agent.folder.child import FolderChild, prepare_folder
 from drumbeat.agent.guard import warn
-from drumbeat.agent.lead_findings import stalled_finding
-from drumbeat.agent.monitor import OpenTextFile
-from drumbeat.agent.monitor_process import MonitorProcess
-from drumbeat.agent.node import Node
-from drumbeat.agent.preflight import check_node, read_host_paths
+from drumbeat.agent.lead.attempt import stalled_finding
+from drumbeat.agent.member.monitor import MonitorProcess, OpenTextFile
+from drumbeat.agent.member.node import Node
+from drumbeat.agent.member.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.side import Side
-from drumbeat.agent.wakeup import Wakeup
-from drumbeat.agent.wire.messages import End, Found, Hello, Look, Message, Prepare, Start, Stop, StopAsked
-from drumbeat.agent.world import World, network_of, peers_of
-from drumbeat.facts.model import Facts
-from drumbeat.forked import on_storage
-from drumbeat.order import Order
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.stop_file import StopFile
+from drumbeat.agent.wire.messages import (
+    End,
+    Found,
+    Hello,
+    Look,
+    Message,
+    Prepare,
+    Start,
+    Stop,
+    StopAsked,
+    World,
+    network_of,
+    peers_of,
+)
+from drumbeat.base.order import Order
+from drumbeat.base.processes import on_storage
+from drumbeat.base.signals import STOPS, let_stops_in
+from drumbeat.findings.model import Finding
+from drumbeat.machine.model import Facts
+from drumbeat.runfolder.layout import RunFolder, StopFile
 from drumbeat.runfolder.summary import gpus_used
+
+# What the agent asks of its side of the run: the lead's (`lead_side`) or a member's (`member_side`).
+
+
+class Side(Protocol):
+    @property
+    def busy(self) -> bool:
+        """Whether there is more to send than one turn has sent."""
+
+    @property
+    def patient(self) -> bool:
+        """Whether messages may wait for a moment, so that several are read in one turn."""
+
+    def skip_old_stops(self) -> None:
+        """First of all: what the `stop` file asks of an earlier start of this run is not for us."""
+
+    def begin(self) -> None:
+        """Open the run folder, where this side knows which it is; from now on a stop is obeyed."""
+
+    def open(self) -> None:
+        """Meet the others."""
+
+    def tell(self, message: Message) -> None:
+        """A message of this node to the lead."""
+
+    def beat(self) -> None:
+        """Tell the lead that this node is alive, and how far it is."""
+
+    def tick(self, now: float) -> None: ...
+
+    def send_some(self) -> None: ...
+
+    def look_for_stop(self, now: float) -> None:
+        """Obey the `stop` file of the run folder."""
+
+    def give_up(self) -> None:
+        """This agent has lost its guard."""
+
+    def storage_lost(self, finding: Finding) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+# Signals of an agent: they wake its loop, and are read there as numbers.
+
+
+class Wakeup:
+    """Catches the stop signals and SIGCHLD from now on; what came before, blocked, is delivered."""
+
+    def __init__(self) -> None:
+        self.sock, self._write = socket.socketpair()
+        self.sock.setblocking(False)
+        self._write.setblocking(False)
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for number in (*STOPS, signal.SIGCHLD):
+            signal.signal(number, lambda number, frame: None)
+        let_stops_in()
+
+    def stop_signals(self) -> List[int]:
+        """The stop signals that have come since the last call."""
+        try:
+            return [byte for byte in self.sock.recv(4096) if byte in STOPS]
+        except BlockingIOError:
+            return []
+
 
 _OPEN = 30.0  # seconds for the storage of the run folder to answer before the ranks are started
 _LAST_WRITES, _STALLED_WAIT = 60.0, 3.0  # seconds for what is still to be written at the end

@@ -12,9 +12,8 @@ import signal
 import time
 from typing import Callable
 
-from drumbeat.process_signals import let_stops_in
-from drumbeat.processes import become_subreaper, cpu_seconds, die_with_parent, fork, sweep
-from drumbeat.signals import STOPS
+from drumbeat.base.processes import become_subreaper, cpu_seconds, die_with_parent, fork, sweep
+from drumbeat.base.signals import STOPS, let_stops_in
 
 _PAUSED = 2.0  # seconds between two looks, of which each takes half a second at most
 _STARVED = 8  # an agent that only waits for a core may be late by so many deadlines

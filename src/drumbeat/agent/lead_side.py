@@ -5,39 +5,266 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import signal
 import time
-from typing import Any, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
 
 from drumbeat.agent.agent import Agent
-from drumbeat.agent.connections import Connections
-from drumbeat.agent.folder_start import Earlier, earlier_starts, summary_at_the_end
-from drumbeat.agent.gathered_files import gather_files
+from drumbeat.agent.folder.child import Earlier, FolderChild, earlier_starts, summary_at_the_end
 from drumbeat.agent.guard import warn
-from drumbeat.agent.lead import Lead
-from drumbeat.agent.lead_acts import Act, Finish, Record, Tell
-from drumbeat.agent.lead_watch import LeadWatching
-from drumbeat.agent.member_messages import MemberMessages
-from drumbeat.agent.on_end import run_on_end
-from drumbeat.agent.outbox import Outbox
-from drumbeat.agent.ranks_meeting import RanksMeeting
-from drumbeat.agent.stop_requests import CANCEL, NOTICE, SIGNAL, USER, StopRequest
-from drumbeat.agent.summary import what_follows, write_end
+from drumbeat.agent.lead.connections import Connections, Outbox, gather_files
+from drumbeat.agent.lead.lead import Lead
+from drumbeat.agent.lead.model import (
+    CANCEL,
+    LAUNCHER,
+    NOTICE,
+    NOW,
+    SIGNAL,
+    USER,
+    Act,
+    Finish,
+    Record,
+    StopRequest,
+    Tell,
+    record_finding,
+)
+from drumbeat.agent.lead.summary import run_on_end, what_follows, write_end
 from drumbeat.agent.watchers.build import build_lead_watchers
-from drumbeat.agent.wire.dial import resolve
-from drumbeat.agent.wire.messages import End, Hello, Message, Refuse
-from drumbeat.agent.world import World
-from drumbeat.facts.host import LiveHost
-from drumbeat.facts.packages import all_versions
-from drumbeat.finding import Finding
-from drumbeat.forked import in_child, on_storage
-from drumbeat.record import from_plain, to_plain
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.summary import Summary
-from drumbeat.runfolder.verdict import REQUEUE
-from drumbeat.runfolder.write import EventLog, replace_json
-from drumbeat.signals import EXIT_STORAGE
+from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Watcher
+from drumbeat.agent.wire.files import take
+from drumbeat.agent.wire.meet import free_port, is_held, resolve
+from drumbeat.agent.wire.messages import (
+    Beat,
+    Counted,
+    Done,
+    End,
+    FilePart,
+    FirstStep,
+    Found,
+    Hello,
+    Judged,
+    Look,
+    Looked,
+    Message,
+    RankEnded,
+    Refuse,
+    StopAsked,
+    WireError,
+    World,
+    peers_of,
+)
+from drumbeat.base.processes import in_child, on_storage
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.base.signals import EXIT_STORAGE
+from drumbeat.findings.model import Finding
+from drumbeat.machine.fabric import all_versions
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Facts
+from drumbeat.plan.rendezvous import rendezvous
+from drumbeat.runfolder.files import EventLog, replace_json
+from drumbeat.runfolder.layout import RunFolder, StopFile
+from drumbeat.runfolder.state import CODE as HANG
+from drumbeat.runfolder.summary import REQUEUE, Summary
+
+# Feeds the lead's watchers and turns what they ask for into acts of the lead.
+
+
+class LeadWatching:
+    def __init__(self, lead: Lead, watchers: Sequence[Watcher]) -> None:
+        self.lead, self.watchers = lead, watchers
+        self._asked = 0  # looks so far
+        self._asking: Dict[int, Watcher] = {}  # number of a look -> who asked for it; only the last one of each
+
+    def beat(self, member: int, beat: Beat, now: float) -> List[Act]:
+        return self._feed(Saw("beat", {"member": member, "beat": beat}), now)
+
+    def rank_ended(self, member: int, ended: RankEnded, now: float) -> List[Act]:
+        known = self.lead.members.get(member)
+        about = {
+            "rank": ended.rank, "exit_code": ended.exit_code, "by_us": ended.by_us,
+            "node": self.lead.node_rank(member), "host": known.host if known else "", "of_command": ended.of_command,
+            "words": ended.finding.evidence[0].text[:200] if ended.finding and ended.finding.evidence else "",
+        }  # fmt: skip
+        return self._feed(Saw("exited", about), now)
+
+    def looked(self, member: int, answer: Looked, now: float) -> List[Act]:
+        watcher = self._asking.get(answer.number)
+        if watcher is None or not self.lead.is_current(answer.attempt):
+            return []
+        return self._one(
+            watcher, Saw("looked", {"member": member, "looks": list(answer.looks), "ras": list(answer.ras)}), now
+        )
+
+    def tick(self, now: float) -> List[Act]:
+        return self._feed(Saw("tick"), now)
+
+    def recorded(self, kind: str, now: float) -> List[Act]:
+        """The lead has decided something: an attempt begins, or its ranks are being ended."""
+        if kind == "attempt-started":
+            attempt = self.lead.attempts[-1]
+            members = {
+                number: {"node": node, "host": self.lead.members[number].host, "ranks": self.lead.members[number].ranks}
+                for node, number in enumerate(attempt.assignment)
+            }
+            return self._feed(Saw("attempt", {"number": attempt.number, "members": members}), now)
+        if kind in ("stopping", "attempt-ended"):
+            return self._feed(Saw("stopping"), now)
+        return []
+
+    def _feed(self, saw: Saw, now: float) -> List[Act]:
+        return [act for watcher in self.watchers for act in self._one(watcher, saw, now)]
+
+    def _one(self, watcher: Watcher, saw: Saw, now: float) -> List[Act]:
+        acts: List[Act] = []
+        for action in watcher.on(saw, now):
+            if isinstance(action, Emit):
+                if action.kind == "resumed":
+                    self.lead.suspect(None)
+                acts.append(Record(action.kind, action.data))
+            elif isinstance(action, AskLook):
+                acts.append(self._ask(watcher, action.members))
+            elif isinstance(action, (Warn, Stop)):
+                if action.finding.code.startswith(HANG):
+                    self.lead.suspect(action.finding)
+                acts.append(record_finding(action.finding))
+                if isinstance(action, Stop):
+                    acts += self.lead.watcher_stop(action.finding, now)
+        return acts
+
+    def _ask(self, watcher: Watcher, members: Tuple[int, ...]) -> Tell:
+        self._asked += 1
+        self._asking = {number: who for number, who in self._asking.items() if who is not watcher}
+        self._asking[self._asked] = watcher
+        return Tell(members, Look(self.lead.attempts[-1].number, self._asked))
+
+
+# What members tell the lead while ranks run: one place for each type of message.
+
+
+class MemberMessages:
+    """`do` carries out what the lead decides."""
+
+    def __init__(
+        self,
+        lead: Lead,
+        watching: LeadWatching,
+        do: Callable[[List[Act]], None],
+        folder: RunFolder,
+        child: FolderChild,
+        by_mpirun: bool,
+    ) -> None:
+        self.lead, self.watching, self.do, self.folder, self.child = lead, watching, do, folder, child
+        self.by_mpirun = by_mpirun
+        self._first_step_of = -1  # the attempt whose first step is recorded
+        self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
+            Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
+            FirstStep: self._first_step, Judged: self._judged, Found: self._found, Looked: self._looked,
+            FilePart: self._file, Counted: self._counted,
+        }  # fmt: skip
+
+    def handle(self, member: int, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise WireError(f"a member does not send {type(message).__name__}")
+        handler(member, message)
+
+    def _beat(self, member: int, message: Beat) -> None:
+        self.lead.beat(member, message)
+        self.do(self.watching.beat(member, message, time.monotonic()))
+
+    def _rank_ended(self, member: int, message: RankEnded) -> None:
+        now = time.monotonic()
+        self.do(self.watching.rank_ended(member, message, now) if self.lead.is_current(message.attempt) else [])
+        self.do(self.lead.rank_ended(member, message, now))
+
+    def _done(self, member: int, message: Done) -> None:
+        self.do(self.lead.member_done(member, message, time.monotonic()))
+
+    def _stop_asked(self, member: int, message: StopAsked) -> None:
+        number = message.signal
+        why = f"node {member} was asked to stop by {signal.Signals(number).name}"
+        if number == signal.SIGQUIT:
+            self.do(self.lead.stop(StopRequest(NOW, number, why)))
+        else:
+            way = LAUNCHER if self.by_mpirun else SIGNAL
+            self.do(self.lead.signalled(StopRequest(way, number, why), time.monotonic()))
+
+    def _first_step(self, member: int, message: FirstStep) -> None:
+        attempt = self.lead.attempts[-1].number if self.lead.attempts else -1
+        if attempt > self._first_step_of:
+            self._first_step_of = attempt
+            first = message.t + self.lead.members[member].clock_offset
+            self.lead.first_step = (attempt, first)
+            self.do([Record("first-step", {"seconds": round(first - self.lead.order.created, 3)})])
+
+    def _judged(self, member: int, message: Judged) -> None:
+        self.do([Record("verdict", {"verdict": to_plain(message.verdict), "peer": member})])
+
+    def _found(self, member: int, message: Found) -> None:
+        self.do([record_finding(message.finding)])
+        self.lead.found(member, message.finding)
+        if message.stop:
+            self.do(self.lead.watcher_stop(message.finding, time.monotonic()))
+
+    def _looked(self, member: int, message: Looked) -> None:
+        self.do(self.watching.looked(member, message, time.monotonic()))
+
+    def _counted(self, member: int, message: Counted) -> None:
+        self.lead.counted(member, message)
+
+    def _file(self, member: int, message: FilePart) -> None:
+        take(self.folder.node(member), message, self.child.create, self.child.append)
+
+
+# Where the ranks meet (MASTER_ADDR, MASTER_PORT), and who takes part in an attempt, as peers.json says it.
+
+
+class RanksMeeting:
+    def __init__(self) -> None:
+        self.address = "127.0.0.1"  # this machine's; a member that has reached us by another proves a better one
+
+    def pick(self, lead: Lead, facts: Facts, world: World, first: int) -> Tuple[str, int]:
+        """As planned, on the machine of node 0, which is member `first`: on its first free port, where that machine is ours."""
+        order = lead.order
+        planned = rendezvous(order, peers_of(world, order, 0, self.address, facts))
+        self.address = planned.address or self.address
+        exported = os.environ.get("MASTER_PORT", "")
+        if exported.isdigit() and not lead.attempts:
+            return self.address, int(exported)  # the user's own choice wins, until it turns out to be taken
+        used = {attempt.port for attempt in lead.attempts}
+        ports = [port for port in planned.ports if port not in used] or list(planned.ports)
+        if first and not order.emulated:
+            return lead.members[first].address, ports[0]  # a spare is node 0: only it could tell which are free
+        return self.address, free_port(self.address, ports)
+
+    def is_taken(self, lead: Lead) -> bool:
+        """Whether somebody else has the port of the attempt that has just ended; False where another machine would know."""
+        attempt = lead.attempts[-1]
+        return is_held(attempt.port) if lead.order.emulated or not attempt.assignment[0] else False
+
+    def peers(self, lead: Lead) -> Dict[str, Any]:
+        """Who takes part, and as which node; what each of them has, it writes itself."""
+        attempt, members = lead.attempts[-1], lead.members
+        nodes = [
+            {"node": node, "member": number, "host": member.host, "address": member.address,
+             "clock_offset": member.clock_offset, "ranks": member.ranks}
+            for node, number in enumerate(attempt.assignment)
+            for member in [members[number]]
+        ]  # fmt: skip
+        spares = [
+            {"member": number, "host": member.host}
+            for number, member in sorted(members.items())
+            if member.fit and number not in attempt.roles
+        ]
+        return {
+            "nodes": nodes,
+            "spares": spares,
+            "master_addr": self.address,
+            "master_port": attempt.port,
+            "schema": "1.0",
+        }
+
 
 _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the first word of a line in the `stop` file
 _LOOK_EVERY = 1.0  # seconds between two looks at what takes longer with every member
@@ -82,7 +309,12 @@ class LeadSide:
         earlier = from_plain(Earlier, found)
         self.events = EventLog(self.folder.events, 0, child.append)
         self.lead = Lead(
-            order, self._pick_port, time.monotonic(), earlier=list(earlier.ends), requeues=earlier.requeues
+            order,
+            self._pick_port,
+            time.monotonic(),
+            earlier=list(earlier.ends),
+            requeues=earlier.requeues,
+            port_taken=lambda: self.meeting.is_taken(self.lead),
         )
         self.watching = LeadWatching(self.lead, build_lead_watchers(order))
         self.messages = MemberMessages(
@@ -212,8 +444,18 @@ class LeadSide:
     def from_member(self, member: int, message: Message) -> None:
         self.messages.handle(member, message)
 
-    def lost(self, member: int, why: str) -> None:
-        self._do(self.lead.member_lost(member, why, time.monotonic()))
+    @property
+    def patience(self) -> float:
+        return self.lead.patience
+
+    def silent(self, member: int, seconds: float) -> None:
+        self._do(self.lead.member_silent(member, seconds))
+
+    def heard_again(self, member: int, seconds: float) -> None:
+        self._do(self.lead.member_heard(member, seconds))
+
+    def lost(self, member: int, why: str, silent: bool = False) -> None:
+        self._do(self.lead.member_lost(member, why, time.monotonic(), silent))
 
     # -- the lead's decisions, carried out ---------------------------------------------------------------------------
 

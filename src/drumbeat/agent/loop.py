@@ -9,12 +9,12 @@ import time
 from typing import List, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
-from drumbeat.agent.lead_findings import no_room_finding, storage_finding
+from drumbeat.agent.lead.attempt import no_room_finding, storage_finding
 from drumbeat.agent.lead_side import LeadSide
+from drumbeat.agent.member.preflight import task_meeting
 from drumbeat.agent.member_side import MemberSide
-from drumbeat.agent.place import task_meeting
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
-from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE
+from drumbeat.base.signals import EXIT_MUSTER, EXIT_STORAGE
 
 _TICK = 0.25  # seconds
 _SERVE = 0.2  # for messages in one turn
@@ -41,8 +41,8 @@ class Loop:
         self.storage_until = 0.0  # once the run folder cannot be written any more: when to end at the latest
 
     def run(self) -> int:
-        from drumbeat.facts.gather import gather
-        from drumbeat.facts.host import LiveHost
+        from drumbeat.machine.gather import gather
+        from drumbeat.machine.host import LiveHost
 
         agent = self.agent
         try:

@@ -7,31 +7,36 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, List
 
 from drumbeat.agent.guard import guard, warn
-from drumbeat.agent.place import placed
-from drumbeat.facts import identity
-from drumbeat.facts.host import LiveHost
-from drumbeat.order import load_order
-from drumbeat.problem import Problem
-from drumbeat.processes import die_with_parent
-from drumbeat.record import RecordError
-from drumbeat.signals import EXIT_USAGE
+from drumbeat.agent.member.preflight import placed
+from drumbeat.base.order import load_order
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import die_with_parent
+from drumbeat.base.record import RecordError
+from drumbeat.base.signals import EXIT_USAGE
+from drumbeat.machine import identity
+from drumbeat.machine.host import LiveHost
 
 if TYPE_CHECKING:  # the guard does with as little as it can
-    from drumbeat.agent.monitor import OpenTextFile
+    from drumbeat.agent.member.monitor import OpenTextFile
 
 
 def run_agent(arguments: List[str], open_textfile: OpenTextFile) -> int:
-    """Arguments: ORDER.json NODE REPORT_FD BUNDLE PARENT SIGNAL. The token comes in the environment, and goes no further.
+    """Arguments: ORDER.json NODE REPORT_FD BUNDLE PARENT SIGNAL ORDER_FD. The token comes in the environment and goes
+    no further.
+
+    The order comes by ORDER_FD, a file without a name that all agents of one desk share: nobody can have replaced it. Its
+    path is there to tell which run this is.
 
     PARENT is the pid of who started us: by now it may be gone, and our parent somebody else. SIGNAL is what its death means for
     us: TERM, a request to stop; KILL, the loss of this node.
     """
-    path, node, report_fd, bundle, parent, with_signal = arguments
+    path, node, report_fd, bundle, parent, with_signal, order_fd = arguments
     die_with_parent(int(parent), int(with_signal))
     token = os.environ.get("DRUMBEAT_TOKEN", "")
     try:
-        with open(path, encoding="utf-8") as file:
-            order = placed(load_order(file.read(), path), identity.read(LiveHost(), []))
+        text = os.pread(int(order_fd), os.fstat(int(order_fd)).st_size, 0)
+        os.close(int(order_fd))
+        order = placed(load_order(text.decode(), path), identity.read(LiveHost(), []))
     except (OSError, RecordError, Problem) as error:
         warn(str(error))
         return EXIT_USAGE

@@ -8,12 +8,11 @@ import signal
 import time
 from typing import List, Optional, Tuple
 
-from drumbeat import clock
 from drumbeat.agent.agent import Agent
-from drumbeat.agent.folder_start import MemberFolder, member_folder
+from drumbeat.agent.folder.child import MemberFolder, member_folder
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.dial import dial
 from drumbeat.agent.wire.files import files_of
+from drumbeat.agent.wire.meet import dial
 from drumbeat.agent.wire.messages import (
     Beat,
     End,
@@ -28,13 +27,13 @@ from drumbeat.agent.wire.messages import (
     Welcome,
     WireError,
 )
-from drumbeat.finding import Finding
-from drumbeat.forked import in_child
-from drumbeat.order import Order
-from drumbeat.record import from_plain, to_plain
-from drumbeat.runfolder.layout import NodeFolder, RunFolder
-from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.signals import EXIT_MUSTER
+from drumbeat.base import clock
+from drumbeat.base.order import Order
+from drumbeat.base.processes import in_child
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.base.signals import EXIT_MUSTER
+from drumbeat.findings.model import Finding
+from drumbeat.runfolder.layout import NodeFolder, RunFolder, StopFile
 
 _LEAVE = 60.0  # seconds for a member's files to reach the lead
 _ELSEWHERE = 10.0  # seconds to find our lead on the other ports, once another run's lead has answered
@@ -59,6 +58,7 @@ class MemberSide:
         self.ports: Tuple[int, ...] = ()  # where our lead may be
         self.beat_every = beat_interval(agent.order)
         self.heard = 0.0  # when the lead last said anything
+        self.silent = False  # the lead is, and it was said
         self.last_tick = 0.0
         self.given_up = False  # the lead is to see a lost node, whatever becomes of its ranks now
         self.alone = False  # the lead is gone or cannot be reached: this node saves and ends by itself
@@ -137,14 +137,24 @@ class MemberSide:
         elif self.up.closed:
             self._go_on_alone("the connection to the lead is lost", signal.SIGTERM, order.timing.failure_grace)
         elif now - self.heard > (order.timing.lost_node if node else order.timing.muster):
-            why = f"the lead has been silent for {now - self.heard:.0f} s"
-            self._go_on_alone(why, order.stop_signal, order.stop_grace)
+            self._lead_silent(now - self.heard)
         elif self.unanswered and now - self.unanswered[0][0] > _ANSWER:
             why = f"the lead has not answered a request to stop for {_ANSWER:g} s"
             self._go_on_alone(why, order.stop_signal, order.stop_grace)
         for since, number in self.unanswered:
             if number == signal.SIGQUIT and now - since > _ANSWER_NOW:
                 self.agent.end_now(128 + signal.SIGINT)
+
+    def _lead_silent(self, seconds: float) -> None:
+        """A network that stalls may come back, so ranks that are well go on for as long as they have to save."""
+        order, node = self.agent.order, self.agent.node
+        patience = order.timing.lost_node + order.stop_grace if node and node.active and not self.stopping else 0.0
+        why = f"the lead has been silent for {seconds:.0f} s"
+        if seconds > patience:
+            self._go_on_alone(why, order.stop_signal, order.stop_grace)
+        elif not self.silent:
+            self.silent = True
+            self.agent.complain(f"{why}; the ranks are asked to save and end after {patience - seconds:.0f} s more")
 
     def _go_on_alone(self, why: str, number: int, grace: float) -> None:
         """The ranks may save what they have; then this node ends and is free. Its lead has given it up, or will."""
@@ -219,6 +229,9 @@ class MemberSide:
             self.agent.complain(f"the lead: {error}")
             messages = []
             channel.close()
+        if self.silent and messages:
+            self.silent = False
+            self.agent.complain("the lead is heard again; the run goes on")
         self.heard = time.monotonic()
         for message in messages:
             if self.agent.exit_code is None:

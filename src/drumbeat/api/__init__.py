@@ -15,10 +15,9 @@ Mistakes of the user are `Problem`s, as on the command line.
 from __future__ import annotations
 
 from drumbeat.api.functions import CallFailed
-from drumbeat.api.jobs import JobLike, Planned, as_job, plan
-from drumbeat.api.runs import Submitted, cancel, logs, map_array, status, submit, wait
+from drumbeat.api.runs import JobLike, Planned, Submitted, as_job, cancel, logs, map_array, plan, status, submit, wait
+from drumbeat.base.problem import Problem
 from drumbeat.desk.state import State
-from drumbeat.problem import Problem
 from drumbeat.runfolder.records import Line
 
 __all__ = [

@@ -9,17 +9,17 @@ import pickle
 import sys
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
-from drumbeat.api.call.__main__ import read_own
-from drumbeat.desk.make_order import site_of
-from drumbeat.desk.place import find_place, to_queue
+from drumbeat.base.order import FUNCTION
+from drumbeat.base.problem import Problem
+from drumbeat.desk.start.make_order import site_of
+from drumbeat.desk.start.place import find_place, to_queue
 from drumbeat.desk.state import State
-from drumbeat.facts.host import LiveHost
-from drumbeat.order import FUNCTION
-from drumbeat.problem import Problem
+from drumbeat.inrank.call.__main__ import read_own
+from drumbeat.jobfile.job import Job
+from drumbeat.jobfile.resources import image_of
+from drumbeat.machine.host import LiveHost
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
-from drumbeat.spec.job import Job
-from drumbeat.spec.resources import image_of
 
 _MOST_BYTES = 64 << 20  # of a function and its arguments
 Call = Tuple[Sequence[Any], Dict[str, Any]]

@@ -3,23 +3,79 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+from drumbeat import backends
 from drumbeat.api import functions
-from drumbeat.api.jobs import JobLike, as_job, job_file
-from drumbeat.desk import submit as desk
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.desk.cancel import Patience, wait_for_end
 from drumbeat.desk.cancel import cancel as cancel_run
 from drumbeat.desk.runs import find_run, open_run
+from drumbeat.desk.start import submit as desk
+from drumbeat.desk.start.submit import prepare
 from drumbeat.desk.state import State, state_of
 from drumbeat.desk.status import status as run_status
-from drumbeat.desk.waiting import Patience, wait_for_end
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.jobfile.flags import with_hostfile, with_preset
+from drumbeat.jobfile.job import Job, job_from_file, job_from_text
+from drumbeat.plan.node_plan import NodePlan, plan_node
 from drumbeat.runfolder.follow import LINES, Follower
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import Run
+
+# From what a Python user writes to a Job, and what it would become.
+
+
+JobLike = Union[str, "os.PathLike[str]", Mapping[str, Any], Job]
+
+
+@dataclass(frozen=True)
+class Planned:
+    order: Order
+    nodes: Tuple[NodePlan, ...]  # what each node's ranks get; empty where the nodes are not known yet
+    script: str  # what submit would send, byte for byte; empty where there is nothing to send it to
+
+
+def as_job(job: JobLike) -> Job:
+    """The path of a job file, or a mapping with its keys (`ranks_per_node` is `ranks-per-node`), or a Job as it is."""
+    if isinstance(job, Job):
+        return job
+    if isinstance(job, Mapping):
+        keys = {str(key).replace("_", "-"): value for key, value in job.items()}
+        try:
+            text = json.dumps({key: value for key, value in keys.items() if value is not None})
+        except (TypeError, ValueError) as error:
+            raise Problem(f"a job's keys hold text, numbers, lists and mappings: {error}") from None
+        made = job_from_text(text, "job")  # JSON is YAML, and the same checks hold
+    else:
+        path = os.fspath(job)
+        if not os.path.exists(path) and " " in path:
+            raise Problem(
+                f"there is no job file {path!r}", "a command goes into a mapping: {'command': ..., 'nodes': 2}"
+            )
+        made = job_from_file(path)
+    return with_hostfile(with_preset(made), os.environ)
+
+
+def job_file(job: Any) -> Optional[str]:
+    return os.fspath(job) if isinstance(job, (str, os.PathLike)) else None
+
+
+def plan(job: JobLike) -> Planned:
+    """What would happen, wherever this is typed: nothing is started or sent."""
+    ready = prepare(as_job(job), (), None, os.environ)
+    nodes = () if ready.away else tuple(
+        plan_node(ready.order, facts, ready.peers, node) for node, facts in enumerate(ready.facts)
+    )  # fmt: skip
+    script = ""
+    if ready.order.backend != "local":
+        script = backends.get(ready.order.backend).render(ready.order).text
+    return Planned(ready.order, nodes, script)
+
 
 RunLike = Union[str, "Submitted"]
 

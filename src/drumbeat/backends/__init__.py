@@ -15,8 +15,8 @@ import sys
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from drumbeat.backends.contract import Backend, parse_handle
-from drumbeat.facts.model import Identity
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
+from drumbeat.machine.model import Identity
 
 GROUP = "drumbeat.backends"
 _BUILT_IN = {

@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.facts.model import Identity
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
-from drumbeat.runfolder.read import Files
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+from drumbeat.machine.model import Identity
+from drumbeat.runfolder.files import Files
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
     "queued",
@@ -149,9 +149,9 @@ class Backend:
     def render(self, order: Order) -> Request:
         raise self.unable("cannot be given jobs", "drumbeat run starts the job here")
 
-    def render_command(self, order: Order, words: Sequence[str], why: str) -> Request:
-        """A job that runs one of drumbeat's own commands on its first node, as a person would in an allocation. `words`
-        stand after `drumbeat.pyz`; in them `{folder}` is the job's folder."""
+    def render_command(self, order: Order, word: str, request: str, text: str, why: str) -> Request:
+        """A job that runs one of drumbeat's own commands on its first node, as a person would in an allocation: `word`, with
+        the file `request` in the job's folder, which holds `text`. See bundle/pinned.py."""
         raise self.unable("cannot run a tuning as one job", "tune where the trials can run: in an allocation, or here")
 
     # -- the job -----------------------------------------------------------------------------------------------------
@@ -190,7 +190,8 @@ class Backend:
         return None
 
     def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
-        """How to start `drumbeat.pyz _node RUN/order.json` on every node of the allocation that we are in."""
+        """How to start `drumbeat.pyz _node RUN/order.json`, checked by bundle/pinned.py, on every node of the allocation that
+        we are in."""
         raise self.unable("starts no agents from inside an allocation", "drumbeat submit JOB.yaml")
 
     def finish(self, handle: str, environ: Mapping[str, str]) -> None:

@@ -7,11 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import RUNNING, UNKNOWN, Backend, Status, parse_handle
-from drumbeat.problem import Problem
-from drumbeat.processes import launcher_descriptors, start_time
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import launcher_descriptors, start_time
+from drumbeat.runfolder.layout import RunFolder
 
 
 class Local(Backend):
@@ -63,11 +66,13 @@ def _process(handle: str) -> Tuple[str, Optional[int]]:
     return (parsed.cluster if parsed else ""), int(pid) if alive else None
 
 
-def agent_argv(bundle: str, order_file: str, node: int, report_fd: int, with_signal: int) -> Tuple[str, ...]:
+def agent_argv(
+    bundle: str, order_path: str, node: int, report_fd: int, with_signal: int, order_fd: int
+) -> Tuple[str, ...]:
     # -I -S: neither the caller's PYTHONPATH nor any installed package may change what the agent is
     own = str(os.getpid())
-    numbers = (str(node), str(report_fd))
-    return (sys.executable, "-I", "-S", bundle, "_agent", order_file, *numbers, bundle, own, str(int(with_signal)))
+    about = (order_path, str(node), str(report_fd), bundle, own, str(int(with_signal)), str(order_fd))
+    return (sys.executable, "-I", "-S", bundle, "_agent", *about)
 
 
 def is_agent(pid: int) -> bool:
@@ -81,7 +86,7 @@ def is_agent(pid: int) -> bool:
 
 def start_agents(
     bundle: str,
-    order_file: str,
+    order: Order,
     nodes: Iterable[int],
     token: str,
     environ: Mapping[str, str],
@@ -92,10 +97,13 @@ def start_agents(
     `with_signal` if this process is killed."""
     env = {**environ, "DRUMBEAT_TOKEN": token}
     started: Dict[int, subprocess.Popen[bytes]] = {}
-    keep = [*([report_fd] if report_fd >= 0 else []), *launcher_descriptors(environ)]
-    for node in nodes:
-        started[node] = subprocess.Popen(
-            agent_argv(bundle, order_file, node, report_fd, with_signal),
-            env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=keep, cwd=os.path.sep,
-        )  # fmt: skip
+    with tempfile.TemporaryFile() as file:
+        file.write(dump_order(order).encode())
+        file.flush()
+        keep = [file.fileno(), *([report_fd] if report_fd >= 0 else []), *launcher_descriptors(environ)]
+        for node in nodes:
+            started[node] = subprocess.Popen(
+                agent_argv(bundle, RunFolder(order.folder).order, node, report_fd, with_signal, file.fileno()),
+                env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=keep, cwd=os.path.sep,
+            )  # fmt: skip
     return started

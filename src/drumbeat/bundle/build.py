@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import io
@@ -11,19 +12,71 @@ import os
 import re
 import sys
 import tempfile
+import time
 import zipfile
 from typing import Any, Dict, Mapping, Optional
 
 import drumbeat
-from drumbeat.bundle.kept import hold, remove_old
-from drumbeat.home import home_folder
-from drumbeat.packaged import parse_yaml
-from drumbeat.private_folder import make_private, unsafe
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
+from drumbeat.base.data import parse_yaml
+from drumbeat.base.folders import home_folder, make_private, unsafe
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+
+# Bundles of earlier versions and other installations in the cache: the newest few stay, and so does every one that
+# is in use. Agents may run from a bundle in the cache for days and read it again and again, also on other machines
+# that share this home. Whoever uses one therefore holds a lock on it for as long as the process lives, and the time
+# of its last use is its time stamp.
+
+
+NEWEST = 5  # stay, whoever uses them
+_JUST_USED = 3600.0  # seconds: whoever was given the path may be about to open it
+_held: Dict[str, int] = {}  # path -> a descriptor with a shared lock, until this process ends
+
+
+def hold(path: str) -> None:
+    """From now on this process uses the bundle: nobody removes it."""
+    if path in _held:
+        return
+    try:
+        os.utime(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _held[path] = descriptor
+    except OSError:  # storage without locks: there nothing is ever removed either
+        os.close(descriptor)
+
+
+def remove_old(folder: str) -> None:
+    """Remove bundles that nobody uses, but for the newest. Whatever cannot be looked at stays."""
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith("drumbeat-") and name.endswith(".pyz")]
+        by_use = sorted((os.lstat(os.path.join(folder, name)).st_mtime, name) for name in names)
+    except OSError:
+        return  # another desk tidies up at this moment
+    for used, name in by_use[:-NEWEST]:
+        if time.time() - used > _JUST_USED:
+            _remove_unused(os.path.join(folder, name))
+
+
+def _remove_unused(path: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    except OSError:
+        pass  # in use, or no lock can be had
+    finally:
+        os.close(descriptor)
+
 
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
-_LEFT_OUT = ("integrations", "train", "watch")
+_LEFT_OUT = ("metrics/integrations", "train", "watch")
 # Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too; and the plain
 # table of `watch` works on a login node where nothing is installed.
 _BROUGHT = (
@@ -31,8 +84,7 @@ _BROUGHT = (
     *(
         f"watch/{name}.py"
         for name in (
-            "__init__", "checks", "curve", "event_rules", "families", "head", "model", "node_view", "plain", "session",
-            "state", "text", "textfile",
+            "__init__", "curve", "head", "model", "node_view", "prometheus", "session", "text",
         )
     ),
 )  # fmt: skip
@@ -69,9 +121,9 @@ class Importer(zipimport.zipimporter):
 sys.path_hooks.insert(0, Importer)
 sys.path_importer_cache.clear()
 
-from drumbeat.cli.entry import main
+import drumbeat.cli.entry
 
-sys.exit(main(sys.argv[1:]))
+sys.exit(drumbeat.cli.entry.main(sys.argv[1:]))
 """
 
 
@@ -96,15 +148,14 @@ def _files() -> Dict[str, str]:
     found = {}
     for base, folders, names in os.walk(_ROOT):
         place = os.path.relpath(base, _ROOT)
-        if place == ".":
-            folders[:] = [folder for folder in folders if folder not in _LEFT_OUT]
+        folders[:] = [name for name in folders if os.path.normpath(os.path.join(place, name)) not in _LEFT_OUT]
         for name in names:
             if name.endswith((".py", ".yaml", ".sh")):
                 found[os.path.normpath(os.path.join("drumbeat", place, name))] = os.path.join(base, name)
     found.update({f"drumbeat/{name}": os.path.join(_ROOT, name) for name in _BROUGHT})
     spec = importlib.util.find_spec("yaml")
     if spec is None or not spec.submodule_search_locations:
-        raise Problem("PyYAML is not installed here, and it belongs into the bundle", "pip install PyYAML")
+        raise Problem("PyYAML is not installed here, and it must be in the bundle", "pip install PyYAML")
     yaml = spec.submodule_search_locations[0]
     for name in os.listdir(yaml):
         if name.endswith(".py") and name != "cyaml.py":  # the compiled part would tie the file to one machine
@@ -125,7 +176,7 @@ def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
 def _used(name: str, data: bytes) -> Any:
     """The examples of a rule are there for readers and tests, and take a third of its room."""
     parsed = parse_yaml(data)
-    if not name.startswith("drumbeat/diagnose/rules/"):
+    if not name.startswith("drumbeat/logs/rules/"):
         return parsed
     return [{key: value for key, value in rule.items() if key not in ("examples", "near")} for rule in parsed]
 
@@ -249,3 +300,7 @@ if __name__ == "__main__":
     with open(sys.argv[1], "wb") as target:
         target.write(bundle_bytes())
     os.chmod(sys.argv[1], 0o755)  # noqa: S103 - it is a program for everybody
+    from drumbeat.bundle.payload import packed
+
+    size, travels = os.path.getsize(sys.argv[1]), len(packed(sys.argv[1]))
+    print(f"{sys.argv[1]}: {size / 1000:,.0f} kB; {travels / 1000:,.0f} kB of it travel to pods")

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drumbeat.cli.options import add_run
+from drumbeat.cli import add_run
 
 if TYPE_CHECKING:
     from drumbeat.runfolder.run import Run
@@ -22,9 +22,8 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     from drumbeat.backends.contract import ALIVE
     from drumbeat.desk.cancel import cancel, end_job, remove_ended, wait_ended
-    from drumbeat.desk.leftovers import end_leftovers, leftovers
     from drumbeat.desk.runs import find_running
-    from drumbeat.desk.status import status
+    from drumbeat.desk.status import end_leftovers, leftovers, status
 
     found = find_running(args.run, os.environ, lambda each: status(each).state in ALIVE)
     if status(found).state not in ALIVE and leftovers(found):

@@ -14,7 +14,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     if len(args.runs) < 2:
         raise Problem("compare takes two runs or more", "drumbeat compare RUN RUN; drumbeat list shows them")

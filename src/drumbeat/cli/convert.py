@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -17,11 +17,11 @@ def run(args: Any) -> int:
     import json
     import sys
 
+    from drumbeat.base.problem import Problem
     from drumbeat.cli.lint import read_script
     from drumbeat.convert.convert import convert
-    from drumbeat.convert.text import job_file
-    from drumbeat.problem import Problem
-    from drumbeat.spec.job import job_from_text
+    from drumbeat.convert.draft import job_file
+    from drumbeat.jobfile.job import job_from_text
 
     draft = convert(read_script(args.script))
     text = job_file(draft, "standard input" if args.script == "-" else args.script)

@@ -8,12 +8,12 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, List
 
-from drumbeat.cli.options import add_json
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
+from drumbeat.cli import add_json
 
 if TYPE_CHECKING:
-    from drumbeat.cli.log_sources import Source
-    from drumbeat.diagnose.reader import Reader
+    from drumbeat.desk.log_sources import Source
+    from drumbeat.logs.reader import Reader
     from drumbeat.runfolder.run import Run
 
 
@@ -37,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
         )
     report = reader.report()
     if args.json:
-        from drumbeat.record import to_json
+        from drumbeat.base.record import to_json
 
         print(to_json(report))
         return 0
-    from drumbeat.diagnose.text import render
+    from drumbeat.logs.show import render
 
     width = min(max(shutil.get_terminal_size((110, 24)).columns, 60), 140)
     print(render(report, width))
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 def read(paths: List[str]) -> Reader:
     """Everything below these paths, read; of one run folder also what the run itself recorded."""
-    from drumbeat.cli.log_sources import Progress, find
-    from drumbeat.diagnose.reader import Reader
+    from drumbeat.desk.log_sources import Progress, find
+    from drumbeat.logs.reader import Reader
 
     sources = find(paths)
     reader, progress = Reader(), Progress()
@@ -64,8 +64,8 @@ def read(paths: List[str]) -> Reader:
 
 
 def _read(reader: Reader, source: Source, progress: Any) -> None:
-    from drumbeat.cli.log_sources import encoding_of, lines, open_binary, start_of, with_tail
-    from drumbeat.diagnose import flight
+    from drumbeat.desk.log_sources import encoding_of, lines, open_binary, start_of, with_tail
+    from drumbeat.logs.read import flight
 
     start = start_of(source)
     if flight.looks_like_dump(os.path.basename(source.path), start):
@@ -90,8 +90,8 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
 
 def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
     """Topology, ports, GIDs, jobs: what people paste beside a log. Standard input is read once, as a log."""
-    from drumbeat.cli.log_sources import encoding_of
-    from drumbeat.diagnose.dumps import MAX_BYTES, read_dumps
+    from drumbeat.desk.log_sources import encoding_of
+    from drumbeat.machine.dumps import MAX_BYTES, read_dumps
 
     if source.path == "-" or start.startswith(b"\x1f\x8b") or os.path.getsize(source.path) > MAX_BYTES:
         return
@@ -101,10 +101,10 @@ def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
 
 def _add_record(reader: Reader, run: Run) -> None:
     """What the run itself recorded: its end, what its checks found, and which rank ended first, by the lead's clock."""
-    from drumbeat.desk.closing import near
-    from drumbeat.desk.recorded import recorded_end, with_paths
-    from drumbeat.diagnose.elastic import FirstFailure
-    from drumbeat.finding import Evidence
+    from drumbeat.desk.state import recorded_end, with_paths
+    from drumbeat.findings.model import Evidence
+    from drumbeat.logs.read.launchers import FirstFailure
+    from drumbeat.runfolder.lines import near
 
     reader.of_a_run = True
     reader.recorded = with_paths(run, recorded_end(run))
@@ -119,14 +119,14 @@ def _add_record(reader: Reader, run: Run) -> None:
 
 
 def _rules(as_json: bool) -> int:
-    from drumbeat.diagnose.rulebook import rulebook
+    from drumbeat.logs.meaning.rules import rulebook
 
     if as_json:
-        from drumbeat.record import to_json
+        from drumbeat.base.record import to_json
 
         print(to_json(rulebook().rules))
     else:
-        from drumbeat.diagnose.text import render_rules
+        from drumbeat.logs.show import render_rules
 
         print(render_rules(rulebook()))
     return 0

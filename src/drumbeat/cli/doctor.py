@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -20,7 +20,7 @@ def add_arguments(parser: Any) -> None:
         metavar="FILE",
         help="inside a container: what drumbeat facts --json said outside it, to compare the RDMA libraries",
     )
-    from drumbeat.facts.framework_answers import FRAMEWORKS
+    from drumbeat.machine.framework_answers import FRAMEWORKS
 
     parser.add_argument(
         "--framework",
@@ -39,11 +39,11 @@ def run(args: Any) -> int:
     from drumbeat.doctor.compare import compare
     from drumbeat.doctor.examine import examine, worst_first
     from drumbeat.doctor.network import compare_with_host
-    from drumbeat.facts.gather import gather
-    from drumbeat.facts.host import LiveHost
-    from drumbeat.facts.model import Facts, Peer, Peers
-    from drumbeat.facts.replay import open_host
-    from drumbeat.finding import ERROR, worst
+    from drumbeat.findings.model import ERROR, worst
+    from drumbeat.machine.gather import gather
+    from drumbeat.machine.host import LiveHost
+    from drumbeat.machine.model import Facts, Peer, Peers
+    from drumbeat.machine.replay import open_host
 
     if args.framework:
         return _framework(args)
@@ -62,11 +62,11 @@ def run(args: Any) -> int:
 
 
 def _framework(args: Any) -> int:
-    from drumbeat.doctor.frameworks import examine_framework
-    from drumbeat.facts.frameworks import ask
-    from drumbeat.facts.gather import gather
-    from drumbeat.facts.host import LiveHost
-    from drumbeat.finding import ERROR, worst
+    from drumbeat.doctor.software import examine_framework
+    from drumbeat.findings.model import ERROR, worst
+    from drumbeat.machine.frameworks import ask
+    from drumbeat.machine.gather import gather
+    from drumbeat.machine.host import LiveHost
 
     host = LiveHost()
     gpus = tuple(gpu.vendor for gpu in gather(host).gpus if not gpu.integrated)
@@ -76,8 +76,8 @@ def _framework(args: Any) -> int:
 
 
 def _read(path: str, record: Any) -> Any:
-    from drumbeat.problem import Problem
-    from drumbeat.record import RecordError, from_json
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.record import RecordError, from_json
 
     try:
         with open(path, encoding="utf-8") as file:
@@ -89,13 +89,13 @@ def _read(path: str, record: Any) -> Any:
 
 
 def _print(args: Any, findings: List[Any]) -> None:
-    from drumbeat.finding import OK
-    from drumbeat.record import to_json
+    from drumbeat.base.record import to_json
+    from drumbeat.findings.model import OK
 
     if args.json:
         print(to_json([{"of": name, "findings": found} for name, found in findings]))
         return
-    from drumbeat.plan.text import finding_lines
+    from drumbeat.plan.show import finding_lines
 
     for name, found in findings:
         about = [finding for finding in found if finding.code == "looked-at"]

@@ -1,57 +1,28 @@
-"""Where drumbeat.pyz begins: the commands a person types, and eight that only drumbeat calls."""
+"""Where drumbeat.pyz begins: the commands a person types, and those that only drumbeat calls."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List
-
-if TYPE_CHECKING:
-    from drumbeat.watch.textfile import TextFile
+from typing import List
 
 
 def main(arguments: List[str]) -> int:
-    if arguments[:1] == ["_agent"]:
-        from drumbeat.agent.main import run_agent
+    from drumbeat.cli.node_entry import COMMANDS
+    from drumbeat.cli.streams import open_streams
 
-        return run_agent(arguments[1:], _open_textfile)
-    if arguments[:1] == ["_node"]:
-        from drumbeat.process_signals import heed_interrupts
-
-        heed_interrupts()
-        from drumbeat.desk.scheduled_node import run_node
-
-        return run_node(arguments[1])
-    if arguments[:1] == ["_host"]:
-        from drumbeat.desk.hosted_node import run_host
+    open_streams()
+    word = arguments[0] if arguments else ""
+    if word in COMMANDS:
+        return COMMANDS[word](arguments[1:])
+    if word == "_host":
+        from drumbeat.desk.start.hosted_node import run_host
 
         return run_host()
-    if arguments[:1] == ["_files"]:
-        import sys
-
-        from drumbeat.runfolder.remote import serve
-
-        return serve(arguments[1], sys.stdin.buffer, sys.stdout.buffer)
-    if arguments[:1] == ["_code"]:
-        from drumbeat.desk.code_sync import receive
-
-        return receive(arguments[1], arguments[2], arguments[3:])
-    if arguments[:1] == ["_shim"]:
-        from drumbeat.agent.ranks.rank_shim import run_shim
-
-        return run_shim(arguments[1:])
-    if arguments[:1] == ["_stand_in"]:
-        from drumbeat.agent.ranks.stand_ins import run_stand_in
-
-        return run_stand_in(arguments[1:])
-    if arguments[:1] == ["_tune"]:
+    if word == "_tune":
+        from drumbeat.bundle.pinned import removed_after
         from drumbeat.cli.tune import run_submitted
 
-        return run_submitted(arguments[1])
+        with removed_after(arguments[2:]):
+            return run_submitted(arguments[1])
     from drumbeat import cli
 
     return cli.main(arguments)
-
-
-def _open_textfile(folder: str, run_path: str) -> TextFile:
-    from drumbeat.watch.textfile import TextFile
-
-    return TextFile(folder, run_path)

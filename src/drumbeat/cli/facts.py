@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from drumbeat.cli.options import add_json
-from drumbeat.printable import printable
+from drumbeat.base.redact import printable
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,11 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from drumbeat.facts.capture import RecordingHost
-    from drumbeat.facts.gather import gather
-    from drumbeat.facts.host import Host, LiveHost
-    from drumbeat.facts.replay import open_host
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
+    from drumbeat.machine.gather import gather
+    from drumbeat.machine.host import Host, LiveHost
+    from drumbeat.machine.replay import RecordingHost, open_host
 
     host: Host = open_host(args.root) if args.root else LiveHost()
     recording = RecordingHost(host) if args.capture else None
@@ -35,11 +34,11 @@ def run(args: argparse.Namespace) -> int:
             ) from None
         print(f"drumbeat facts: wrote {printable(args.capture)} ({size} bytes)", file=sys.stderr)
     if args.json:
-        from drumbeat.record import to_json
+        from drumbeat.base.record import to_json
 
         print(to_json(facts))
     elif not recording:
-        from drumbeat.facts.table import table
+        from drumbeat.machine.table import table
 
         print(table(facts))
     return 0

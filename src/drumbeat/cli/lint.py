@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.cli.options import add_json
-from drumbeat.printable import printable
+from drumbeat.base.redact import printable
+from drumbeat.base.regex import regex
+from drumbeat.cli import add_json
 
 MAX_BYTES = 1_000_000
 
@@ -28,9 +31,9 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.diagnose.lint.script import foreign_directives
-    from drumbeat.finding import ERROR, WARNING, worst
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
+    from drumbeat.commands.script import foreign_directives
+    from drumbeat.findings.model import ERROR, WARNING, worst
 
     if args.fix and "-" in args.files:
         raise Problem("--fix needs a file to write to; '-' has none", "save what you pasted and lint that")
@@ -57,8 +60,7 @@ def run(args: Any) -> int:
 
 
 def _review(text: str, name: str) -> Any:
-    from drumbeat.cli.job_review import review_job_file
-    from drumbeat.diagnose.lint.engine import Review, lint
+    from drumbeat.lint.engine import Review, lint
 
     data = name.endswith((".yaml", ".yml", ".json"))
     review = Review(text, False, (), (), "") if data else lint(text, name)
@@ -66,8 +68,7 @@ def _review(text: str, name: str) -> Any:
 
 
 def _unread(name: str, text: str) -> str:
-    from drumbeat.cli.job_review import is_site_profile, top_keys
-    from drumbeat.diagnose.lint.document import SCRIPTS
+    from drumbeat.lint.pages import SCRIPTS
 
     shown = _shown(name)
     if not text.strip():
@@ -89,7 +90,7 @@ def _shown(name: str) -> str:
 
 
 def read_script(name: str) -> str:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     try:
         if name == "-":
@@ -117,9 +118,9 @@ def read_script(name: str) -> str:
 
 def _fix(name: str, review: Any) -> Sequence[str]:
     """The difference that was written; empty when there was nothing to fix."""
-    from drumbeat.diagnose.lint.autofix import apply_edits, difference
-    from drumbeat.problem import Problem
-    from drumbeat.secret import redact
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.redact import redact
+    from drumbeat.lint.engine import apply_edits, difference
 
     with open(name, "rb") as file:
         original = file.read()
@@ -177,13 +178,13 @@ def _print(name: str, review: Any) -> None:
 
 
 def _sources() -> Dict[str, str]:
-    from drumbeat.diagnose.lint.rules import rules
+    from drumbeat.lint.context import rules
 
     return {rule.id: rule.source for rule in rules()}
 
 
 def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> None:
-    from drumbeat.record import to_json, to_plain
+    from drumbeat.base.record import to_json, to_plain
 
     source = _sources()
     files: List[Dict[str, Any]] = []
@@ -192,3 +193,74 @@ def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> Non
         looked_at = review.looked_at or None
         files.append({"file": name, "looked_at": looked_at, "findings": findings, "fixed": list(fixed.get(name, ()))})
     print(to_json({"files": files}))
+
+
+# A job file, or another YAML file, under `drumbeat lint`: read by the reader that plan, run and submit use.
+
+
+LOOKED_AT = "the keys and values of a job file; drumbeat plan shows what becomes of them"
+_KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
+
+
+def review_job_file(text: str, name: str) -> Any:
+    """A Review as of a script; None where the text is no job file."""
+    from drumbeat.base.problem import Problem
+    from drumbeat.jobfile.check import mistakes
+    from drumbeat.jobfile.job import Job
+    from drumbeat.jobfile.yamlfile import load_text, shown_path
+    from drumbeat.lint.engine import Review
+
+    file = shown_path(name)
+    try:
+        table = load_text(text, file, "a job file")
+    except Problem as problem:
+        if not is_job_file(top_keys(text)):
+            return None
+        problems: Sequence[Problem] = [problem]
+    else:
+        if not is_job_file(list(table.entries)):
+            return None
+        problems = mistakes(Job, table, file, "the job")
+    lines = text.splitlines()
+    found = [_finding(problem, file, name, lines) for problem in problems]
+    return Review(text, False, tuple(found), (), LOOKED_AT)
+
+
+def top_keys(text: str) -> List[str]:
+    """The keys at the left edge, also of YAML that does not parse."""
+    return _KEY.findall(text)
+
+
+def is_job_file(keys: List[str]) -> bool:
+    """At least half of the keys are a job's, or nearly; `name` alone says nothing."""
+    from drumbeat.jobfile.fields import keys_of
+    from drumbeat.jobfile.job import Job
+
+    return _share(keys, list(keys_of(Job))) >= 0.5 and not is_site_profile(keys)
+
+
+def is_site_profile(keys: List[str]) -> bool:
+    from drumbeat.jobfile.fields import keys_of, required_keys
+    from drumbeat.jobfile.site import Site
+
+    return set(required_keys(Site)) <= set(keys) and _share(keys, list(keys_of(Site))) >= 0.5
+
+
+def _share(keys: List[str], known: List[str]) -> float:
+    asked = [key for key in keys if key != "name"][:200]
+    return sum(bool(difflib.get_close_matches(key[:60], known, 1, 0.8)) for key in asked) / len(asked) if asked else 0
+
+
+def _finding(problem: Any, file: str, name: str, lines: Sequence[str]) -> Any:
+    from drumbeat.findings.model import ERROR, Evidence, Finding
+    from drumbeat.lint.engine import MAX_SHOWN
+
+    line, words = _place(problem.what, file)
+    shown = lines[line - 1].strip()[:MAX_SHOWN] if line and line <= len(lines) else ""
+    return Finding("job-file", ERROR, words, "", problem.fix, (Evidence(shown, name, line),))
+
+
+def _place(what: str, file: str) -> Tuple[Optional[int], str]:
+    """Messages of the reader begin with `job.yaml:3: `."""
+    found = re.match(re.escape(file) + r"(?::(\d+))?: ", what)
+    return (int(found[1]) if found[1] else None, what[found.end() :]) if found else (None, what)

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 if TYPE_CHECKING:
     from drumbeat.desk.state import State
@@ -35,10 +35,10 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     if args.clean:
         return clean(args)
+    from drumbeat.base.redact import printable
     from drumbeat.cli.status import as_plain
     from drumbeat.desk.runs import all_runs, is_trial
     from drumbeat.desk.state import state_of
-    from drumbeat.printable import printable
 
     found = all_runs(os.environ)
     own = [each for each in found.runs if args.all or not is_trial(each)]
@@ -61,11 +61,11 @@ def run(args: Any) -> int:
 def clean(args: Any) -> int:
     import time
 
-    from drumbeat.desk.clean import old_runs, remove
-    from drumbeat.printable import printable
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.redact import printable
+    from drumbeat.desk.runs import old_runs, remove
+    from drumbeat.jobfile.fields import parse_duration
     from drumbeat.report.text import size_text
-    from drumbeat.spec.duration import parse_duration
 
     try:
         seconds = parse_duration(args.older_than)
@@ -91,7 +91,7 @@ def clean(args: Any) -> int:
 
 
 def _agreed(question: str) -> bool:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     if not sys.stdin.isatty():
         raise Problem("nobody is there to ask: standard input is no terminal", "--yes removes them without asking")
@@ -101,7 +101,7 @@ def _agreed(question: str) -> bool:
 def table(states: Sequence[State], columns: int) -> List[str]:
     """No line is wider than `columns`, unless an id alone is: an id that leaves no room gets a line of its own.
     What else there is to know of a run stands below it."""
-    from drumbeat.printable import printable
+    from drumbeat.base.redact import printable
 
     told = [
         (state.run_id, state.word, _step(state), _speed(state), _time(state.seconds), _left(state)) for state in states
@@ -124,8 +124,8 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 
 def remarks(state: State) -> List[str]:
     """What the row above cannot say, and its reader must know: a hang, a loss that is no number, ranks that train apart."""
-    from drumbeat.desk.closing import not_finite_words, quiet_words
-    from drumbeat.printable import printable
+    from drumbeat.base.redact import printable
+    from drumbeat.runfolder.lines import not_finite_words, quiet_words
 
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None
     found = [f"hang: {hang.title}"] if hang else []

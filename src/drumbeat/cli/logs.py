@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
-from drumbeat.cli.options import add_json, add_run
+from drumbeat.cli import add_json, add_run
 
 if TYPE_CHECKING:
     from drumbeat.runfolder.follow import Record
@@ -29,9 +29,9 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.ranges import ranges
     from drumbeat.desk.runs import find_run
-    from drumbeat.problem import Problem
-    from drumbeat.ranges import ranges
 
     found = find_run(args.run, os.environ)
     attempts = sorted({attempt for each, _ in _runs(found) for attempt in each.attempts()})
@@ -87,7 +87,7 @@ def follow(found: Run) -> None:
 
 def _follow(found: Run, args: Any) -> bool:
     from drumbeat.backends.contract import ALIVE, UNKNOWN
-    from drumbeat.desk.gathering import Gathering
+    from drumbeat.desk.state import Gathering
     from drumbeat.desk.status import status
     from drumbeat.runfolder.follow import LINES, Follower
 
@@ -128,7 +128,7 @@ def _follow(found: Run, args: Any) -> bool:
 
 
 def _print(records: Iterable[Record], args: Any, label: str = "") -> bool:
-    from drumbeat.record import to_plain
+    from drumbeat.base.record import to_plain
     from drumbeat.runfolder.records import Line
 
     printed = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 _DEFAULT = "7d"
 
@@ -26,23 +26,23 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     import os
 
-    from drumbeat.desk import known_nodes
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
+    from drumbeat.desk import nodes
 
     action = args.words[0] if args.words and args.words[0] in ("exclude", "forget") else ""
-    hosts = known_nodes.host_names(args.words[1:] if action else args.words)
+    hosts = nodes.host_names(args.words[1:] if action else args.words)
     if action and not hosts:
         raise Problem(f"{action} which node?", f"drumbeat nodes {action} HOST")
     if action != "exclude" and (args.how_long or args.why):
         raise Problem("--for and --why belong to: drumbeat nodes exclude HOST")
-    site = known_nodes.site_here(args.site, os.environ)
+    site = nodes.site_here(args.site, os.environ)
     changed: Any
     if not action:
-        changed = known_nodes.table(site, hosts, os.environ)
+        changed = nodes.table(site, hosts, os.environ)
     elif action == "exclude":
-        changed = known_nodes.exclude(site, hosts, args.how_long or _DEFAULT, args.why, os.environ)
+        changed = nodes.exclude(site, hosts, args.how_long or _DEFAULT, args.why, os.environ)
     else:
-        changed = known_nodes.forget(site, hosts, os.environ)
+        changed = nodes.forget(site, hosts, os.environ)
     _print(args, changed)
     return 0
 

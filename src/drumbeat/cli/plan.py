@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, List
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
-    from drumbeat.spec.flags import add_job_flags
+    from drumbeat.jobfile.flags import add_job_flags
 
     add_job_flags(parser)
     group = parser.add_argument_group("whose facts")
@@ -31,14 +31,13 @@ def run(args: Any) -> int:
     import os
     from dataclasses import replace
 
-    from drumbeat.desk.preview import prepare
-    from drumbeat.finding import ERROR, worst
+    from drumbeat.base.problem import Problem
+    from drumbeat.desk.start.submit import prepare
+    from drumbeat.findings.model import ERROR, worst
+    from drumbeat.jobfile.flags import about_preset, load_job
+    from drumbeat.jobfile.site import find_paths
     from drumbeat.plan.node_plan import differences, plan_node
-    from drumbeat.plan.text import wrapped
-    from drumbeat.problem import Problem
-    from drumbeat.spec.flags import load_job
-    from drumbeat.spec.paths import find_paths
-    from drumbeat.spec.presets import about_preset
+    from drumbeat.plan.show import wrapped
 
     if args.against is not None and args.against < 1:
         raise Problem(f"--against {args.against}: a job has at least 1 node")
@@ -68,10 +67,10 @@ def _render(args: Any) -> int:
     import os
 
     from drumbeat import backends
-    from drumbeat.desk.submit import queued_order
-    from drumbeat.order import dump_order
-    from drumbeat.problem import Problem
-    from drumbeat.spec.flags import load_job
+    from drumbeat.base.order import dump_order
+    from drumbeat.base.problem import Problem
+    from drumbeat.desk.start.submit import queued_order
+    from drumbeat.jobfile.flags import load_job
 
     order = queued_order(load_job(args.job, args), os.environ)
     if args.save:
@@ -89,7 +88,7 @@ def _render(args: Any) -> int:
 
 
 def _print_away(args: Any, order: Any, facts: Any) -> int:
-    from drumbeat.plan.text import desk_lines, exported_variables
+    from drumbeat.plan.show import desk_lines, exported_variables
 
     exported = exported_variables(order, facts)
     if args.json:
@@ -103,9 +102,9 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
 def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: List[Any], facts: Any) -> None:
     from dataclasses import replace
 
+    from drumbeat.plan.argv import AT_START
     from drumbeat.plan.node_plan import differences
-    from drumbeat.plan.ranks import AT_START
-    from drumbeat.plan.text import difference_lines, finding_lines, plan_lines, wrapped
+    from drumbeat.plan.show import difference_lines, finding_lines, plan_lines, wrapped
     from drumbeat.predict.job import line_of_command
     from drumbeat.runfolder.summary import gpus_used
 
@@ -141,7 +140,7 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: L
 
 
 def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
-    from drumbeat.plan.text import difference_lines
+    from drumbeat.plan.show import difference_lines
 
     if args.json:
         _dump({"from nodes": args.against, "to nodes": order.nodes, "changes": changes})
@@ -156,7 +155,7 @@ def _headline(order: Any) -> List[str]:
     import shlex
 
     from drumbeat.plan.argv import replaced_flags
-    from drumbeat.plan.text import wrapped
+    from drumbeat.plan.show import wrapped
 
     kind = "emulated node" if order.nodes_emulated else "node"
     nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
@@ -174,7 +173,7 @@ def _headline(order: Any) -> List[str]:
 
 
 def _dump(value: Any) -> None:
-    from drumbeat.record import to_json
+    from drumbeat.base.record import to_json
 
     print(to_json(value))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -105,13 +105,13 @@ def run(args: Any) -> int:
 
 def _described(args: Any) -> Tuple[Any, Any]:
     """The model, and the job if there is one."""
+    from drumbeat.base.problem import Problem
     from drumbeat.predict.models import Described, describe, from_command
-    from drumbeat.problem import Problem
 
     job = None
     found: Optional[Described] = None
     if args.job or args.after:
-        from drumbeat.spec.flags import load_job
+        from drumbeat.jobfile.flags import load_job
 
         job = load_job(args.job, args)
         found = from_command([str(word) for word in job.command]) if job.command else None
@@ -131,8 +131,8 @@ def _described(args: Any) -> Tuple[Any, Any]:
 
 
 def _cluster(args: Any, job: Any) -> Any:
+    from drumbeat.base.problem import Problem
     from drumbeat.predict.machine import find_cluster
-    from drumbeat.problem import Problem
 
     for name in ("gpus_per_node", "nics", "memory", "batch", "micro_batch", "seq"):
         value = getattr(args, name)
@@ -141,8 +141,8 @@ def _cluster(args: Any, job: Any) -> Any:
     gpu, memory = args.gpu, args.memory
     per_node = args.gpus_per_node or (job.gpus if job else None) or 0
     if not gpu:
-        from drumbeat.facts.gather import gather
-        from drumbeat.facts.host import LiveHost
+        from drumbeat.machine.gather import gather
+        from drumbeat.machine.host import LiveHost
 
         here = [each for each in gather(LiveHost()).gpus if not each.integrated and each.name]
         if not here:
@@ -180,9 +180,9 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
     constants, basis = framework_named(name).constants, UNCALIBRATED
     seen = recall(cluster.gpu, environ)
     if args.calibrate:
+        from drumbeat.base.problem import Problem
         from drumbeat.desk.runs import find_run
-        from drumbeat.desk.verify import RESULTS
-        from drumbeat.problem import Problem
+        from drumbeat.desk.start.verify import RESULTS
         from drumbeat.report.gather import figures_of
         from drumbeat.report.predicted import seen_of
 
@@ -212,9 +212,9 @@ def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) 
     """Seconds of a step at the speed per GPU of one node."""
     import dataclasses
 
+    from drumbeat.base.problem import Problem
     from drumbeat.predict.forecast import forecast
     from drumbeat.predict.job import make_case
-    from drumbeat.problem import Problem
 
     case = found.case
     nodes = max(1, case.gpus // case.cluster.gpus_per_node)
@@ -237,8 +237,8 @@ def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) 
 
 
 def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
+    from drumbeat.base.problem import Problem
     from drumbeat.predict.goodput import affordable, whole_run
-    from drumbeat.problem import Problem
 
     units = None
     if args.tokens:
@@ -283,7 +283,7 @@ def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
 
 
 def _quantity(text: str, flag: str) -> float:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     times = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:].lower(), 1.0)
     try:
@@ -298,10 +298,10 @@ def _quantity(text: str, flag: str) -> float:
 def _search(args: Any, case: Any) -> int:
     import json
 
+    from drumbeat.base.problem import Problem
     from drumbeat.predict import show
     from drumbeat.predict.forecast import forecast
     from drumbeat.predict.search import best
-    from drumbeat.problem import Problem
 
     chosen, ranking = best(case)
     if not chosen:
@@ -330,10 +330,10 @@ def _usual(case: Any, winner: Any) -> Sequence[str]:
     """Why the layouts that people try first are not the best."""
     import dataclasses
 
+    from drumbeat.base.problem import Problem
     from drumbeat.predict.cost import Layout
     from drumbeat.predict.forecast import forecast
     from drumbeat.predict.show import seconds_words
-    from drumbeat.problem import Problem
 
     gpus, per_node = case.gpus, case.cluster.gpus_per_node
     a = case.layout
@@ -373,9 +373,9 @@ def _usual(case: Any, winner: Any) -> Sequence[str]:
 
 def _more(args: Any, described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:
     """Predictions around one number of nodes, for the page's curves."""
+    from drumbeat.base.problem import Problem
     from drumbeat.predict.forecast import forecast
     from drumbeat.predict.job import make_case
-    from drumbeat.problem import Problem
 
     found = []
     for count in sorted({max(1, nodes // 8), max(1, nodes // 4), max(1, nodes // 2), nodes, nodes * 2, nodes * 4}):
@@ -389,8 +389,8 @@ def _more(args: Any, described: Any, wishes: Any, cluster: Any, nodes: int, cons
 def _write(path: str, text: str) -> None:
     import sys
 
-    from drumbeat.printable import printable
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.redact import printable
 
     try:
         with open(path, "w", encoding="utf-8") as file:

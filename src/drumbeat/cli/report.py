@@ -8,8 +8,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, List
 
-from drumbeat.cli.options import add_json
-from drumbeat.printable import printable
+from drumbeat.base.redact import printable
+from drumbeat.cli import add_json
 
 if TYPE_CHECKING:
     from drumbeat.report.figures import Figures
@@ -36,14 +36,14 @@ def add_arguments(parser: Any, runs: str = _RUNS) -> None:
 def run(args: Any) -> int:
     if len(args.runs) > 1:
         return _several(args)
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     if args.table:
         raise Problem("--table compares runs, and one was given", "drumbeat report RUN RUN ... --table markdown")
     if args.export:
         return _export(args)
-    from drumbeat.record import to_plain
-    from drumbeat.report.page import page_of
+    from drumbeat.base.record import to_plain
+    from drumbeat.report.tables import page_of
     from drumbeat.report.text import lines_of
 
     figures = _figures(args.runs[0] if args.runs else None)
@@ -57,8 +57,8 @@ def run(args: Any) -> int:
 
 
 def _several(args: Any) -> int:
-    from drumbeat.problem import Problem
-    from drumbeat.record import to_plain
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.record import to_plain
     from drumbeat.report import tables
     from drumbeat.report.scaling import compare
 
@@ -110,7 +110,7 @@ def _named_apart(found: List[Figures]) -> List[Figures]:
 
 
 def _write(path: str, text: str) -> None:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     try:
         with open(path, "w", encoding="utf-8") as file:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def add_arguments(parser: Any) -> None:
-    from drumbeat.spec.flags import add_job_flags
+    from drumbeat.jobfile.flags import add_job_flags
 
     add_job_flags(parser)
     parser.add_argument("--no-preflight", action="store_true", help="start even if a node looks as if it would fail")
@@ -18,9 +18,9 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     import dataclasses
 
-    from drumbeat.desk.run import run_job
-    from drumbeat.problem import Problem
-    from drumbeat.spec.flags import load_job
+    from drumbeat.base.problem import Problem
+    from drumbeat.desk.start.run import run_job
+    from drumbeat.jobfile.flags import load_job
 
     if args.node_rank is not None and args.node_rank < 0:
         raise Problem(f"--node-rank {args.node_rank}: node ranks count from 0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from drumbeat.cli.options import add_run
+from drumbeat.cli import add_run
 
 
 def add_arguments(parser: Any) -> None:
@@ -22,9 +22,9 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     from drumbeat import backends
     from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED
+    from drumbeat.base.problem import Problem
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.status import status
-    from drumbeat.problem import Problem
 
     found = find_run(args.run, os.environ)
     handle = found.record.handle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     if args.action in ("show", "check", "image") and not args.site:
         raise Problem(f"{args.action} what?", "drumbeat site show NAME; drumbeat site check FILE")
@@ -36,9 +36,9 @@ def _image(args: Any) -> int:
     import json
     import os
 
-    from drumbeat.containers.recipe import recipe
-    from drumbeat.problem import Problem
-    from drumbeat.spec.sites import find_site
+    from drumbeat.base.problem import Problem
+    from drumbeat.containers.image import recipe
+    from drumbeat.jobfile.site import find_site
 
     if not args.base:
         raise Problem("an image is built on another one", "add --base docker.io/rocm/pytorch-training")
@@ -54,9 +54,9 @@ def _list(args: Any) -> int:
     import os
     import socket
 
-    from drumbeat.facts.host import LiveHost
-    from drumbeat.facts.identity import read as identity
-    from drumbeat.spec.sites import detect, load_site, site_names, user_profiles
+    from drumbeat.jobfile.site import detect, load_site, site_names, user_profiles
+    from drumbeat.machine.host import LiveHost
+    from drumbeat.machine.identity import read as identity
 
     here = detect(os.environ, socket.gethostname(), identity(LiveHost(), []).cluster).name
     own = user_profiles(os.environ)
@@ -77,16 +77,16 @@ def _show(args: Any) -> int:
     import os
     import pkgutil
 
-    from drumbeat.record import to_plain
-    from drumbeat.spec.sites import load_site, site_from_path, user_profiles
-    from drumbeat.spec.sitetext import site_lines
-    from drumbeat.spec.yamlfile import read_file
+    from drumbeat.base.record import to_plain
+    from drumbeat.jobfile.new_site import site_lines
+    from drumbeat.jobfile.site import load_site, site_from_path, user_profiles
+    from drumbeat.jobfile.yamlfile import read_file
 
     path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
     path = path or user_profiles(os.environ).get(args.site)
     site = site_from_path(path, "site show") if path else load_site(args.site, os.environ, "site show")
     if args.source:
-        built_in = None if path else pkgutil.get_data("drumbeat.sites", f"{args.site}.yaml")
+        built_in = None if path else pkgutil.get_data("drumbeat.jobfile.sites", f"{args.site}.yaml")
         print(built_in.decode() if built_in else read_file(path or "", "a site profile"), end="")
     elif args.json:
         plain = to_plain(site)
@@ -99,8 +99,8 @@ def _show(args: Any) -> int:
 
 def _new(args: Any) -> int:
     from drumbeat import backends
-    from drumbeat.facts.gather import gather
-    from drumbeat.spec.sitetext import new_site
+    from drumbeat.jobfile.new_site import new_site
+    from drumbeat.machine.gather import gather
 
     facts = gather(_host(args.root))
     batch = facts.identity.batch
@@ -113,9 +113,8 @@ def _check(args: Any) -> int:
     import json
 
     from drumbeat import backends
-    from drumbeat.order import HostPath
-    from drumbeat.spec.paths import find_paths
-    from drumbeat.spec.sites import site_from_path
+    from drumbeat.base.order import HostPath
+    from drumbeat.jobfile.site import find_paths, site_from_path
 
     site = site_from_path(args.site, "site check")
     backends.get(site.backend, site.where("backend"))
@@ -134,9 +133,9 @@ def _check(args: Any) -> int:
 
 def _host(root: Any) -> Any:
     if root:
-        from drumbeat.facts.replay import open_host
+        from drumbeat.machine.replay import open_host
 
         return open_host(root)
-    from drumbeat.facts.host import LiveHost
+    from drumbeat.machine.host import LiveHost
 
     return LiveHost()

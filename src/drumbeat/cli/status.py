@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Tuple
 
-from drumbeat.cli.options import add_json, add_run
+from drumbeat.cli import add_json, add_run
 
 if TYPE_CHECKING:
     from drumbeat.desk.state import State
@@ -30,12 +30,11 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.closing import closing_lines, code_words, failure_lines, folded
-    from drumbeat.desk.placement_view import placement_lines
+    from drumbeat.base.redact import printable
     from drumbeat.desk.runs import find_run
-    from drumbeat.desk.state import state_of
-    from drumbeat.printable import printable
-    from drumbeat.runfolder.lead_clock import lead_now
+    from drumbeat.desk.state import placement_lines, state_of
+    from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, folded
+    from drumbeat.runfolder.run import lead_now
 
     found = find_run(args.run, os.environ)
     if args.placement:
@@ -77,7 +76,7 @@ def run(args: Any) -> int:
 def going_on(state: State, now: float) -> List[Tuple[str, str]]:
     """Time, progress and ranks of a run that has not ended."""
     from drumbeat.backends.contract import QUEUED, RUNNING
-    from drumbeat.desk.closing import duration, progress_line
+    from drumbeat.runfolder.lines import duration, progress_line
 
     lines: List[Tuple[str, str]] = []
     if state.seconds is not None:
@@ -104,8 +103,8 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
 
 def rank_words(ranks: Ranks, now: float) -> str:
     """How many ranks were started, and which of them have ended, as far as that was seen; empty before any start."""
-    from drumbeat.desk.closing import count, duration
-    from drumbeat.ranges import named_ranks
+    from drumbeat.base.ranges import named_ranks
+    from drumbeat.runfolder.lines import count, duration
 
     ended, commands = ranks.ended, count(ranks.commands, "node")
     ago = f"the last one {duration(max(0.0, now - ended[-1].t))} ago" if ended else ""
@@ -128,7 +127,7 @@ def rank_words(ranks: Ranks, now: float) -> str:
 
 
 def as_plain(state: State) -> dict[str, Any]:
-    from drumbeat.record import to_plain
+    from drumbeat.base.record import to_plain
 
     rate = state.rate
     plain: dict[str, Any] = to_plain(state)

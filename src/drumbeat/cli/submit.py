@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 
 def add_arguments(parser: Any) -> None:
-    from drumbeat.spec.flags import add_job_flags
+    from drumbeat.jobfile.flags import add_job_flags
 
     add_job_flags(parser)
     group = parser.add_argument_group("before and after")
@@ -32,8 +32,8 @@ def run(args: Any) -> int:
 
     from drumbeat import backends
     from drumbeat.desk.runs import find_run
-    from drumbeat.desk.submit import order_after, queued_order, saved_order, submit
-    from drumbeat.spec.flags import load_job
+    from drumbeat.desk.start.submit import order_after, queued_order, saved_order, submit
+    from drumbeat.jobfile.flags import load_job
 
     if args.job and args.job.endswith(".json"):
         order, job_file = saved_order(args.job), None
@@ -74,9 +74,9 @@ def _wait(folder: str, show: bool) -> int:
     import sys
 
     from drumbeat.cli.logs import follow
-    from drumbeat.desk.closing import closing_lines
+    from drumbeat.desk.cancel import exit_code, wait_for_end
     from drumbeat.desk.runs import open_run
-    from drumbeat.desk.waiting import exit_code, wait_for_end
+    from drumbeat.runfolder.lines import closing_lines
 
     run = open_run(folder, os.environ)
     if show:

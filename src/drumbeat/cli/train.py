@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 from typing import Any, List
 
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 
 RECIPES = {
     "llama": "Llama 3 shapes (byte-tiny, 1b, 3b, 8b, 70b) on text or tokens",
@@ -21,8 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     width = max(map(len, RECIPES))
     listed = "\n".join(f"  {name:<{width}}  {text}" for name, text in RECIPES.items())
-    parser.epilog = f"recipes:\n{listed}\n\nMany ranks: drumbeat run -- drumbeat train llama --layout fsdp"
-    parser.add_argument("recipe", help="llama, bert, resnet or wide-resnet")
+    parser.epilog = (
+        f"recipes:\n{listed}\n\nMany ranks: drumbeat run -- drumbeat train llama --layout fsdp\n"
+        "Weights for transformers: drumbeat train export RUN --to FOLDER"
+    )
+    parser.add_argument("recipe", help="llama, bert, resnet or wide-resnet; or export")
+    parser.add_argument("run", nargs="?", help="export: a run, or a folder with checkpoints")
     parser.add_argument("--layout", help="ddp, fsdp, hsdp, tp, pp, cp, or degrees such as dp_shard=4,tp=2")
     parser.add_argument(
         "--set", nargs="+", default=[], action="extend", metavar="KEY=VALUE", help="settings of the recipe"
@@ -32,9 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--verify-resume", action="store_true", help="stop and resume half-way; state and losses must be bitwise equal"
     )
     parser.add_argument("--json", action="store_true", help="rank 0 ends with one JSON line of the result")
+    group = parser.add_argument_group("export")
+    group.add_argument("--to", metavar="FOLDER", help="where safetensors, config.json and tokenizer go")
+    group.add_argument("--step", type=int, metavar="N", help="of which checkpoint. Default: the newest")
+    group.add_argument("--dtype", default="", metavar="KIND", help="fp32, bf16 or fp16. Default: as trained")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.recipe == "export":
+        return _export(args)
+    if args.run:
+        raise Problem(f"'{args.run}' after the recipe {args.recipe}", "settings follow --set, as KEY=VALUE")
     if args.recipe not in RECIPES:
         import difflib
 
@@ -44,12 +57,46 @@ def run(args: argparse.Namespace) -> int:
     from drumbeat.train import require_torch
 
     require_torch()
-    from drumbeat.train.refusal import Refusal
+    from drumbeat.train.refusal import NotFinite, Refusal, Stopped
 
     try:
         return _train(args)
+    except NotFinite as stop:
+        raise Problem(f"FloatingPointError: {stop.what}", stop.fix, exit_code=1) from stop
+    except Stopped as stop:
+        raise Problem(stop.what, stop.fix, exit_code=1) from stop
     except Refusal as refusal:
         raise Problem(refusal.what, refusal.fix) from refusal
+
+
+def _export(args: argparse.Namespace) -> int:
+    from drumbeat.train import require_torch
+
+    if not args.to:
+        raise Problem("export: no folder to write to", "add --to FOLDER")
+    require_torch()
+    from drumbeat.train.export import export_checkpoint, newest
+    from drumbeat.train.refusal import Refusal
+
+    try:
+        path, beside = newest(_checkpoints_of(args.run), args.step)
+        print(f"{path}: {export_checkpoint(path, beside, args.to, args.dtype)}")
+    except Refusal as refusal:
+        raise Problem(refusal.what, refusal.fix) from refusal
+    return 0
+
+
+def _checkpoints_of(name: Any) -> str:
+    """A folder of checkpoints, or the one that a run has reported."""
+    from drumbeat.desk.runs import find_run
+
+    if name and any(os.path.exists(os.path.join(name, file)) for file in ("latest", "commit.json")):
+        return str(name)
+    run = find_run(name, os.environ)
+    paths = [metric.more["path"] for metric in run.metrics(0) if metric.kind == "checkpoint" and "path" in metric.more]
+    if not paths:
+        raise Problem(f"{run.path}: the run has reported no checkpoint", "name the folder that it saved to")
+    return os.path.dirname(str(paths[-1]))
 
 
 def _train(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 _NOT_OURS = ("array", "restarts")
 _HELP = {
@@ -15,7 +15,7 @@ _HELP = {
 
 
 def add_arguments(parser: Any) -> None:
-    from drumbeat.spec.flags import add_job_flags
+    from drumbeat.jobfile.flags import add_job_flags
 
     parser.add_argument("what", choices=tuple(_HELP), help="; ".join(f"{name}: {text}" for name, text in _HELP.items()))
     add_job_flags(parser, leave_out=_NOT_OURS)
@@ -36,7 +36,7 @@ def add_arguments(parser: Any) -> None:
     group.add_argument(
         "--start", type=int, metavar="N", help="batch: the first one. Default: the command's own, else 1"
     )
-    group.add_argument("--largest", type=int, metavar="N", help="batch: none above it. Default: memory decides")
+    group.add_argument("--largest", type=int, metavar="N", help="batch: none above it. Default: until memory runs out")
     group.add_argument("--global-batch", type=int, metavar="N", help="samples per step, of all ranks. Default: as now")
     group.add_argument(
         "--data-ranks",
@@ -60,9 +60,9 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     import os
 
-    from drumbeat.spec.flags import load_job
+    from drumbeat.jobfile.flags import load_job
     from drumbeat.tune.session import settle, sized
-    from drumbeat.tune.site_of_trials import place_here
+    from drumbeat.tune.trial_list import place_here
 
     job, asked = load_job(args.job, args), _asked(args)
     asked.check()
@@ -77,10 +77,9 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
     import sys
 
     from drumbeat import backends
-    from drumbeat.desk.submit import queued_order
-    from drumbeat.tune.session import settle, sized
-    from drumbeat.tune.site_of_trials import place_in_queue
-    from drumbeat.tune.submit import make_request, submit
+    from drumbeat.desk.start.submit import queued_order
+    from drumbeat.tune.session import make_request, settle, sized, submit
+    from drumbeat.tune.trial_list import place_in_queue
 
     order = queued_order(sized(job, asked.given), os.environ)
     tuning = settle(asked, job, place_in_queue(order))
@@ -102,18 +101,17 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
     return 0
 
 
-def run_submitted(folder: str) -> int:
-    """In the allocation: `_tune FOLDER`, called by the batch script."""
+def run_submitted(request: str) -> int:
+    """In the allocation: `_tune REQUEST`, called by the batch script."""
     import os
     import sys
 
-    from drumbeat.problem import Problem
-    from drumbeat.tune.session import settle, sized
-    from drumbeat.tune.site_of_trials import place_here
-    from drumbeat.tune.submit import read_request
+    from drumbeat.base.problem import Problem
+    from drumbeat.tune.session import read_request, settle, sized
+    from drumbeat.tune.trial_list import place_here
 
     try:
-        asked, job = read_request(folder)
+        asked, job, folder = read_request(request)
         tuning = settle(asked, job, place_here(sized(job, asked.given), os.environ))
         tuning.folder = folder
         return tune(tuning, as_json=False, dry=False)
@@ -127,8 +125,8 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
 
     from drumbeat.tune.progress import Shown, closing, table
     from drumbeat.tune.session import outcome_code, run_tuning
-    from drumbeat.tune.site_of_trials import seconds_left
     from drumbeat.tune.trial import Interruption
+    from drumbeat.tune.trial_list import seconds_left
 
     shown, interruption = Shown(), Interruption()
     shown.say("tune", f"{tuning.asked.kind} of {tuning.place.order.name} (site {tuning.place.order.site})")
@@ -153,10 +151,10 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
 
 
 def _asked(args: Any) -> Any:
-    from drumbeat.problem import Problem
-    from drumbeat.spec.placeholders import NAMES
-    from drumbeat.tune.candidates import HOOKS
+    from drumbeat.base.problem import Problem
+    from drumbeat.jobfile.resources import NAMES
     from drumbeat.tune.request import Asked
+    from drumbeat.tune.search import HOOKS
 
     given = {}
     for each in args.given:
@@ -173,7 +171,7 @@ def _asked(args: Any) -> Any:
 
 
 def _parameters(text: Optional[str]) -> Optional[float]:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     if text is None:
         return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumbeat.cli.options import add_json
+from drumbeat.cli import add_json
 
 _NOT_OURS = ("command", "launcher", "restarts", "name")
 
 
 def add_arguments(parser: Any) -> None:
-    from drumbeat.spec.flags import add_job_flags
+    from drumbeat.jobfile.flags import add_job_flags
 
     parser.add_argument("--quick", action="store_true", help="half a minute: fewer sizes, shorter measurements")
     add_json(parser)
@@ -35,8 +35,8 @@ def run(args: Any) -> int:
     import dataclasses
     import json
 
-    from drumbeat.desk.verify import as_plain, judged, run_verify, verify_job, write_verdict
-    from drumbeat.spec.flags import load_job
+    from drumbeat.desk.start.verify import as_plain, judged, run_verify, verify_job, write_verdict
+    from drumbeat.jobfile.flags import load_job
 
     if args.mpi:
         return _mpi(args)
@@ -55,7 +55,7 @@ def run(args: Any) -> int:
     if args.json:
         print(json.dumps(plain, indent=2))
     elif results and judgement:
-        from drumbeat.verify.table import table
+        from drumbeat.verify.show import table
 
         print(table(results, judgement))
     return code
@@ -65,10 +65,9 @@ def _mpi(args: Any) -> int:
     import json
     import os
 
-    from drumbeat.desk.verify import run_verify
-    from drumbeat.desk.verify_mpi import mpi_job, mpi_results, require_mpi_launcher
-    from drumbeat.spec.flags import load_job
-    from drumbeat.verify.mpi import NOT_MEASURED, mpi_failed, mpi_lines
+    from drumbeat.desk.start.verify import mpi_job, mpi_results, require_mpi_launcher, run_verify
+    from drumbeat.jobfile.flags import load_job
+    from drumbeat.verify.show import NOT_MEASURED, mpi_failed, mpi_lines
 
     require_mpi_launcher(os.environ)
     code, folder = run_verify(mpi_job(load_job(args.job, args), args.quick, args.python), args.node_rank, args.master)

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drumbeat.cli.options import add_json, add_run
+from drumbeat.cli import add_json, add_run
 
 if TYPE_CHECKING:
     from drumbeat.watch.session import Session
@@ -33,8 +33,8 @@ def port(text: str) -> int:
 
 
 def run(args: Any) -> int:
+    from drumbeat.base.problem import Problem
     from drumbeat.desk.runs import find_run
-    from drumbeat.problem import Problem
     from drumbeat.watch.session import Session
 
     if not args.web and (args.port is not None or args.listen is not None):
@@ -43,7 +43,7 @@ def run(args: Any) -> int:
     if args.web:
         return _page(session, args)
     if args.json:
-        from drumbeat.record import to_plain
+        from drumbeat.base.record import to_plain
 
         session.load()
         print(json.dumps(to_plain(session.head()), indent=2))
@@ -52,7 +52,7 @@ def run(args: Any) -> int:
 
 
 def _page(session: Session, args: Any) -> int:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     try:
         from drumbeat.watch.web import serve
@@ -64,7 +64,7 @@ def _page(session: Session, args: Any) -> int:
 
 
 def _terminal(session: Session, args: Any) -> int:
-    from drumbeat.watch.plain import watch_plain
+    from drumbeat.watch.text import watch_plain
 
     once = args.once or not sys.stdout.isatty()
     if once or args.plain:

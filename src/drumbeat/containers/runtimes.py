@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 from typing import Callable, Dict, List, Optional, Tuple
 
-from drumbeat.facts.container import OCI
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Container
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Container, HostPath, Order
+from drumbeat.machine.container import OCI
 
 # What belongs to the host and would break an image.
 _STAYS = "PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|_|BASH_*|XDG_*|MODULE*|LMOD*"
@@ -86,3 +86,109 @@ RUNTIMES: Dict[str, Runtime] = {
     "pyxis": Runtime(("enroot",), False, ",", True),
     "pod": Runtime(OCI, False, "", True),  # the cluster starts each pod from the image itself
 }
+
+
+# How a node's agent is wrapped in a container, as lines of POSIX shell that run on the compute node before it. The
+# agent inside cannot see the host, so all that is looked up there happens here: which version of a host library is
+# the newest, whether a device exists. Variables enter a container in one way: by the runtime's own (all of them with
+# apptainer, singularity and podman, by name with docker), and search paths by a shell inside, because only there the
+# image's are known. The backend's script sets, before these lines: `$RUN`, the run folder; `$NODE`, this node's
+# number; `$TASK`, a name that no other task on this machine has; and `refuse`, a function that ends this node with
+# exit code 78.
+
+
+HOST_PATHS = "host-paths.tsv"  # in a node's folder: name, path, where it leads to, sha256 of a file
+_INSIDE = "/opt/host"
+
+
+def node_lines(order: Order, agent: str) -> List[str]:
+    """The body of what is started on each node: bind what is needed, then become the container with its agent."""
+    used = order.container
+    if used is None:
+        return [f"exec {before(order)}{agent}"]
+    runtime = RUNTIMES[used.runtime]
+    if runtime.lines is None:  # we are inside already
+        return [f"exec {inside_command(order, agent)}"]
+    return [*bind_lines(order), *runtime.lines(used, inside_command(order, agent))]
+
+
+def started_by_launcher(order: Order) -> bool:
+    """Whether the scheduler's own launcher starts the container, before any line of ours."""
+    return order.container is not None and RUNTIMES[order.container.runtime].lines is None
+
+
+def bind_lines(order: Order) -> List[str]:
+    """Collects the binds in `$binds`: one option each, or one list where the launcher wants that."""
+    used = order.container
+    assert used is not None
+    runtime = RUNTIMES[used.runtime]
+    both = "case $1 in *:*) set_bind=$1;; *) set_bind=$1:$1;; esac" if runtime.both_sides else "set_bind=$1"
+    joined = '"${binds:+$binds,}$set_bind"' if runtime.bind == "," else f'"$binds {runtime.bind} $set_bind"'
+    return [
+        "binds=",
+        f"bind() {{ {both}; binds={joined}; }}",
+        f"bind {shlex.quote(order.folder)}  # the run folder",
+        *([] if order.code == "image" else [f"bind {shlex.quote(order.workdir)}  # the code"]),
+        *(f"bind {shlex.quote(bind)}" for bind in used.binds),
+        *_host_path_lines(order),
+    ]
+
+
+def _host_path_lines(order: Order) -> List[str]:
+    """Looks up the site's patterns on this node, and notes in the run folder what was found."""
+    paths = order.host_paths
+    if not paths:
+        return []
+    lines = [
+        'seen="$RUN/nodes/$NODE"; mkdir -p "$seen"',
+        f': > "$seen/{HOST_PATHS}"',
+        "newest() {  # NAME PATTERN: versions in these paths age, so the newest match counts",
+        "  found=$(ls -d $2 2>/dev/null | sort -V | tail -n 1)",
+        '  if [ -z "$found" ]; then',
+        '    echo "drumbeat: $(uname -n): nothing matches $2 ($1); correct the site\'s profile: drumbeat site show" >&2',
+        "    refuse",
+        "  fi",
+        '  sum=-; [ -f "$found" ] && sum=$(sha256sum "$found" | cut -d " " -f 1)',
+        f'  printf \'%s\\t%s\\t%s\\t%s\\n\' "$1" "$found" "$(readlink -f "$found")" "$sum" >> "$seen/{HOST_PATHS}"',
+        "}",
+    ]
+    for path in paths:
+        lines += [
+            f"newest {shlex.quote(path.name)} {shlex.quote(path.pattern)}  # {' '.join(path.why.split())}",
+            *_bind_path(path),
+        ]
+    return lines
+
+
+def _bind_path(path: HostPath) -> List[str]:
+    if path.target:
+        return [f'bind "$found:"{shlex.quote(path.target)}']
+    if path.prepend:
+        inside = shlex.quote(f"{_INSIDE}/{path.name}")
+        return [f'if [ -d "$found" ]; then bind "$found:"{inside}; else bind "$found:"{inside}"/${{found##*/}}"; fi']
+    return ['bind "$found"']
+
+
+def search_paths(order: Order) -> Dict[str, List[str]]:
+    """Variable -> the folders of the host that stand first in it inside the container, in the site's order."""
+    folders: Dict[str, List[str]] = {}
+    for path in order.host_paths:
+        if path.prepend:
+            folders.setdefault(path.prepend, []).append(path.target or f"{_INSIDE}/{path.name}")
+    return folders
+
+
+def inside_command(order: Order, agent: str) -> str:
+    """What runs in the container: the search paths put in front of the image's own, then the agent."""
+    puts = "".join(
+        f"{name}={':'.join(folders)}${{{name}:+:${name}}}; export {name}; "
+        for name, folders in search_paths(order).items()
+    )
+    return f"""{before(order, puts)}{agent}"""
+
+
+def before(order: Order, puts: str = "") -> str:
+    """What stands before the agent's own words, where something must happen in the same shell first."""
+    if order.before_agent:  # bash: such lines are often `source ...`
+        return f"""bash -c {shlex.quote(f'{puts}{order.before_agent}; exec "$@"')} bash """
+    return f"""sh -c '{puts}exec "$@"' sh """ if puts else ""

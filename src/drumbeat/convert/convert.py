@@ -5,15 +5,42 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Optional, Set
 
+from drumbeat.base.redact import is_secret, redact
+from drumbeat.base.regex import regex
+from drumbeat.commands.script import Assignment, Command, Script, foreign_directives, read
 from drumbeat.convert.directives import read_directives, tasks_per_node
-from drumbeat.convert.draft import Draft
-from drumbeat.convert.findings import ask_about_findings
+from drumbeat.convert.draft import BLANK, Draft, for_shell, in_job_file, literal
 from drumbeat.convert.launch import OURS, STARTERS, WORKED_OUT, Launch, peel, starts_training
-from drumbeat.convert.literal import BLANK, for_shell, in_job_file, literal
-from drumbeat.diagnose.lint.script import Assignment, Command, Script, foreign_directives, read
-from drumbeat.plan.known_variables import DEBUGGING
-from drumbeat.regex import regex
-from drumbeat.secret import is_secret
+from drumbeat.findings.model import Finding
+from drumbeat.lint.context import rules
+from drumbeat.lint.engine import lint
+from drumbeat.plan.variables import DEBUGGING
+
+# What `drumbeat lint` finds in the script is carried into the job file too, unless the conversion takes it away.
+
+
+def ask_about_findings(draft: Draft, script: Script) -> None:
+    gone = {rule.id for rule in rules() if rule.converted}
+    dropped = {note.line for note in draft.left_out} - _carried(draft, script)
+    for finding in lint(script.text, "script.sh").findings:
+        place = finding.evidence[0]
+        line = place.line or 0
+        if finding.code not in gone and line not in dropped and not _asked(draft, finding, line):
+            draft.question(line, place.text, redact(f"{finding.title}; {finding.fix} [{finding.code}]"))
+
+
+def _carried(draft: Draft, script: Script) -> Set[int]:
+    """Lines of which something stands in the job file."""
+    exported = {found[1] for found in (re.match(r"export (\w+)=", line) for line in draft.setup) if found}
+    variables = {each.line for each in script.assignments if each.name in exported | set(draft.env)}
+    return variables | set(draft.lines.values()) | {note.line for note in draft.to_check}
+
+
+def _asked(draft: Draft, finding: Finding, line: int) -> bool:
+    """A secret and an open quote have a question of their own."""
+    known = {"secret-in-script": "looks secret", "quote-unclosed": "never closed"}.get(finding.code)
+    return bool(known) and any(note.line == line and str(known) in note.why for note in draft.to_check)
+
 
 _IN_THE_JOB = regex(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_RANK|PMI|OMPI|HOSTNAME)\w*")
 _BASH_ONLY = regex(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Optional, Sequence
 
+from drumbeat.commands.script import Directive
 from drumbeat.convert.draft import Draft
-from drumbeat.diagnose.lint.script import Directive
-from drumbeat.spec.duration import parse_duration
+from drumbeat.jobfile.fields import parse_duration
 
 _SAME = {
     "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint", "mail-user": "mail",

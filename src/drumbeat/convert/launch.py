@@ -6,14 +6,13 @@ import re
 from dataclasses import field
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.convert.draft import Draft
-from drumbeat.convert.literal import has_marks, literal, marked, plain
-from drumbeat.diagnose.lint.script import Command, Script, read
-from drumbeat.diagnose.lint.tokens import Word
-from drumbeat.light_dataclass import dataclass
-from drumbeat.plan.launchers.find import find_launcher
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+from drumbeat.commands.launch import find_launcher
+from drumbeat.commands.script import Command, Script, read
+from drumbeat.commands.shell import Word
+from drumbeat.convert.draft import Draft, has_marks, literal, marked, plain
 
 # What drumbeat works out on each node.
 OURS = {

@@ -7,26 +7,131 @@ import shutil
 import signal
 import sys
 import time
-from typing import Dict, Iterable, List, Optional, Sequence
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, TextIO, Tuple
 
-from drumbeat.agent.causes import HARDWARE
-from drumbeat.desk.closing import closing_lines, count, duration, folded, near, progress_line
-from drumbeat.desk.node_findings import NodeFindings
-from drumbeat.desk.node_verdicts import NodeVerdicts
-from drumbeat.desk.rank_output import put, write, write_lines
-from drumbeat.order import Order
+from drumbeat.base.order import Order
+from drumbeat.base.ranges import fold, ranges
+from drumbeat.base.record import RecordError
+from drumbeat.base.regex import regex
+from drumbeat.causes.table import HARDWARE
+from drumbeat.findings.model import Finding
 from drumbeat.plan.argv import replaced_flags
-from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.follow import EVENTS, LINES, METRICS, Follower, Record
-from drumbeat.runfolder.hang import CODE as HANG
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.lead_clock import LeadClock
+from drumbeat.runfolder.lines import closing_lines, count, duration, folded, near, progress_line
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import LeadClock, Run
+from drumbeat.runfolder.state import CODE as HANG
 from drumbeat.runfolder.summary import Summary
+
+# What nodes say about themselves before ranks start: the same warning of several nodes is one line that names them.
+
+
+class NodeFindings:
+    """`one_machine`: all nodes are emulated on one, so its name says nothing."""
+
+    def __init__(self, one_machine: bool) -> None:
+        self.one_machine = one_machine
+        self._found: Dict[Tuple[str, str], List[Finding]] = {}  # severity and text -> one per node
+
+    def add(self, finding: Finding) -> None:
+        self._found.setdefault((finding.severity, f"{finding.title}: {finding.fix}"), []).append(finding)
+
+    def take(self) -> Iterator[Tuple[str, str]]:
+        """Severity and text of each, not told yet."""
+        found, self._found = self._found, {}
+        for (severity, text), each in found.items():
+            yield severity, f"{self._who(each)}: {text}"
+
+    def _who(self, findings: List[Finding]) -> str:
+        nodes = sorted(finding.node for finding in findings if finding.node is not None)
+        hosts = fold([finding.host for finding in findings if finding.host])
+        named = f"{'node' if len(nodes) == 1 else 'nodes'} {ranges(nodes)}"
+        return named if self.one_machine or not hosts else f"{named} ({hosts})"
+
+
+# What each node says of itself, held until all have: nodes that say the same are one line.
+
+
+_MOST = 4  # lines
+
+
+class NodeVerdicts:
+    """Of one attempt."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self._said: Dict[int, str] = {}
+
+    def add(self, node: int, words: str) -> List[str]:
+        """Lines to show, once every node has said something; `words` may be empty. What comes later is shown at once."""
+        late = len(self._said) >= self.nodes
+        self._said[node] = words
+        if late:
+            return _lines({node: words})
+        return _lines(self._said) if len(self._said) == self.nodes else []
+
+    def take(self) -> List[str]:
+        """The attempt is over, and some nodes may have said nothing."""
+        held = {} if len(self._said) >= self.nodes else self._said
+        self._said = {}
+        return _lines(held)
+
+
+def _lines(said: Dict[int, str]) -> List[str]:
+    groups: Dict[str, List[int]] = {}
+    for node, words in sorted(said.items()):
+        if words:
+            groups.setdefault(words, []).append(node)
+    lines = [
+        f"nodes {ranges(nodes, 8)}, each: {words}" if len(nodes) > 1 else f"node {nodes[0]}: {words}"
+        for words, nodes in groups.items()
+    ]
+    more = [f"{len(lines) - _MOST} more differ: drumbeat status --placement"] if len(lines) > _MOST else []
+    return lines[:_MOST] + more
+
+
+# What ranks printed, passed on to where the user looks; no reader's end ends the run.
+
+
+_OWN_PREFIX = regex(r"\[rank\d+\]: ?")  # torch's, before each line of a traceback
+
+
+def write_lines(lines: Iterable[Line]) -> None:
+    """By rank. The same error output of several ranks, a traceback say, is shown once."""
+    blocks: Dict[Tuple[Optional[int], str], List[str]] = {}
+    for line in lines:
+        blocks.setdefault((line.rank, line.stream), []).append(line.text)
+    shown: Dict[Tuple[str, ...], List[int]] = {}
+    for (rank, stream), texts in sorted(blocks.items(), key=lambda item: (item[0][0] or 0, item[0][1] != "out")):
+        if stream == "err" and rank is not None and len(texts) > 1:
+            shown.setdefault(tuple(_OWN_PREFIX.sub("", text, count=1) for text in texts), []).append(rank)
+        else:
+            write(sys.stdout if stream == "out" else sys.stderr, f"[{rank}] " if rank else "", texts)
+    for block, ranks in shown.items():
+        if ranks == [0]:
+            write(sys.stderr, "", blocks[0, "err"])
+        else:
+            write(sys.stderr, f"[{ranges(ranks)}] ", block)
+
+
+def write(stream: TextIO, prefix: str, texts: Iterable[str]) -> None:
+    put(stream, "".join(f"{prefix}{text}\n" for text in texts))
+
+
+def put(stream: TextIO, text: str) -> None:
+    """A reader that went away (`| head`) or a closed terminal costs the view, never the run."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
 
 _PROGRESS_EVERY = 15.0  # seconds, where there is no terminal to redraw a line on
 _WAITING_AFTER = 5.0  # seconds without all nodes, after which it is said who is missing
@@ -226,6 +331,8 @@ class Console:
                 self.say("stop", f"{event.why}: the ranks have {event.grace:g} s to save")
         elif isinstance(event, kinds.NodeLost):
             self.say("lost", event.words)
+        elif isinstance(event, (kinds.NodeSilent, kinds.NodeHeard)):
+            self.say("silent" if isinstance(event, kinds.NodeSilent) else "heard", event.words)
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Optional, Tuple
+from dataclasses import replace
+from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from drumbeat.backends.contract import ALIVE, RUNNING, Status
-from drumbeat.desk.gpu_use import GpuUse, gpu_use
+from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, Status
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.ranges import named_ranks, numbers
+from drumbeat.base.record import RecordError, from_plain
 from drumbeat.desk.status import read_summary, status
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
+from drumbeat.findings.model import ENDED_BY_US, ERROR, INFO, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.logs.failure import EARLIER
+from drumbeat.logs.read.progress import CODE as NAN_LOSS
+from drumbeat.logs.read.progress import OTHER_VALUE as NAN_VALUE
+from drumbeat.logs.recorded import Recorded
+from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
-from drumbeat.runfolder.hang import Hang, hang_of
-from drumbeat.runfolder.lead_clock import lead_now
-from drumbeat.runfolder.muster import Muster, muster_of
+from drumbeat.runfolder.events import Event, VerdictGiven
+from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import Summary
-from drumbeat.runfolder.world import world_of
+from drumbeat.runfolder.run import Run, lead_now
+from drumbeat.runfolder.state import Hang, Muster, hang_of, muster_of, world_of
+from drumbeat.runfolder.summary import Affected, Summary
 
 _OUTCOMES = ("doubtful", "time-limit")
 
@@ -72,8 +79,6 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     seconds = summary.elapsed if summary else _elapsed(run, told.state, now)
     failure = summary.failure if summary else None
     if summary is None and not goes_on:
-        from drumbeat.desk.recorded import recorded_end
-
         failure = recorded_end(run).cause
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run)
@@ -103,9 +108,210 @@ def cause_in_output(run: Run) -> Optional[Finding]:
     lines = run.output_lines()
     if not lines:
         return None
-    from drumbeat.diagnose.reader import Reader  # here: its tables take a while to load, and few runs need them
+    from drumbeat.logs.reader import Reader  # here: its tables take a while to load, and few runs need them
 
     reader = Reader()
     name = run.output()[-1]
     reader.feed_lines(name, 1, [line.encode("utf-8", "replace") for line in lines])
     return reader.report().failure.finding
+
+
+# What a run folder says of its run's end, in one place for all who show it: the summary, else the lead's events.
+
+
+_MOST_NOTES = 6
+_MOST_EARLIER = 3
+
+
+def recorded_end(run: Run) -> Recorded:
+    """Evidence names files relative to the run folder."""
+    events = run.run_events()
+    notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), _summary(run)
+    if summary is not None:
+        cause = _cause(summary.failure, summary.hang)
+        missing = _steps_missing(run, summary)
+        notes += _not_finite(summary.progress)
+        source, stopped = near(run.folder.summary), _ended_by_us(summary.consequences)
+        return Recorded(source, summary.outcome, summary.exit_code, cause, notes, stopped, missing)
+    failed: Optional[Finding] = None
+    outcome, code = "", None
+    for event in events:
+        if isinstance(event, (kinds.RunStarted, kinds.AttemptStarted)):
+            failed, outcome, code = None, "", None
+        elif isinstance(event, kinds.Failed):
+            failed = failed or event.finding
+        elif isinstance(event, kinds.RunEnded):
+            outcome, code = event.outcome, event.exit_code
+    hang, stopped = hang_of(events), _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
+    cause = _cause(failed, hang.finding if hang else None)
+    return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped)
+
+
+def with_paths(run: Run, recorded: Recorded) -> Recorded:
+    """Evidence names files as they can be pasted in the current folder."""
+
+    def near_by(finding: Finding) -> Finding:
+        evidence = (
+            replace(each, file=near(os.path.join(run.path, each.file))) if each.file else each
+            for each in finding.evidence
+        )
+        return replace(finding, evidence=tuple(evidence))
+
+    cause = near_by(recorded.cause) if recorded.cause else None
+    return replace(recorded, cause=cause, notes=tuple(near_by(note) for note in recorded.notes))
+
+
+def _summary(run: Run) -> Optional[Summary]:
+    try:
+        return run.summary()
+    except RecordError:
+        return None
+
+
+def _cause(failure: Optional[Finding], hang: Optional[Finding]) -> Optional[Finding]:
+    return failure or (replace(hang, severity=ERROR) if hang else None)
+
+
+def _ended_by_us(consequences: Iterable[Union[Affected, kinds.Consequence]]) -> FrozenSet[int]:
+    return frozenset(rank for each in consequences if each.what == ENDED_BY_US for rank in numbers(each.ranks))
+
+
+def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
+    """Losses whose last report is no finite number."""
+    found = []
+    if progress.not_finite:
+        found.append(Finding(NAN_LOSS, WARNING, f"the loss reported last is {not_finite_words(progress)}"))
+    if progress.validation_not_finite:
+        words = f"the validation loss reported last is {progress.validation_not_finite}"
+        found.append(Finding(NAN_VALUE, WARNING, words))
+    return tuple(found)
+
+
+def _steps_missing(run: Run, summary: Summary) -> str:
+    """In words: a run that finished short of the steps that it announced, or one of whose ranks ended before the others did.
+    '' where nothing shows that. Metrics do not say of which attempt they are, so ranks are compared where there was only one."""
+    total = summary.progress
+    if summary.outcome != "finished" or total.step is None:
+        return ""
+    if total.short_of_steps:
+        return f"it ended with exit code 0 at step {total.step} of {total.steps}"
+    if total.laps or total.ranks < 2 or len(summary.attempts) > 1:
+        return ""
+    ranks: Dict[int, Progress] = {}
+    for node in run.nodes():
+        for metric in run.metrics(node):
+            if metric.kind == "step":
+                ranks.setdefault(metric.rank, Progress()).add(metric)
+    last = {rank: each.step for rank, each in sorted(ranks.items()) if each.step is not None and not each.laps}
+    most = max(last.values(), default=0)
+    behind = [rank for rank in last if replace(ranks[rank], steps=most).short_of_steps]
+    if not behind:
+        return ""
+    return f"{named_ranks(behind, 8)} ended with exit code 0 at step {last[behind[0]]}, others at step {most}"
+
+
+def _earlier(run: Run) -> Tuple[Finding, ...]:
+    """Why each attempt but the last one ended; of many the last ones."""
+    ends = run.attempt_ends()
+    found = [
+        Finding(EARLIER, INFO, f"attempt {each.attempt + 1} of {len(ends)} ended: {each.finding.title}")
+        for each in ends[:-1]
+        if each.finding
+    ]
+    return tuple(found[-_MOST_EARLIER:])
+
+
+def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
+    """What the checks of the last attempt warned of, the last word of each."""
+    found: Dict[str, Finding] = {}
+    for event in events:
+        if isinstance(event, kinds.AttemptStarted):
+            found = {}
+        elif isinstance(event, kinds.FindingMade) and event.finding.severity in (WARNING, ERROR):
+            found[event.finding.code] = event.finding
+        elif isinstance(event, kinds.Resumed):
+            found = {code: finding for code, finding in found.items() if not code.startswith("hang-")}
+    return tuple(found.values())[:_MOST_NOTES]
+
+
+def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
+    """What the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone afterwards."""
+    seen: Optional[Verdict] = None
+    for event in events:
+        if isinstance(event, kinds.AttemptStarted):
+            seen = None
+        elif isinstance(event, kinds.VerdictGiven) and event.verdict.check == "transport":
+            seen = event.verdict if event.verdict.answer != UNKNOWN else seen
+    if seen is None:
+        return ()
+    return (Finding("transport-seen", INFO, f"the run's own transport check: {seen.answer}: {seen.summary}"),)
+
+
+# What a person who waits for a job is told until its ranks start: what its scheduler says, and which nodes are here.
+
+
+class Gathering:
+    """`news` is asked again and again, and has something to say whenever that has changed."""
+
+    def __init__(self) -> None:
+        self.said = ""
+        self.over = False
+
+    def news(self, run: Run, status: Status) -> Optional[str]:
+        if self.over or status.tasks or status.state not in (QUEUED, RUNNING):
+            return None
+        text = self._text(run, status)
+        if text == self.said:
+            return None
+        self.said = text
+        return text or None
+
+    def _text(self, run: Run, status: Status) -> str:
+        if status.state == QUEUED:
+            return f"queued{': ' + status.detail if status.detail else ''}"
+        muster = muster_of(run.run_events())
+        if muster is None:
+            self.over = bool(run.attempts())
+            return ""
+        return muster.words + (f": {status.detail}" if status.detail else "")
+
+
+# The placement tables of a run, as its nodes wrote them, with the cards that NCCL's log and the counters show in
+# use.
+
+
+def placement_lines(run: Run) -> List[str]:
+    """Each node's latest table under its verdict; a node that has not judged yet says so."""
+    latest: Dict[int, Dict[str, VerdictGiven]] = {}
+    for event in run.events():
+        if isinstance(event, VerdictGiven) and event.peer is None:
+            latest.setdefault(event.node, {})[event.verdict.check] = event
+    lines: List[str] = []
+    for node in run.nodes():
+        checks = latest.get(node, {})
+        said = checks.get("affinity")
+        if said is None or not said.table:
+            lines.append(f"node {node}: not checked: no rank was seen twice with its GPU open, or after its first step")
+            continue
+        verdict = said.verdict
+        lines.append(f"node {node}: {verdict.answer}, {verdict.confidence}: {verdict.summary}")
+        transport, traffic = checks.get("transport"), checks.get("traffic")
+        lines += [f"  {line}" for line in _table(said, (transport.nics if transport else None) or {})]
+        if traffic and traffic.carried:
+            lines.append(f"  carried, by the counters: {_carried(traffic.carried)}")
+        lines += [f"  fix: {finding.fix}" for finding in verdict.findings if finding.fix]
+    return lines
+
+
+def _table(said: VerdictGiven, used: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    if not used:
+        return said.table
+    try:
+        return text_table([from_plain(Row, row) for row in said.rows], used)
+    except RecordError:  # written by another version
+        return said.table
+
+
+def _carried(ports: Mapping[str, int]) -> str:
+    busiest = sorted(ports.items(), key=lambda port: -port[1])
+    return ", ".join(f"{name} {amount / 1e6:.0f} MB each way" for name, amount in busiest[:16])

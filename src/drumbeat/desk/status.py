@@ -3,22 +3,130 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 import time
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from drumbeat import backends
-from drumbeat.backends.contract import CANCELLED, FAILED, RUNNING, UNKNOWN, Backend, Status, overall
-from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
-from drumbeat.desk.leftovers import agents, leftovers
-from drumbeat.problem import Problem
-from drumbeat.processes import start_time
-from drumbeat.record import RecordError
+from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import start_time
+from drumbeat.base.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.run_record import RunRecord, read_run_record
-from drumbeat.runfolder.summary import Summary
-from drumbeat.runfolder.verdict import REQUEUE, next_step
+from drumbeat.runfolder.summary import REQUEUE, RunRecord, Summary, next_step, read_run_record
+
+# How a run stands, from two witnesses: what its folder says of the last end, and what the scheduler says of the job.
+# Pure. A job may be started several times: by drumbeat after a lost node, by the scheduler after a preemption, by
+# the user. Each start has a number, and the summary says to which one it belongs. So a summary is the end of the run
+# only where no later start is queued or running.
+
+
+_ENDS = {
+    "finished": FINISHED,
+    "doubtful": FINISHED,
+    "cancelled": CANCELLED,
+    "stopped": CANCELLED,  # as 0.1.0 wrote it
+    "requeue": CANCELLED,
+}  # every other outcome is a failure
+
+_MOST_TASKS = 100_000
+
+
+@dataclass(frozen=True)
+class End:
+    """What the summary of a run says."""
+
+    outcome: str
+    exit_code: int
+    start: int = 0
+
+
+def end_of(summary: Optional[Summary]) -> Optional[End]:
+    return End(summary.outcome, summary.exit_code, summary.start) if summary else None
+
+
+def array_tasks(text: str) -> List[int]:
+    """The numbers in `0-3%2` or `1,5-9:2`; none where that is not understood."""
+    numbers: List[int] = []
+    for part in text.partition("%")[0].split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?\s*", part)
+        if not match:
+            return []
+        first, last, step = int(match.group(1)), int(match.group(2) or match.group(1)), int(match.group(3) or 1)
+        numbers += range(first, min(last, first + _MOST_TASKS) + 1, max(1, step))
+    return sorted(set(numbers))[:_MOST_TASKS]
+
+
+def may_come_back(end: Optional[End], requeued: bool) -> bool:
+    """Whether the scheduler must be asked. `requeued`: the lead's verdict says that the job is queued again."""
+    return end is None or requeued or end.outcome in ("cancelled", "stopped", "requeue")
+
+
+def settled(handle: str, asked: Optional[Status], end: Optional[End], requeued: bool = False) -> Status:
+    """`asked` is the scheduler's answer; None where it was not asked. `requeued`: the lead's verdict is another start."""
+    if end is None:
+        return asked or Status(handle, UNKNOWN)
+    if asked is not None and asked.state == QUEUED:
+        return asked
+    if asked is not None and asked.starts is not None and asked.starts > end.start:
+        return asked  # a later start: it runs, or it has ended without a summary
+    if asked is not None and asked.state == RUNNING and end.outcome == "requeue":
+        return Status(handle, RUNNING, "saved; about to be queued again", starts=asked.starts)
+    if asked is not None and asked.state == RUNNING and requeued:
+        return Status(handle, RUNNING, f"{end.outcome}; about to be started again", starts=asked.starts)
+    return Status(handle, _ENDS.get(end.outcome, FAILED), end.outcome, end.exit_code, starts=end.start)
+
+
+# Processes of a run that outlived everything that would have ended them. Where the desk, every guard and every agent
+# of a run are killed at the same moment, nobody is left to end what its ranks have started in sessions of their own.
+# A scheduler's job ends those with its cgroup; on a machine without one they are found by the run's mark in their
+# environment.
+
+
+def leftovers(run: Run) -> List[int]:
+    """This user's live processes on this machine that carry the run's mark; zombies have no environment left."""
+    return [pid for pid, words in _processes("environ") if f"DRUMBEAT_RUN={run.run_id}".encode() in words]
+
+
+def agents(run: Run) -> List[int]:
+    """The run's agents, with their guards, that live on this machine: while there are any, they end its processes."""
+    order = os.fsencode(os.path.realpath(run.folder.order))
+    return [pid for pid, words in _processes("cmdline") if b"_agent" in words and order in map(os.path.realpath, words)]
+
+
+def _processes(file: str) -> Iterator[Tuple[int, List[bytes]]]:
+    """Of each of this user's processes but this one: its pid, and the words of that file of /proc."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                    with open(f"/proc/{name}/{file}", "rb") as opened:
+                        yield int(name), opened.read(1 << 20).split(b"\0")
+            except OSError:
+                continue
+
+
+def end_leftovers(run: Run, seconds: float = 10.0) -> int:
+    """Kill them, and what they start meanwhile; how many there were. They were orphans: nobody waits for them to save."""
+    ended: List[int] = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        alive = leftovers(run)
+        if not alive:
+            break
+        for pid in alive:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        ended += [pid for pid in alive if pid not in ended]
+        time.sleep(0.05)
+    return len(ended)
+
 
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterable, Iterator, List, Optional, Tuple
 
-from drumbeat.facts.model import Facts, Gpu, Peer, Peers
-from drumbeat.finding import ERROR, OK, WARNING, Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.findings.model import ERROR, OK, WARNING, Evidence, Finding
+from drumbeat.machine.model import Facts, Gpu, Peer, Peers
 from drumbeat.plan.scene import Scene, scene
 
 GIB = 1 << 30

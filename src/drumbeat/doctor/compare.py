@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.doctor.case import bad, seen
-from drumbeat.facts.model import Facts, Peer, Peers
-from drumbeat.finding import ERROR, INFO, WARNING, Finding
-from drumbeat.plan.known_variables import steers
-from drumbeat.plan.nics import active_ports, compute_nics
+from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
+from drumbeat.machine.model import Facts, Peer, Peers
+from drumbeat.plan.network import active_ports, compute_nics
+from drumbeat.plan.variables import steers
 
 CLOCK_SECONDS = 2.0  # more than this makes logs of several nodes hard to read together
 MEMORY_FACTOR = 1.5

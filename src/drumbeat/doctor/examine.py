@@ -5,13 +5,83 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterator, List, Optional
 
-from drumbeat.doctor import combinations, gpus, host, network
-from drumbeat.doctor.case import alone, bad, make_case, seen
-from drumbeat.doctor.looked import looked_at
-from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import INFO, OK, SEVERITIES, UNKNOWN, Finding
-from drumbeat.order import Order
+from drumbeat.base.order import Order
+from drumbeat.doctor import gpus, host, network
+from drumbeat.doctor.case import Case, alone, bad, gib, make_case, seen
+from drumbeat.findings.model import INFO, OK, SEVERITIES, UNKNOWN, Finding
+from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.node_plan import plan_node
+
+# What the doctor looked at, found or not: a short answer must not hide how little there was to judge.
+
+
+def looked_at(case: Case) -> Finding:
+    """One finding that carries everything looked at in `seen`, and what could not be read in `unseen`."""
+    facts = case.facts
+    lines = [
+        f"GPUs: {_gpus(case)}",
+        f"RDMA devices: {_count(len(facts.rdma), 'none in /sys/class/infiniband')}",
+        f"Slingshot: {_count(len(facts.cxi), 'no device in /sys/class/cxi')}",
+        f"interfaces: {_interfaces(facts)}",
+        f"cores and memory: {len(facts.cpus.allowed or facts.cpus.online) or 'unknown'} CPUs for this process, "
+        + (gib(facts.memory_bytes) if facts.memory_bytes else "memory unknown"),
+        f"limits: {_limits(facts)}",
+        f"surroundings: {_surroundings(facts)}",
+    ]
+    unseen = list(facts.unknown[:16])
+    if facts.gpus and facts.gpu_events is None:
+        unseen.append("the drivers' error events: the kernel's log may not be read")
+    return Finding("looked-at", OK, f"looked at {len(lines)} things", seen=tuple(lines), unseen=tuple(unseen))
+
+
+def _gpus(case: Case) -> str:
+    if case.gpus:
+        return str(len(case.gpus))
+    bus = ", ".join(f"{count} {vendor}" for vendor, count in sorted(case.facts.gpus_on_bus.items()) if count)
+    where = f"the PCI bus has {bus}, and none is given to this process" if bus else "none on the PCI bus"
+    driver = case.facts.versions.get("nvidia-driver")
+    nvidia = f"NVIDIA driver {driver} shows no GPU" if driver else "no NVIDIA driver"
+    return f"none ({nvidia}, no AMD compute device, {where})"
+
+
+def _count(count: int, none: str) -> str:
+    return str(count) if count else none
+
+
+def _interfaces(facts: Facts) -> str:
+    usable = [one for one in facts.interfaces if one.up and one.addresses and one.kind not in ("loopback", "virtual")]
+    if not usable:
+        return "none that is up with an address"
+    speeds = [f"{one.speed_mbps // 1000} Gb/s" if one.speed_mbps else "speed unknown" for one in usable]
+    names: List[str] = [f"{one.name} ({speed})" for one, speed in zip(usable, speeds)]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _limits(facts: Facts) -> str:
+    limits = facts.limits
+    shown = (
+        ("locked memory", limits.memlock),
+        ("shared memory", limits.shm_bytes),
+        ("the job's memory", limits.cgroup_memory_bytes),
+    )
+    words = [f"{name} {'unknown' if size is None else gib(size)}" for name, size in shown]
+    files = "unknown" if limits.nofile is None else "unlimited" if limits.nofile < 0 else str(limits.nofile)
+    return ", ".join([*words, f"open files {files}"])
+
+
+def _surroundings(facts: Facts) -> str:
+    inside = facts.container.inside
+    container = (
+        "container unknown"
+        if inside is None
+        else facts.container.runtime or "a container"
+        if inside
+        else "no container"
+    )
+    virtual = facts.virtual_machine
+    machine = "machine unknown" if virtual is None else "a virtual machine" if virtual else "a physical machine"
+    scheduler = facts.identity.scheduler
+    return f"{machine}, {container}, {'no scheduler' if scheduler == 'plain' else f'started by {scheduler}'}"
 
 
 def examine(facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] = None) -> List[Finding]:
@@ -22,7 +92,7 @@ def examine(facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] 
         *network.check(case),
         *host.check(case),
         *host.check_software(case),
-        *combinations.check(case),
+        *host.check_combinations(case),
     ]
     if order is None:  # what is exported here is questioned too
         findings += _planned(case.order, facts, peers or alone(facts), 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Dict, Iterator, List
 
 from drumbeat.doctor.case import Case, bad, ok, seen
-from drumbeat.facts.model import Gpu, of_program
-from drumbeat.finding import ERROR, INFO, WARNING, Finding
+from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
+from drumbeat.machine.model import Gpu, of_program
 
 
 def check(case: Case) -> Iterator[Finding]:

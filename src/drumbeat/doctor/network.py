@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.doctor.case import Case, bad, ok, seen
-from drumbeat.doctor.packages import package_of
-from drumbeat.facts.model import Library
-from drumbeat.finding import ERROR, INFO, UNKNOWN, WARNING, Finding
-from drumbeat.plan.interfaces import candidates
-from drumbeat.plan.nics import DOWN, OTHER_LAYER, SLOWER, active_ports, own_addresses, shared_bridges, usable_gids
-from drumbeat.plan.scene import NET_PLUGINS
-from drumbeat.plan.versions import fits
+from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
+from drumbeat.machine.model import Library
+from drumbeat.plan.network import (
+    DOWN,
+    OTHER_LAYER,
+    SLOWER,
+    active_ports,
+    candidates,
+    own_addresses,
+    shared_bridges,
+    usable_gids,
+)
+from drumbeat.plan.scene import NET_PLUGINS, fits
+
+# Which package brings a library, by distribution, as data.
+
+
+# library -> (Debian and Ubuntu, RHEL and its kin, SUSE)
+PACKAGES: Dict[str, Tuple[str, str, str]] = {
+    "libibverbs.so": ("libibverbs1", "libibverbs", "libibverbs1"),
+    "librdmacm.so": ("librdmacm1", "librdmacm", "librdmacm1"),
+    "libmlx5": ("ibverbs-providers", "libibverbs", "libmlx5-1"),
+    "libbnxt_re": ("Broadcom's libbnxt_re, the host's exact version", "Broadcom's libbnxt_re, the host's exact version",
+                   "Broadcom's libbnxt_re, the host's exact version"),
+    "libionic": ("AMD's Pensando ionic RDMA library", "AMD's Pensando ionic RDMA library",
+                 "AMD's Pensando ionic RDMA library"),
+    "libefa": ("ibverbs-providers", "libibverbs", "libefa1"),
+    "libirdma": ("ibverbs-providers", "libibverbs", "rdma-core"),
+    "libhfi1verbs": ("ibverbs-providers", "libibverbs", "rdma-core"),
+}  # fmt: skip
+
+
+def package_of(library: str, os_name: Optional[str]) -> str:
+    """The package of this distribution; all of them where it is not known."""
+    names = PACKAGES[library]
+    text = (os_name or "").lower()
+    for place, marks in enumerate(
+        (("ubuntu", "debian"), ("red hat", "rocky", "alma", "centos", "fedora"), ("suse", "sles"))
+    ):
+        if any(mark in text for mark in marks):
+            return names[place]
+    return " or ".join(dict.fromkeys(names))
+
 
 ROCE_MTU = 4200  # an active MTU of 4096 bytes and its headers
 GOOD_MTU = 9000

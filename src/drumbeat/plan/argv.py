@@ -2,17 +2,234 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os.path
+from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Peers
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order, Wrap
-from drumbeat.plan.launchers.find import Found, find_launcher
-from drumbeat.plan.launchers.inside import Script
-from drumbeat.plan.launchers.others import refusal, starts_its_own_ranks
-from drumbeat.plan.launchers.owned import WITH_DRIVER, Tools, driven, launcher_argv, launcher_python, torchrun_flags
-from drumbeat.plan.ranks import IDENTITY
-from drumbeat.problem import Problem
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar, Order, Wrap
+from drumbeat.base.problem import Problem
+from drumbeat.commands.inside import Script
+from drumbeat.commands.launch import Found, find_launcher, refusal, starts_its_own_ranks
+from drumbeat.machine.model import Peers
+
+# The command line of a launcher that drumbeat starts in the place of the user's own, once per node. Where the
+# launcher allows it, a driver around it reports how each rank ended, and a shim before each rank gives the rank its
+# own logs and cores. What it says about nodes and rendezvous is what the muster found; all else it says is kept.
+
+
+# Filled in by the shim, which alone knows it under a launcher.
+LOCAL_RANK_LATER = "{local_rank}"
+
+WITH_DRIVER = (
+    "torchrun",
+    "launch",
+    "accelerate",
+    "deepspeed",
+    "fabric",
+)  # kinds whose ranks get logs and cores of their own
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the agent brings along to start ranks under a launcher of others."""
+
+    shim: Tuple[str, ...] = ()  # argv of the process between the launcher and a rank
+    driver: str = ""  # source of the program around the launcher
+    settings: str = ""  # of the driver: where failures are written, and where ranks' output is copied
+    python: Tuple[str, ...] = ()  # the interpreter that the launcher's `#!` names; empty: it was not looked up
+
+
+def launcher_argv(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
+    """What node `node` starts in the place of this launcher."""
+    return (*found.prefix, *_BUILDERS[found.kind](found, peers, node, tools))
+
+
+def launcher_python(found: Found, tools: Tools) -> Tuple[str, ...]:
+    """The interpreter of a launcher: the one it names, else its `#!`, else the one beside it, else PATH's."""
+    if found.python:
+        return found.python
+    if found.other_python:
+        return ("python3",)
+    if tools.python:
+        return tools.python
+    folder = os.path.dirname(found.program)
+    return (os.path.join(folder, "python"),) if folder else ("python3",)
+
+
+def driven(python: Tuple[str, ...], module: str, tools: Tools, behind_wrapper: bool) -> Tuple[str, ...]:
+    """The driver around a launcher's module; the module's own arguments follow."""
+    text = f"exec({tools.driver!r})" if behind_wrapper else tools.driver  # conda run takes no argument of several lines
+    return (*python, "-c", text, tools.settings, module)
+
+
+def torchrun_flags(peers: Peers, node: int) -> Tuple[str, ...]:
+    """torchrun's static rendezvous: c10d would order the nodes by the text of their addresses, and a range of sizes
+    would wait for nodes that do not come. Restarts are drumbeat's, with fresh launchers."""
+    return (
+        f"--nnodes={len(peers.nodes)}", f"--node-rank={node}", "--rdzv-backend=static",
+        f"--master-addr={peers.master_addr}", f"--master-port={peers.master_port}",
+        f"--nproc-per-node={peers.nodes[node].ranks}", "--max-restarts=0",
+    )  # fmt: skip
+
+
+def _torchrun(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
+    """torch.distributed.run of the command's own interpreter."""
+    python = launcher_python(found, tools)
+    ours = (*torchrun_flags(peers, node), f"--local-addr={peers.nodes[node].address}", "--no-python")
+    local_rank = "--local-rank" if found.kind == "launch" and "--use-env" not in found.flags else ""
+    return (
+        *driven(python, "torch.distributed.run", tools, bool(found.prefix)), *found.kept, *ours, "--",
+        *tools.shim, *_worker(found, python[0], local_rank),
+    )  # fmt: skip
+
+
+def _worker(found: Found, python: str, local_rank: str = "") -> Tuple[str, ...]:
+    """What the launcher would run for each rank. Some put the local rank before the script's own arguments."""
+    head = 2 if found.script[:1] == ("-m",) else 1
+    called = (
+        *found.script[:head],
+        *((f"{local_rank}={LOCAL_RANK_LATER}",) if local_rank else ()),
+        *found.script[head:],
+    )
+    return called if "--no-python" in found.flags else (python, "-u", *called)
+
+
+def _accelerate(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
+    python = launcher_python(found, tools)
+    ours = (
+        f"--num_machines={len(peers.nodes)}", f"--machine_rank={node}", f"--num_processes={peers.world_size}",
+        f"--main_process_ip={peers.master_addr}", f"--main_process_port={peers.master_port}", "--rdzv_backend=static",
+        "--deepspeed_multinode_launcher=standard",  # its other launchers would want ssh to every host
+        "--no_python",
+    )  # fmt: skip
+    driver = driven(python, "accelerate.commands.launch", tools, bool(found.prefix))
+    return (*driver, *found.kept, *ours, *tools.shim, *_worker(found, python[0]))
+
+
+def _deepspeed(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
+    """DeepSpeed's own per-node launcher: its runner would want ssh to every host."""
+    python = launcher_python(found, tools)
+    world = {f"{peer.node}-{peer.host}": list(range(peer.ranks)) for peer in peers.nodes}
+    info = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
+    ours = (
+        f"--world_info={info}", f"--node_rank={node}", f"--master_addr={peers.master_addr}",
+        f"--master_port={peers.master_port}", "--no_python", "--no_local_rank",
+    )  # fmt: skip
+    driver = driven(python, "deepspeed.launcher.launch", tools, bool(found.prefix))
+    local_rank = "" if "--no-local-rank" in found.flags else "--local_rank"
+    return (*driver, *ours, *found.kept, *tools.shim, *_worker(found, python[0], local_rank))
+
+
+def _tune(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
+    return (found.program, "run", *found.kept, *torchrun_flags(peers, node), *found.script)
+
+
+def _fabric(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
+    ours = (
+        f"--num-nodes={len(peers.nodes)}", f"--node-rank={node}", f"--main-address={peers.master_addr}",
+        f"--main-port={peers.master_port}", f"--devices={peers.nodes[node].ranks}",
+    )  # fmt: skip
+    settings = json.dumps({**json.loads(tools.settings), "shim": tools.shim}) if tools.settings else ""
+    python = launcher_python(found, tools)
+    driver = driven(python, "lightning.fabric.cli", replace(tools, settings=settings), bool(found.prefix))
+    return (*driver, *found.kept, *ours, *found.script)
+
+
+_BUILDERS = {
+    "torchrun": _torchrun, "launch": _torchrun, "accelerate": _accelerate, "deepspeed": _deepspeed, "tune": _tune,
+    "fabric": _fabric,
+}  # fmt: skip
+
+
+# Who a rank is: the variables every training framework reads, each with its reason.
+
+
+# Set for every process after everything else, so nobody else can. Their values are known when the run starts.
+WHY = {
+    "RANK": "this rank among all",
+    "LOCAL_RANK": "this rank among those of its node",
+    "NNODES": "nodes that mustered",
+    "NODE_RANK": "this node's place among the nodes of the run",
+    "GROUP_RANK": "the same, as torch elastic calls it",
+    "LOCAL_WORLD_SIZE": "ranks on this node",
+    "WORLD_SIZE": "ranks of all nodes",
+    "MASTER_ADDR": "node 0, by the address at which the others reached it",
+    "MASTER_PORT": "free on node 0 when this attempt began",
+    "DRUMBEAT_RUN": "marks every process of this run",
+    "DRUMBEAT_ATTEMPT": "counts the starts of this run",
+    "DRUMBEAT_METRICS": "where drumbeat.metrics writes; one file per node",
+    "DRUMBEAT_FOLDER": "this attempt's part of the run folder: profiles go there",
+}
+IDENTITY = tuple(WHY)
+ADAPTERS = "DRUMBEAT_ADAPTERS"
+JAX_WHY = {
+    "JAX_COORDINATOR_ADDRESS": "where JAX's processes meet",
+    "JAX_NUM_PROCESSES": "JAX's processes on all nodes: the ranks, or one per node with `once`",
+    "JAX_PROCESS_ID": "this process among them",
+    "JAX_LOCAL_DEVICE_IDS": "the GPUs of this rank among those it sees; not with `once`: one process takes all",
+}
+_JAX_WHEN = "unless you set JAX_COORDINATOR_ADDRESS, or a launcher starts the ranks"
+_ADAPTERS_WHY = {
+    ADAPTERS: f"folder of the adapter that tells JAX who the rank is; set {ADAPTERS}=off to do without it",
+    "PYTHONPATH": f"begins with {ADAPTERS}, so that Python loads the adapter's sitecustomize and then your own",
+}
+WHO = {**WHY, **{name: f"{why}; {_JAX_WHEN}" for name, why in JAX_WHY.items()}, **_ADAPTERS_WHY}
+_NCCL_LOG = (
+    "NCCL's own log, in a file; where there are GPUs, or the job expects a transport (checks: {transport: off}: never)"
+)
+# All whose values are known only when the run starts.
+AT_START = {**WHO, **{f"NCCL_DEBUG{name}": _NCCL_LOG for name in ("", "_SUBSYS", "_FILE")}}
+
+
+def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: str, folder: str) -> List[EnvVar]:
+    """What all processes of a node share."""
+    values = {
+        "NNODES": len(peers.nodes), "NODE_RANK": node, "GROUP_RANK": node, "LOCAL_WORLD_SIZE": peers.nodes[node].ranks,
+        "WORLD_SIZE": peers.world_size, "MASTER_ADDR": peers.master_addr, "MASTER_PORT": peers.master_port,
+        "DRUMBEAT_RUN": order.run_id, "DRUMBEAT_ATTEMPT": attempt, "DRUMBEAT_METRICS": metrics, "DRUMBEAT_FOLDER": folder,
+    }  # fmt: skip
+    return [_var(name, value, WHY[name]) for name, value in values.items()]
+
+
+def rank_identity(rank: int, local_rank: int) -> List[EnvVar]:
+    return [_var(name, value, WHY[name]) for name, value in (("RANK", rank), ("LOCAL_RANK", local_rank))]
+
+
+def flight_recorder(variables: Sequence[EnvVar]) -> List[EnvVar]:
+    """Torch keeps its last collectives in memory, so that a hang can be told by name; off where the user says so."""
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    if any(variable.name in names for variable in variables):
+        return []
+    why = "torch keeps its last collectives, so that a hang can be told by name (checks: {hang: off} leaves it alone)"
+    return [EnvVar(names[0], "2000", why, "default")]
+
+
+def jax_identity(known: Mapping[str, str], process: Optional[int], devices: Sequence[int]) -> List[EnvVar]:
+    """`known` are the variables so far; `process` is the rank, or None for one process per node, `devices` the GPUs it takes of
+    those it sees, if not all."""
+    count, number = (known["NNODES"], known["NODE_RANK"]) if process is None else (known["WORLD_SIZE"], process)
+    values = (f"{known['MASTER_ADDR']}:{known['MASTER_PORT']}", count, number, ",".join(map(str, devices)))
+    return [_var(name, value, why) for (name, why), value in zip(JAX_WHY.items(), values) if value != ""]
+
+
+def trace(log: str) -> List[EnvVar]:
+    """`--trace`: what NCCL, MIOpen and libfabric say, one file per rank. Too much for every day."""
+    why = "the job asks for a trace"
+    return [
+        EnvVar("NCCL_DEBUG", "INFO", why, "user"),
+        EnvVar("NCCL_DEBUG_SUBSYS", "INIT,ENV,NET,BOOTSTRAP,GRAPH", why, "user"),
+        EnvVar("NCCL_DEBUG_FILE", log, why + "; a file of its own keeps its lines whole", "user"),
+        EnvVar("MIOPEN_ENABLE_LOGGING", "1", why + "; goes to the rank's standard error", "user"),
+        EnvVar("FI_LOG_LEVEL", "info", why + "; goes to the rank's standard error", "user"),
+    ]
+
+
+def _var(name: str, value: object, why: str) -> EnvVar:
+    return EnvVar(name, str(value), why, "detected")
+
 
 SETUP_FAILED = "drumbeat: setup failed"  # the rank's own words, on standard error
 STAND_INS = "DRUMBEAT_LAUNCHERS"  # the folder of the stand-ins for launchers that a script starts itself
@@ -68,6 +285,12 @@ def replaced_flags(command: Sequence[str]) -> Dict[str, str]:
     return dict(found.replaced) if found else {}
 
 
+def has_launcher(order: Order) -> bool:
+    """Whether another program than the agent starts this node's ranks, as the order says."""
+    found = find_launcher(order.command)
+    return order.launcher == "torchrun" or (order.launcher == "once" and found is not None)
+
+
 def has_driver(order: Order) -> bool:
     """Whether this node's ranks are started by a launcher around which our driver stands."""
     if order.launcher == "torchrun":
@@ -113,7 +336,8 @@ def _after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
     failed = f"trap 'code=$?; echo \"{SETUP_FAILED} (exit $code)\" >&2' EXIT"
     again = "\n".join(f'[ -z "$_drumbeat_{name}" ] || export {name}="$_drumbeat_{name}"' for name in IDENTITY)
     path = f'[ -z "${{{STAND_INS}-}}" ] || export PATH="${STAND_INS}:$PATH"'  # a venv would stand before them
-    text = f'{saved} set -e; {failed}; {order.setup}\ntrap - EXIT; set +e\n{again}\n{path}\nexec "$@"'
+    python = f'[ ! -d "${{{ADAPTERS}-}}" ] || export PYTHONPATH="${ADAPTERS}${{PYTHONPATH:+:$PYTHONPATH}}"'
+    text = f'{saved} set -e; {failed}; {order.setup}\ntrap - EXIT; set +e\n{again}\n{path}\n{python}\nexec "$@"'
     return ("bash", "-c", text, "setup", *argv)
 
 

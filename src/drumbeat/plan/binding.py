@@ -3,16 +3,219 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Facts, Gpu
-from drumbeat.finding import Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import EnvVar, Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar, Order
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.plan import masks
-from drumbeat.plan.cores import Core, place, usable_cores
-from drumbeat.plan.gpus import Chosen, choose, own_variable
-from drumbeat.plan.nics import compute_nics, natural, nearest
+from drumbeat.plan.network import compute_nics, natural, nearest
+from drumbeat.plan.visibility import NAMES, visible
+
+# Cores: the unit a rank is bound to, and how a set of them is divided among ranks.
+
+
+@dataclass(frozen=True)
+class Core:
+    """A physical core: the hardware threads of it that this job may use, and where it sits."""
+
+    cpus: Tuple[int, ...]
+    numa: Optional[str]
+    l3: Optional[int]
+
+
+def usable_cores(cpus: Cpus, reserved: Iterable[int] = (), threads: Optional[int] = None) -> List[Core]:
+    """The cores this process may use, less the reserved ones; `threads` hardware threads of each (none: all)."""
+    allowed = set(cpus.allowed or cpus.online) - set(reserved) - set(cpus.reserved)
+    numa_of = {cpu: node for node, members in cpus.numa.items() for cpu in members}
+    l3_of = {cpu: index for index, group in enumerate(cpus.l3) for cpu in group}
+    cores: List[Core] = []
+    seen: set[int] = set()
+    groups: Iterable[Sequence[int]] = list(cpus.siblings) + [(cpu,) for cpu in sorted(allowed)]
+    for group in groups:
+        mine = tuple(cpu for cpu in sorted(group) if cpu in allowed and cpu not in seen)
+        if mine:
+            seen.update(mine)
+            cores.append(Core(mine[:threads], numa_of.get(mine[0]), l3_of.get(mine[0])))
+    return sorted(cores, key=lambda core: core.cpus)
+
+
+def divide(cores: Sequence[Core], shares: int) -> List[List[Core]]:
+    """Equal shares, in order. No share crosses a last-level cache if that can be had."""
+    by_l3: Dict[Optional[int], List[Core]] = {}
+    for core in cores:
+        by_l3.setdefault(core.l3, []).append(core)
+    groups = list(by_l3.values())
+    if None not in by_l3 and len({len(group) for group in groups}) == 1:
+        if len(groups) % shares == 0:
+            each = len(groups) // shares
+            return [sum(groups[i * each : (i + 1) * each], []) for i in range(shares)]
+        if shares % len(groups) == 0 and len(groups[0]) >= shares // len(groups):
+            inside = shares // len(groups)
+            return [part for group in groups for part in _chunks(group, inside)]
+    return _chunks(cores, shares)
+
+
+def _chunks(cores: Sequence[Core], shares: int) -> List[List[Core]]:
+    each = len(cores) // shares
+    return [list(cores[i * each : (i + 1) * each]) for i in range(shares)]
+
+
+def place(numas: Sequence[Optional[int]], turns: Sequence[int], cores: Sequence[Core]) -> Tuple[List[List[Core]], bool]:
+    """A share of the cores for each rank, given the NUMA node of its GPU; and whether every rank sits beside it.
+
+    Within a NUMA node they are given out by `turns`, the GPUs' own order, which follows the board's.
+    Where a NUMA node has fewer cores than ranks, or nothing is known, the cores are shared out in NUMA order instead.
+    """
+    pools: Dict[str, List[Core]] = {}
+    for core in cores:
+        pools.setdefault(core.numa or "", []).append(core)
+    homes = _homes(numas, list(pools))
+    if homes is not None and all(len(pools[home]) >= homes.count(home) for home in set(homes)):
+        shares: List[List[Core]] = [[] for _ in numas]
+        for home in set(homes):
+            members = sorted((turns[rank], rank) for rank, where in enumerate(homes) if where == home)
+            for (_, rank), share in zip(members, divide(pools[home], len(members))):
+                shares[rank] = share
+        return shares, all(numa is None or str(numa) == home or home == "" for numa, home in zip(numas, homes))
+    by_numa = [core for name in sorted(pools, key=_number) for core in pools[name]]
+    order = sorted(range(len(numas)), key=lambda rank: (_or_last(numas[rank]), turns[rank], rank))
+    shares = [[] for _ in numas]
+    for rank, share in zip(order, _chunks(by_numa, len(numas))):
+        shares[rank] = share
+    return shares, False
+
+
+def _homes(numas: Sequence[Optional[int]], pools: List[str]) -> Optional[List[str]]:
+    """The pool each rank belongs to; None when a rank's is not known or has no core for us."""
+    if len(pools) == 1:
+        return [pools[0]] * len(numas)
+    if all(numa is None for numa in numas) and len(numas) % len(pools) == 0:  # no GPUs: spread evenly
+        each = len(numas) // len(pools)
+        return [pools[rank // each] for rank in range(len(numas))]
+    homes = [str(numa) for numa in numas]
+    return homes if set(homes) <= set(pools) else None
+
+
+def _number(name: str) -> int:
+    return int(name) if name.isdigit() else -1
+
+
+def _or_last(numa: Optional[int]) -> int:
+    return 1 << 30 if numa is None else numa
+
+
+# Which of a node's GPUs a job takes, and what its ranks must be told to see them in that order.
+
+
+@dataclass(frozen=True)
+class Chosen:
+    gpus: Tuple[Gpu, ...]  # in the order torch counts them
+    variables: Tuple[EnvVar, ...] = ()
+    findings: Tuple[Finding, ...] = ()
+    why: str = ""
+
+
+def choose(order: Order, facts: Facts) -> Chosen:
+    discrete = [gpu for gpu in facts.gpus if not gpu.integrated]
+    if not discrete:
+        return Chosen((), why="no GPU was found")
+    vendor = discrete[0].vendor
+    filters = visibility_filters(order, facts)
+    exported = list(filters)
+    seen, findings = visible([gpu for gpu in facts.gpus if gpu.vendor == vendor], filters)
+    usable = [gpu for gpu in seen if not gpu.integrated]
+    if exported and len(usable) < len(seen):
+        hidden = ", ".join(f"{gpu.index} ({gpu.name or 'integrated'})" for gpu in seen if gpu.integrated)
+        findings.append(
+            Finding(
+                "integrated-gpu-visible",
+                "warning",
+                f"the integrated GPU {hidden} is among the visible ones",
+                "ranks that count it in get a GPU that cannot take part",
+                f"leave it out of {exported[0]}",
+                tuple(Evidence(f"{name}={filters[name]}") for name in exported),
+            )
+        )
+    wanted = order.gpus if order.gpus is not None and not order.emulated else len(usable)
+    if wanted > len(usable):
+        findings.append(
+            Finding(
+                "fewer-gpus-than-asked",
+                "error",
+                f"the job asks for {wanted} GPUs per node, {len(usable)} can be seen here",
+                fix="ask for fewer, or for another kind of node",
+                evidence=tuple(Evidence(f"{name}={filters[name]}") for name in exported),
+                host=facts.host,
+            )
+        )
+    if wanted >= len(usable):
+        picked, why = usable, "all of them"
+    elif exported:
+        picked, why = usable[:wanted], f"the first {wanted} of {exported[0]}"
+    else:
+        picked, why = closest(usable, wanted)
+    variables: Tuple[EnvVar, ...] = ()
+    hides = len(usable) < len(seen)
+    if not exported and picked and (hides or picked != seen[: len(picked)]):
+        variables = _show(vendor, picked, "hides the integrated GPU" if hides else why)
+    return Chosen(tuple(picked), variables, tuple(findings), why)
+
+
+def visibility_filters(order: Order, facts: Facts) -> Dict[str, str]:
+    """The variables that hide GPUs from the ranks: what the job or site sets stands before what was exported."""
+    settled = {**facts.environment, **{variable.name: variable.value for variable in order.env}}
+    return {name: settled[name] for name in NAMES if name in settled}
+
+
+def closest(gpus: Sequence[Gpu], wanted: int) -> Tuple[List[Gpu], str]:
+    """So many GPUs behind one switch, else on one NUMA node, else the first ones; the tightest fit, then the lowest."""
+    groups: Dict[Tuple[str, str], List[Gpu]] = {}
+    for gpu in gpus:
+        steps = (gpu.pci_path or "").strip("/").split("/")[:-1]
+        for depth in range(3, len(steps) + 1):  # below host bridge and root port everything is a switch
+            groups.setdefault(("one PCIe switch", "/".join(steps[:depth])), []).append(gpu)
+        if gpu.module is not None:
+            groups.setdefault(("one module", str(gpu.module)), []).append(gpu)
+        if gpu.numa is not None and gpu.numa >= 0:
+            groups.setdefault(("one NUMA node", str(gpu.numa)), []).append(gpu)
+    fitting = [(kind, members) for (kind, _), members in groups.items() if len(members) >= wanted]
+    if not fitting:
+        return list(gpus[:wanted]), "the first ones: no switch or NUMA node holds so many"
+    kind, members = min(fitting, key=lambda group: (len(group[1]), group[1][0].index))
+    return members[:wanted], f"they share {kind}"
+
+
+def own_variable(gpus: Sequence[Gpu], order: Order, facts: Facts) -> Optional[EnvVar]:
+    """With `visibility: own`: what shows a rank its GPUs and no other."""
+    if not gpus:
+        return None
+    if gpus[0].vendor == "amd":
+        rocr = {k: v for k, v in visibility_filters(order, facts).items() if k == "ROCR_VISIBLE_DEVICES"}
+        seen, _ = visible([gpu for gpu in facts.gpus if gpu.vendor == "amd"], rocr)
+        places = [str(seen.index(gpu)) for gpu in gpus if gpu in seen]
+        why = "the rank's own GPU, counted within ROCR_VISIBLE_DEVICES; peers stay reachable for DMA"
+        return EnvVar("HIP_VISIBLE_DEVICES", ",".join(places), why, "user")
+    if gpus[0].vendor == "nvidia":
+        return EnvVar("CUDA_VISIBLE_DEVICES", _indices(gpus), "the rank's own GPU, as visibility: own asks", "user")
+    return None
+
+
+def _show(vendor: str, gpus: Sequence[Gpu], why: str) -> Tuple[EnvVar, ...]:
+    words = f"{why}; device i of torch is the GPU of local rank i"
+    if vendor == "amd":
+        return (EnvVar("ROCR_VISIBLE_DEVICES", _indices(gpus), words, "detected"),)
+    if vendor == "nvidia":
+        order = EnvVar(
+            "CUDA_DEVICE_ORDER", "PCI_BUS_ID", "CUDA counts as nvidia-smi does, not fastest first", "detected"
+        )
+        return (order, EnvVar("CUDA_VISIBLE_DEVICES", _indices(gpus), words, "detected"))
+    return ()
+
+
+def _indices(gpus: Sequence[Gpu]) -> str:
+    return ",".join(str(gpu.index) for gpu in gpus)
 
 
 @dataclass(frozen=True)
@@ -50,6 +253,11 @@ class Binding:
     def mask_cpu(self) -> str:
         """For srun --cpu-bind; empty where no affinity is set."""
         return ",".join(slot.mask for slot in self.slots) if all(slot.cpus for slot in self.slots) else ""
+
+    def devices(self, local_rank: int, emulated_before: int = 0) -> Tuple[int, ...]:
+        """The GPUs of one rank, as it counts them where it sees those of all ranks, after so many emulated nodes."""
+        shown = list(dict.fromkeys(gpu for slot in self.slots for gpu in slot.gpus))
+        return tuple(emulated_before * len(shown) + shown.index(gpu) for gpu in self.slots[local_rank].gpus)
 
 
 def binding(order: Order, facts: Facts, node: int) -> Binding:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
-from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import SOURCES, EnvVar, Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import SOURCES, EnvVar, Order
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.model import Facts, Peers
+from drumbeat.plan.argv import flight_recorder
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.exported import alt_read_is_idle
-from drumbeat.plan.interfaces import choose, slingshot_interfaces
-from drumbeat.plan.known_variables import steers
-from drumbeat.plan.nics import common_gid_index, hca_value, own_addresses
-from drumbeat.plan.ranks import flight_recorder
-from drumbeat.plan.scene import Scene, matches, scene
-from drumbeat.plan.variables import SETTINGS
-from drumbeat.plan.versions import fits
+from drumbeat.plan.network import choose, common_gid_index, hca_value, own_addresses, slingshot_interfaces
+from drumbeat.plan.scene import Scene, fits, matches, scene
+from drumbeat.plan.variables import SETTINGS, steers
 
 FAST_ETHERNET_MBPS = 25_000  # from here one socket thread cannot fill the link
 EXPORTED = "exported where drumbeat was started"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 from typing import Dict, List, Mapping, Optional
 
-from drumbeat.facts.model import Facts
-from drumbeat.finding import Evidence, Finding
-from drumbeat.order import EnvVar
+from drumbeat.base.order import EnvVar
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.model import Facts
 from drumbeat.plan import masks
-from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD, SPELT, steers
-from drumbeat.plan.nics import active_ports, own_addresses, usable_gids
+from drumbeat.plan.network import active_ports, own_addresses, usable_gids
 from drumbeat.plan.scene import Scene, matches
+from drumbeat.plan.variables import DEAD, DEBUGGING, OLD, SPELT, steers
 
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 _NEAR = 0.92  # likeness from which an unknown name counts as a slip of the pen

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.finding import Evidence, Finding
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import Evidence, Finding
 
 MOST_CPUS = 8192  # the kernel's own bound; a longer text is not a mask
 _LIST = regex(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")

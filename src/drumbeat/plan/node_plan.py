@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Dict, List, Optional, Tuple
 
-from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import EnvVar, Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar, Order
+from drumbeat.findings.model import Finding
+from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.environment import Left, decide
 from drumbeat.plan.exported import question
+from drumbeat.plan.placement import question_cpu_bind
 from drumbeat.plan.rendezvous import Rendezvous, rendezvous
 from drumbeat.plan.scene import scene
-from drumbeat.plan.task_masks import question_cpu_bind
 
 
 @dataclass(frozen=True)

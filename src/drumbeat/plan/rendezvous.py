@@ -6,11 +6,11 @@ import hashlib
 import re
 from typing import List, Optional, Tuple
 
-from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
-from drumbeat.plan.interfaces import address_of, choose, holds, slingshot_interfaces
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.model import Facts, Peers
+from drumbeat.plan.network import address_of, choose, holds, slingshot_interfaces
 from drumbeat.plan.scene import scene
 
 DEFAULT_EPHEMERAL = (32768, 60999)  # Linux hands these out to anybody

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Gpu
-from drumbeat.finding import Evidence, Finding
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.model import Gpu
 
 NAMES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
-from drumbeat.light_dataclass import dataclass
-from drumbeat.ranges import ranges
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.ranges import ranges
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
 
 AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"
 
@@ -37,10 +37,19 @@ class Row:
     links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
 
     inner: int = 0  # processes below it that have TCP connections to each other: helpers, or ranks of its own
+    complete: bool = True  # its identity is its own, and nothing is missing; else it is unknown who it is
+    cpu: float = 0.0  # seconds of CPU time that it and its helpers have used; 0 where it is joined: nobody asks then
+    mapped: int = 0  # files in its memory: while a program is still importing, they become more
+    framework: str = ""  # that is loaded
 
     @property
     def world(self) -> Tuple[str, Optional[int]]:
         return self.meeting, self.world_size
+
+    @property
+    def proven(self) -> bool:
+        """It is certainly a rank of that world."""
+        return self.complete and self.joined and not self.starts_others
 
 
 @dataclass(frozen=True)
@@ -51,27 +60,30 @@ class Planned:
 
 
 def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdict]:
-    """None: not all can be seen yet. `final`: what is there now is all there will be, since the training goes on."""
+    """None: not all can be seen yet. `final`: what is there now is all there will be, since the training goes on. An error, for
+    which a run may be ended, needs ranks that have been seen to meet; what their environment says makes a warning at most."""
     ranks = _ranks(rows, planned)
     worlds: Dict[Tuple[str, Optional[int]], List[Row]] = {}
     for row in ranks:
         worlds.setdefault(row.world, []).append(row)
     seen = (f"RANK, WORLD_SIZE and MASTER_ADDR:PORT of {_count(len(ranks), 'process', 'processes')}",)
     for members in worlds.values():
-        repeated = [rank for rank, times in Counter(row.rank for row in members).items() if times > 1]
-        if repeated:
-            return _verdict(REPEATED, _repeated(members, repeated, planned), seen)
-    whole = {world: members for world, members in worlds.items() if len(members) == world[1]}
+        for known in ([row for row in members if row.proven], [row for row in members if final and row.complete]):
+            repeated = [rank for rank, times in Counter(row.rank for row in known).items() if times > 1]
+            if repeated:
+                return _verdict(REPEATED, _repeated(known, repeated, planned), seen, known)
+    whole = {world: rows for world, rows in worlds.items() if len(rows) == world[1] and all(r.complete for r in rows)}
     planned_in_part = any(
         size == planned.world_size and len(rows) < planned.world_size for (_, size), rows in worlds.items()
     )
     if len(whole) > 1 and not planned_in_part:
-        return _verdict(SEVERAL, _several(worlds, planned), seen)
+        return _verdict(SEVERAL, _several(worlds, planned), seen, [row for rows in whole.values() for row in rows])
     if len(worlds) == 1:
         ((_, size), members), total = next(iter(worlds.items())), planned.world_size
         everywhere = len({row.node for row in members}) == planned.nodes
-        if size != total and ((size == len(members) and everywhere) or final):
-            return replace(_verdict(OTHER_SIZE, _other_size(size, planned), seen), count=size)
+        complete = all(row.complete for row in members)
+        if size != total and complete and ((size == len(members) and everywhere) or final):
+            return replace(_verdict(OTHER_SIZE, _other_size(size, planned), seen, members), count=size)
         if size == total and len(members) == total and (total == 1 or _together(members)):
             summary = (
                 f"{_count(total, 'rank')} in one world (seen in {total} of {_count(total, 'process', 'processes')})"
@@ -94,13 +106,13 @@ def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
         return None
     smaller = (("--nodes 1", planned.nodes > 1), ("--ranks-per-node 1", planned.world_size > planned.nodes))
     alone = " ".join(flag for flag, differs in smaller if differs)
+    loaded = sorted({row.framework for row in ranks if row.framework})
     return Finding(
         "ranks-never-joined",
         WARNING,
-        f"{_count(len(ranks), 'rank')} never joined each other: they are {len(ranks)} copies of one training",
-        "steps are reported, but no rank has a TCP connection to another, or to MASTER_ADDR:PORT: no process group was made",
-        "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); Lightning: "
-        f"Trainer(devices={max(1, planned.world_size // planned.nodes)}, num_nodes={planned.nodes})"
+        f"{_count(len(ranks), 'rank')} are not connected: they are {len(ranks)} copies of one training",
+        "they compute, but no rank has a TCP connection to another, or to MASTER_ADDR:PORT: no process group was made",
+        _join_with(loaded[0] if len(loaded) == 1 else "", planned)
         + (f"; for one training alone: {alone}" if alone else ""),
         tuple(
             Evidence(f"rank {row.rank}: process {row.pid} on node {row.node} is connected to no other rank")
@@ -108,6 +120,23 @@ def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
         )[:_SHOWN],
         confidence=LIKELY,
         seen=(f"the sockets of {_count(len(ranks), 'process', 'processes')}",),
+    )
+
+
+def _join_with(framework: str, planned: Planned) -> str:
+    """The call that makes one world of the ranks."""
+    return {
+        "torch": "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); "
+        f"Lightning: Trainer(devices={max(1, planned.world_size // planned.nodes)}, num_nodes={planned.nodes})",
+        "jax": "call jax.distributed.initialize() before anything else of JAX; Keras: keras.distribution.initialize()",
+        "tensorflow": "train under tf.distribute.MultiWorkerMirroredStrategy; it reads the other ranks' addresses from "
+        "TF_CONFIG",
+        "paddle": "call paddle.distributed.init_parallel_env(); it reads the other ranks' addresses from "
+        "PADDLE_TRAINER_ENDPOINTS",
+    }.get(
+        framework,
+        "make one group of them at the start of the program, as its framework does it (torch.distributed.init_process_group, "
+        "jax.distributed.initialize); drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
     )
 
 
@@ -135,8 +164,10 @@ def _process(row: Row) -> _Process:
 
 def _ranks(rows: Sequence[Row], planned: Planned) -> List[Row]:
     """The processes that are ranks. One that has started others with a world of their own may still be one of the
-    planned ranks, if only it is missing there: a rank may well start a program that makes a small world."""
-    numbered = [row for row in rows if row.rank is not None]
+    planned ranks, if only it is missing there: a rank may well start a program that makes a small world. A process that may
+    be a rank by its number is none where another one surely is."""
+    known = {(row.rank, row.world) for row in rows if row.complete and not row.starts_others}
+    numbered = [row for row in rows if row.rank is not None and (row.complete or (row.rank, row.world) not in known)]
     leaves = [row for row in numbered if not row.starts_others]
     main = [row for row in leaves if row.world_size == planned.world_size]
     if main:
@@ -153,8 +184,11 @@ def _ranks(rows: Sequence[Row], planned: Planned) -> List[Row]:
     return leaves
 
 
-def _verdict(answer: str, finding: Finding, seen: Tuple[str, ...]) -> Verdict:
-    return Verdict("world", answer, CERTAIN, finding.title, (finding,), seen)
+def _verdict(answer: str, finding: Finding, seen: Tuple[str, ...], rows: Sequence[Row]) -> Verdict:
+    """Certain if all these ranks have been seen to meet."""
+    if not all(row.proven for row in rows):
+        finding = replace(finding, severity=WARNING, confidence=LIKELY)
+    return Verdict("world", answer, finding.confidence, finding.title, (finding,), seen)
 
 
 def _repeated(members: Sequence[Row], repeated: Sequence[Optional[int]], planned: Planned) -> Finding:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
+from drumbeat.base.problem import Problem
 from drumbeat.predict.cost import Constants
-from drumbeat.problem import Problem
 
 # Standard deviations, in log units, of what is believed before anything is measured on a cluster.
 SPREAD: Dict[str, float] = {

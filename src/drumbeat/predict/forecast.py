@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Dict, List, Optional, Tuple, Union
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory, plain, shapes
 from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.frameworks import FRAMEWORKS, Framework, states_of
 from drumbeat.predict.interval import UNCALIBRATED, Basis, interval
 from drumbeat.predict.machine import Cluster, machine_of
 from drumbeat.predict.shapes import ConvNet, Model
-from drumbeat.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Forecast:
     @property
     def mfu(self) -> float:
         """Model FLOPs by `shapes.CONVENTION` over the data sheet's dense peak of the products' precision."""
-        from drumbeat.hardware import peak_of
+        from drumbeat.machine.peaks import peak_of
 
         peak = peak_of(self.case.cluster.gpu)
         assert peak is not None

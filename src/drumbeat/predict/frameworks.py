@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.predict.cost import Constants, Software
 from drumbeat.predict.memory import States
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Optional
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 # 419 unexpected interruptions of 16,384 GPUs in 54 days (Llama 3, arXiv:2407.21783, section 3.3.4).
 GPU_HOURS_PER_FAILURE = 50_000.0

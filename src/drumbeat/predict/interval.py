@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

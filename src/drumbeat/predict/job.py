@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, List, Optional, Sequence
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.forecast import Case, forecast, framework_named
 from drumbeat.predict.interval import OWN, UNCALIBRATED, Basis
@@ -13,7 +14,6 @@ from drumbeat.predict.machine import Cluster, find_cluster
 from drumbeat.predict.models import Described, from_command, parse_layout
 from drumbeat.predict.shapes import ConvNet
 from drumbeat.predict.show import one_line
-from drumbeat.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""The machine of a prediction: rates from the data sheets in `drumbeat.hardware`, or what was measured instead."""
+"""The machine of a prediction: rates from the data sheets in `drumbeat.machine.peaks`, or what was measured instead."""
 
 from __future__ import annotations
 
 from typing import Optional
 
-from drumbeat.hardware import fabrics, known_gpus, peak_of, typical_node
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.machine.peaks import fabrics, known_gpus, peak_of, typical_node
 from drumbeat.predict.cost import Machine
-from drumbeat.problem import Problem
 
 
 @dataclass(frozen=True)

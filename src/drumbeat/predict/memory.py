@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.predict import plain, shapes
 from drumbeat.predict.cost import Layout, Software, Work
 from drumbeat.predict.shapes import Model, Number

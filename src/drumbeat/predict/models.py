@@ -10,11 +10,11 @@ import json
 import os
 from typing import Any, Dict, List, Optional, Union
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.packaged import load
+from drumbeat.base.data import load
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 from drumbeat.predict.cost import Layout
 from drumbeat.predict.shapes import ConvNet, Model, resnet
-from drumbeat.problem import Problem
 
 
 @dataclass(frozen=True)

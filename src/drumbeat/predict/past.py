@@ -8,8 +8,8 @@ import math
 import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.home import users_folder
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.folders import make_private, users_folder
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.predict.calibrate import fit, need_numpy, stack
 from drumbeat.predict.cost import Constants, Layout, Work, step
 from drumbeat.predict.forecast import Case
@@ -17,7 +17,6 @@ from drumbeat.predict.frameworks import FRAMEWORKS
 from drumbeat.predict.interval import CALIBRATED, MEASURED, UNCALIBRATED, Basis
 from drumbeat.predict.machine import Cluster, machine_of
 from drumbeat.predict.shapes import ConvNet, Model
-from drumbeat.private_folder import make_private
 
 _MOST = 500  # records that are kept
 

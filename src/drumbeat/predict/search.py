@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, List, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory
 from drumbeat.predict.calibrate import need_numpy, take
 from drumbeat.predict.cost import Layout
@@ -13,7 +14,6 @@ from drumbeat.predict.forecast import Case
 from drumbeat.predict.frameworks import states_of
 from drumbeat.predict.machine import machine_of
 from drumbeat.predict.shapes import ConvNet, Model
-from drumbeat.problem import Problem
 
 _PIECE = 16384  # rows that are computed together: they stay in the processor's cache
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 CONVENTION = "6 N + 12 L h s (causal: half) FLOPs per token, without recomputation"
 

@@ -7,7 +7,7 @@ import importlib
 import math
 from typing import Any, Dict, Iterator, List, Tuple
 
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
 

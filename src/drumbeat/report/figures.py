@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Dict, List, Optional, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 Point = Tuple[float, float]  # seconds since the start, value
 NOT_RECORDED = "how it ended is not recorded"  # the outcome of a log

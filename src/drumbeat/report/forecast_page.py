@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Sequence
 from drumbeat.predict.forecast import Forecast
 from drumbeat.predict.show import NOT_MODELLED, layout_words, memory_words, model_words, seconds_words
 from drumbeat.report.chart import line_chart
-from drumbeat.report.page import document
+from drumbeat.report.tables import document
 
 _COLOURS = (
     "#0072b2",

@@ -7,8 +7,8 @@ import statistics
 from dataclasses import field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.runfolder.pace import RankPace
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.runfolder.progress import RankPace
 from drumbeat.runfolder.records import Metric
 
 _BLOCKS = 20  # neighbouring intervals are alike; means of blocks are less so

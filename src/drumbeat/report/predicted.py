@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, Optional
 
-from drumbeat.facts.model import Facts
-from drumbeat.order import Order
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.machine.model import Facts
 from drumbeat.predict.forecast import Case, forecast
 from drumbeat.predict.job import case_of_command
 from drumbeat.predict.past import Seen, remember
-from drumbeat.problem import Problem
 from drumbeat.report.figures import Figures, Foreseen, Phases
 from drumbeat.runfolder.run import Run
 

@@ -6,8 +6,8 @@ import os
 import statistics
 from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.printed.reader import Reader
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
+from drumbeat.metrics.printed import Reader
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases, Setting, Speed
 from drumbeat.report.intervals import error_of_mean, quantile
 from drumbeat.report.setting import precision_in

@@ -6,11 +6,11 @@ import os
 import shlex
 from typing import Any, Dict, Mapping, Optional, Sequence
 
-from drumbeat.desk.closing import code_words
-from drumbeat.facts.model import Facts
-from drumbeat.order import Order
-from drumbeat.regex import regex
+from drumbeat.base.order import Order
+from drumbeat.base.regex import regex
+from drumbeat.machine.model import Facts
 from drumbeat.report.figures import Setting
+from drumbeat.runfolder.lines import code_words
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import gpus_of_run, gpus_used
 

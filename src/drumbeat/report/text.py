@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import List, Optional, Tuple
 
-from drumbeat.desk.closing import count, duration, ledger_words, speed
-from drumbeat.printable import printable
+from drumbeat.base.redact import printable
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
+from drumbeat.runfolder.lines import count, duration, ledger_words, speed
 
 NOT = "not measured"
 _LABEL = 11

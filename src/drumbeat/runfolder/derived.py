@@ -3,19 +3,67 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.record import RecordError
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import RecordError
+from drumbeat.base.regex import regex
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.logs import list_logs
+from drumbeat.runfolder.files import Files, decode
+from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.progress import Progress, merged
-from drumbeat.runfolder.read import Files, decode
-from drumbeat.runfolder.records import Metric, parse_metric, parse_so_far
+from drumbeat.runfolder.records import Line, Metric, parse_metric, parse_so_far
+from drumbeat.runfolder.state import ranks_seen
 from drumbeat.runfolder.summary import AttemptEnd
-from drumbeat.runfolder.world import ranks_seen
+
+# The logs of an attempt: two files per rank, or one file per node where the job is large, and a launcher's own
+# output.
+
+
+_RANK = regex(r"rank-(\d{1,9})\.(out|err)")
+_LAUNCHER = regex(r"(?:launcher|torchrun)\.(out|err)")
+# A rank's line, copied for the script's own log: it stands in the rank's log too.
+_COPY = regex(r"\[rank \d{1,9}\] ")
+_MERGED_LINE = regex(r"(\d{1,9}) (out|err) (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Log:
+    name: str  # relative to its Files
+    node: int
+    attempt: int
+    rank: Optional[int] = None  # None: several ranks, or a launcher
+    stream: str = ""  # out, err; empty: both
+    merged: bool = False
+    launcher: bool = False
+
+    def is_copy(self, text: str) -> bool:
+        """Whether this line of a launcher's log is one of its ranks' own."""
+        return self.launcher and _COPY.match(text) is not None
+
+    def line(self, text: str) -> Optional[Line]:
+        """The line that a line of this file stands for; None for a torn one of a merged log."""
+        if not self.merged:
+            return Line(self.node, self.attempt, self.rank, self.stream, text)
+        found = _MERGED_LINE.fullmatch(text)
+        return Line(self.node, self.attempt, int(found[1]), found[2], found[3]) if found else None
+
+
+def list_logs(files: Files, node: NodeFolder, attempt: int) -> List[Log]:
+    """By rank, standard output before standard error; then the launcher's own."""
+    folder = node.attempt(attempt)
+    names = files.names(folder)
+    ranked = [found for found in map(_RANK.fullmatch, names) if found]
+    logs = [Log(os.path.join(folder, each[0]), node.node, attempt, int(each[1]), each[2]) for each in ranked]
+    logs.sort(key=lambda log: (log.rank, log.stream != "out"))
+    if os.path.basename(node.merged(attempt)) in names:
+        logs.append(Log(node.merged(attempt), node.node, attempt, merged=True))
+    own = sorted((found for found in map(_LAUNCHER.fullmatch, names) if found), key=lambda each: each[1] != "out")
+    return logs + [Log(os.path.join(folder, each[0]), node.node, attempt, None, each[1], launcher=True) for each in own]
+
 
 _RECENT = 1 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
 _HEAD = 16 << 10  # bytes of each node's metrics that tell how it began

@@ -10,9 +10,9 @@ import dataclasses
 import math
 from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
-from drumbeat.finding import Finding, Verdict
-from drumbeat.light_dataclass import dataclass
-from drumbeat.record import RecordError, from_plain
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import RecordError, from_plain
+from drumbeat.findings.model import Finding, Verdict
 from drumbeat.runfolder.progress import Progress
 
 
@@ -142,6 +142,34 @@ class Stopping(Event):
 
 
 @dataclass(frozen=True)
+class NodeSilent(Event):
+    """Nothing is heard of a node, though its connection is not broken. It is given up only when the patience is over."""
+
+    peer: int
+    peer_host: str
+    seconds: float
+    patience: float  # seconds of silence after which it is lost
+
+    @property
+    def words(self) -> str:
+        left = max(0.0, self.patience - self.seconds)
+        return f"node {self.peer} ({self.peer_host}) has been silent for {self.seconds:.0f} s; lost after {left:.0f} s more"
+
+
+@dataclass(frozen=True)
+class NodeHeard(Event):
+    """A silent node is heard again."""
+
+    peer: int
+    peer_host: str
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        return f"node {self.peer} ({self.peer_host}) is heard again after {self.seconds:.0f} s; the run goes on"
+
+
+@dataclass(frozen=True)
 class NodeLost(Event):
     peer: int
     peer_host: str
@@ -241,6 +269,8 @@ TYPES: Dict[str, Type[Event]] = {
     "decided": Decided,
     "excluded": Excluded,
     "stopping": Stopping,
+    "node-silent": NodeSilent,
+    "node-heard": NodeHeard,
     "node-lost": NodeLost,
     "run-ended": RunEnded,
     "agent-started": AgentStarted,

@@ -40,9 +40,12 @@ RUN/
 from __future__ import annotations
 
 import os
-from typing import Dict
+import stat
+import tempfile
+from typing import Dict, List, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.runfolder.files import append
 
 SCHEMA = "1.0"
 
@@ -188,3 +191,104 @@ class NodeFolder:
             return {}
         stems = {name.rsplit(".", 1)[0] for name in names if name.startswith("rank-")}
         return {int(stem[5:]): self.at(f"attempt-{attempt}", stem) for stem in stems if stem[5:].isdigit()}
+
+
+# The run's `stop` file: how somebody who cannot signal the lead asks it to end the run. A batch script's trap,
+# `drumbeat cancel` and the desk of an allocation append a line, `WORD reason`. A signal sent through a launcher may
+# reach every process of the job, DataLoader workers too; a line reaches the lead alone, and nodes that still wait
+# for it or for their own tasks.
+
+
+# TERM: the scheduler asks; INT: the user interrupts, and a second time ends the run now; USR2: the scheduler will end the
+# job soon; CANCEL: `drumbeat cancel`, after which the run does not come back, and which a second time ends it now; LOST: a
+# node's agent has ended before all nodes had come, so the lead waits in vain.
+WORDS = ("TERM", "INT", "USR2", "CANCEL", "LOST")
+_LIMIT = 1 << 16
+
+
+def ask_to_stop(path: str, name: str, reason: str) -> None:
+    """`name` is one of WORDS."""
+    append(path, stop_line(name, reason).encode())
+
+
+def stop_line(name: str, reason: str) -> str:
+    assert name in WORDS, name
+    return f"{name} {reason}\n"
+
+
+@dataclass
+class StopFile:
+    """The agents' side: what was asked since the last look."""
+
+    path: str
+    position: int = 0
+
+    def look(self) -> List[Tuple[str, str]]:
+        """Pairs of a word of WORDS and the reason."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.position)
+                data = file.read(_LIMIT)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.position += len(whole)
+        asked = []
+        for line in whole.decode("utf-8", "replace").splitlines():
+            name, _, reason = line.partition(" ")
+            if name in WORDS:
+                asked.append((name, reason or f"asked to stop by {name}"))
+        return asked
+
+    def skip(self, started_before: bool, events: str) -> int:
+        """Where to begin. What was asked of an earlier start of this run is no longer meant; that the run was cancelled still
+        is. There was an earlier one if the scheduler says so (`started_before`), or if a lead left `events`."""
+        position = 0
+        try:
+            with open(self.path, "rb") as file:
+                for line in file:
+                    if line.split()[:1] == [b"CANCEL"] or not line.endswith(b"\n"):
+                        break
+                    position += len(line)
+        except OSError:
+            pass  # nobody has asked
+        return position if started_before or os.path.exists(events) else 0
+
+
+# Whether a run folder is this user's own, before anything is written into it.
+
+
+def untrusted(folder: RunFolder, node: int) -> str:
+    """Why node `node` must not write into this run folder; '' if it may.
+
+    The folder and those below it that the node uses must be folders, no links, and belong to this user: somebody else
+    could otherwise have put links there that make this user write into files of their choice. The path above may hold
+    links: a user's own `runs` often is one.
+    """
+    places = (folder.path, folder.at("nodes"), folder.node(node).path)
+    return next((why for why in map(_foreign, places) if why), "")
+
+
+def _foreign(path: str) -> str:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if stat.S_ISLNK(found.st_mode):
+        return f"{path} is a link"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{path} is not a folder"
+    if found.st_uid != os.geteuid() and found.st_uid != _owner_of_new(path):
+        return f"{path} belongs to another user (uid {found.st_uid})"
+    return ""
+
+
+def _owner_of_new(folder: str) -> int:
+    """The owner that a file gets which this process makes there: some file systems give all files one owner."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".owner-") as file:
+            return os.fstat(file.fileno()).st_uid
+    except OSError:
+        return os.geteuid()

@@ -21,11 +21,11 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Dict, Iterable, List, Mapping, Optional
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
-from drumbeat.runfolder.hang import CODE
 from drumbeat.runfolder.progress import BETWEEN_STAGES, Progress
+from drumbeat.runfolder.state import CODE
 
 QUEUE, TRAINING, UNKNOWN = "queue", "training", "unknown"
 PARTS = (

@@ -12,9 +12,9 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from drumbeat.facts.telemetry import GpuSample
-from drumbeat.light_dataclass import dataclass
-from drumbeat.record import RecordError, from_plain
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import RecordError, from_plain
+from drumbeat.machine.vendors.telemetry import GpuSample
 
 _LARGEST = 1e18  # no count, time or rate is larger; sums of many stay finite
 _LARGEST_COUNT = 2**53  # of steps, ranks, nodes: up to here a float holds every whole number exactly

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
+import time
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
-from drumbeat.finding import Verdict
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order, load_order
-from drumbeat.record import RecordError, from_plain
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order, load_order
+from drumbeat.base.record import RecordError, from_plain
+from drumbeat.findings.model import Verdict
 from drumbeat.runfolder import derived
 from drumbeat.runfolder import events as kinds
-from drumbeat.runfolder.derived import Ranks
+from drumbeat.runfolder.derived import Log, Ranks, list_logs
 from drumbeat.runfolder.events import Event, parse_event
-from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.files import Files, Tail, decode, read_json
+from drumbeat.runfolder.layout import RunFolder, stop_line
 from drumbeat.runfolder.ledger import PARTS, ledger
-from drumbeat.runfolder.logs import Log, list_logs
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import Files, Tail, decode, read_json
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, parse_member, parse_metric, parse_sample
-from drumbeat.runfolder.run_record import RunRecord, read_run_record
-from drumbeat.runfolder.stop_file import stop_line
-from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
+from drumbeat.runfolder.summary import AttemptEnd, RunRecord, Summary, parse_summary, read_run_record
 
 if TYPE_CHECKING:
-    from drumbeat.facts.model import Facts
+    from drumbeat.machine.model import Facts
+
 
 _LAST_EVENTS = 16 << 10  # bytes of the lead's events that hold how the run ended
 _LAST_SAMPLES = 64 << 10  # bytes of a node's telemetry that hold its last sample
@@ -89,7 +89,7 @@ class Run:
         return tuple(member for member in found if member)
 
     def facts(self, node: int) -> Optional[Facts]:
-        from drumbeat.facts.model import Facts
+        from drumbeat.machine.model import Facts
 
         facts: Optional[Facts] = _parsed(Facts, read_json(_AT.node(node).facts, self.files))
         return facts
@@ -311,3 +311,36 @@ def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
         return None if data is None else from_plain(record, data)
     except (RecordError, AssertionError, OverflowError):
         return None
+
+
+# What time it is by the clock of a run's lead, whose records a desk reads: the desk's own clock may be minutes apart
+# from it.
+
+
+class LeadClock:
+    """For a view that goes on: the newest record's time, and what has passed here since it was read."""
+
+    def __init__(self) -> None:
+        self._newest: Optional[float] = None
+        self._read = 0.0
+
+    def saw(self, t: float) -> None:
+        """A record of this time, by the lead's clock."""
+        if self._newest is None or t > self._newest:
+            self._newest, self._read = t, time.monotonic()
+
+    def now(self) -> float:
+        """Our own time while there is no record."""
+        return time.time() if self._newest is None else self._newest + time.monotonic() - self._read
+
+
+def lead_now(run: Run) -> float:
+    """For a single look: our own clock where the lead is on this machine, else the time of its newest record. While its node is
+    alive that is a few seconds ago, as its devices are looked at all the time."""
+    lead = next((member for member in run.members() if member.node == 0), None)
+    if lead is None or lead.host == socket.gethostname():
+        return time.time()
+    sample, events = run.latest_sample(0), run.last_run_events()
+    if sample is None:
+        return time.time()
+    return max(sample.t + lead.clock_offset, *(event.t for event in events), sample.t)

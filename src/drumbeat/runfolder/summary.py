@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Facts
-from drumbeat.finding import Finding
-from drumbeat.hostlist import fold
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
-from drumbeat.ranges import ranges
-from drumbeat.record import RecordError, check_schema, from_plain
-from drumbeat.runfolder.hang import Hang, seconds_of
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.ranges import fold, ranges
+from drumbeat.base.record import RecordError, check_schema, from_plain, to_plain
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import Finding
+from drumbeat.machine.model import Facts
+from drumbeat.runfolder.files import Files, read_json, replace, replace_json
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member, is_count
-from drumbeat.runfolder.write import replace_json
+from drumbeat.runfolder.state import Hang, seconds_of
 
 _MOST_GROUPS = 8  # of ranks that ended in the same way
 _MOST_ATTEMPTS = 24
@@ -205,3 +206,127 @@ def _cut(text: str, longest: int = _LONGEST) -> str:
 
 def _cut_hosts(text: str) -> str:
     return text if len(text) <= _LONGEST_HOSTS else text[:_LONGEST_HOSTS].rpartition(",")[0] + ",..."
+
+
+# RUN/verdict: how the run ended, for the script or process that started the agents and reads no JSON. Lines
+# NAME=VALUE: `code`, the exit code; `next`, end or requeue; `stopped`, 1 where the run ended only because its
+# scheduler asked for it (whether it comes back is then the scheduler's choice); `lost`, every node that this run has
+# lost so far, where the job is to be queued again without them. The lead writes it once per start. `lost` and
+# `requeues` beside it are kept between starts.
+
+
+VERDICT = "verdict"
+END, REQUEUE = "end", "requeue"
+_HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+def write_verdict(
+    folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool, stopped: bool = False
+) -> None:
+    """`counts`: this requeue is one of the few that the job allows. `stopped`: the scheduler asked for the end."""
+    assert next_step in (END, REQUEUE), next_step
+    hosts = ",".join(host for host in dict.fromkeys([*lost_nodes(folder), *lost]) if _HOST.fullmatch(host))
+    if lost:
+        replace(folder.lost, hosts + "\n")
+    if counts:
+        replace(folder.requeues, f"{requeues(folder) + 1}\n")
+    again = hosts if lost and next_step == REQUEUE else ""
+    replace(folder.verdict, f"code={int(code)}\nnext={next_step}\nlost={again}\n" + ("stopped=1\n" if stopped else ""))
+
+
+def next_step(folder: RunFolder) -> str:
+    """END or REQUEUE; END where there is no verdict."""
+    return REQUEUE if f"next={REQUEUE}" in _text(folder.verdict).splitlines() else END
+
+
+def lost_nodes(folder: RunFolder) -> List[str]:
+    return [name for name in _text(folder.lost).split(",") if name]
+
+
+def requeues(folder: RunFolder) -> int:
+    """How often drumbeat has queued this job again, as far as it counts."""
+    text = _text(folder.requeues)
+    return int(text) if text.isdigit() and len(text) < 6 else 0
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(1 << 20).strip()
+    except OSError:
+        return ""
+
+
+def forget_end(folder: RunFolder) -> None:
+    """A job that starts again has not ended."""
+    for path in (folder.summary, folder.verdict):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+
+# run.json: what is known about a run from its first moment.
+
+
+_RUN_JSON = RunFolder("").run_json
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The process that started the run and stays with it."""
+
+    host: str
+    pid: int
+    started: Optional[str] = None  # its start time, as the kernel counts it: pids are used again
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    run_id: str
+    schema: str = SCHEMA
+    name: str = ""
+    created: float = 0.0  # seconds since 1970; 0: not known
+    handle: str = ""  # BACKEND://CLUSTER/JOB
+    version: str = ""
+    desk: Optional[Desk] = None
+    output: str = ""  # what a scheduler's job prints; a path, or a name in the run folder
+    cancelled: bool = False  # the desk has taken the job out of the queue: a scheduler may forget it at once
+    last_state: str = ""  # what its scheduler said last, kept where the desk has removed the job after its end
+    last_detail: str = ""
+    submitting: bool = False  # the desk is handing it over; if that desk is dead, nobody knows how far it came
+    lead: str = ""  # the lead's host, in the folder of a node that does not see the lead's
+
+
+def read_run_record(path: str, files: Optional[Files] = None) -> RunRecord:
+    """RecordError when there is no run there, or one of a newer drumbeat."""
+    place = os.path.join(path, _RUN_JSON)
+    data = read_json(_RUN_JSON, files or Files(path))
+    if data is None:
+        raise RecordError(f"{path}: not a run folder (no readable run.json)")
+    check_schema(str(data.get("schema", "?")), SCHEMA, place)
+    try:
+        record = from_plain(RunRecord, {"run_id": os.path.basename(path), **data}, place)
+    except OverflowError as error:
+        raise RecordError(f"{place}: {error}") from None
+    return record if math.isfinite(record.created) else dataclasses.replace(record, created=0.0)
+
+
+def is_folder_of(folder: RunFolder, run_id: str) -> bool:
+    """Whether this run's folder can be seen from here."""
+    try:
+        return read_run_record(folder.path).run_id == run_id
+    except RecordError:
+        return False
+
+
+def keep_last_word(path: str, state: str, detail: str) -> None:
+    """The job is about to be removed from its cluster: what was said of its end stays here."""
+    record = dataclasses.replace(read_run_record(path), last_state=state, last_detail=detail)
+    write_run_record(RunFolder(path), record)
+
+
+def write_run_record(folder: RunFolder, record: RunRecord) -> None:
+    """Replace run.json. What is not known is left out."""
+    known = {key: value for key, value in to_plain(record).items() if value not in ("", None, False)}
+    replace_json(folder.run_json, known)

@@ -10,8 +10,8 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, List
 
-from drumbeat.problem import Problem
-from drumbeat.signals import EXIT_REQUEUE
+from drumbeat.base.problem import Problem
+from drumbeat.base.signals import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from drumbeat.train.data.loaders import Batches as Batches
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from drumbeat.train.refusal import Refusal as Refusal
     from drumbeat.train.trainer import Result as Result
     from drumbeat.train.trainer import Trainer as Trainer
+    from drumbeat.train.weights import on_meta as on_meta
 
 REQUEUE = EXIT_REQUEUE  # the exit code that says: saved after a stop signal, start me again
 
@@ -28,6 +29,7 @@ _HOME = {
     "Trainer": "trainer",
     "Result": "trainer",
     "Batches": "data.loaders",
+    "on_meta": "weights",
     "Layout": "parallel.layout",
     "Refusal": "refusal",
 }

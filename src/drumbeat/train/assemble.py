@@ -20,12 +20,13 @@ from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import RECOMPUTE, Sharding, parallelize, shards
 from drumbeat.train.parallel.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
-from drumbeat.train.parallel.sharded_init import init_sharded
+from drumbeat.train.parallel.tensor_plan import read_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
 from drumbeat.train.step import Loss, Step, full_tensor
 from drumbeat.train.training_plan import Plan
+from drumbeat.train.weights import Source, init_sharded, load, materialize
 from drumbeat.train.world import World
 
 Shared = Callable[[Sequence[nn.Module], Meshes], Dict[str, Tensor]]
@@ -115,9 +116,10 @@ def assemble(
     large: bool = False,
     context: Optional[Context] = None,
     shared: Optional[Shared] = None,
+    source: Optional[Source] = None,
 ) -> Assembly:
-    """`large`: make the weights only after they are cut, each rank its own part (sharded_init.py). `shared`: entries of the
-    model's state on which ranks agree before a save."""
+    """`large`: make the weights only after they are cut, each rank its own part (weights.py). `shared`: entries of the
+    model's state on which ranks agree before a save. `source`: first weights from files."""
     precision = Precision(settings.precision)
     layout = meshes.layout
     numbers = [0]
@@ -144,6 +146,7 @@ def assemble(
         torch.manual_seed(settings.seed)  # the same first weights on every rank and for every layout
         with torch.device("meta" if large else world.device):
             part = build()
+        plan = read_plan(part, anatomy.tensor_plan or {}) if layout.tp > 1 else None
         if context is not None:
             context.apply(part)
         if stages > 1:
@@ -155,14 +158,21 @@ def assemble(
             precision=precision,
             blocks=anatomy.blocks,
             recomputed=anatomy.blocks or anatomy.stages,
-            tensor_plan=anatomy.tensor_plan,
+            tensor_plan=plan,
             recompute=settings.recompute,
             compile=settings.compile,
             sharding=Sharding(smallest=settings.smallest, offload=settings.offload, prefetch=settings.prefetch),
             hook=settings.hook,
         )
-        if large:
-            init_sharded(part, world.device, "cpu" if settings.offload else world.device)
+        home = torch.device("cpu") if settings.offload else world.device
+        if large and source is not None:
+            materialize(part, home)
+        elif large:
+            init_sharded(part, world.device, home)
+        if source is not None:
+            words = load([part], source, must_have=large)
+            if world.lead:
+                print(f"weights: {words}", flush=True)
         parts.append(part)
     seed_generators(settings.seed + 1 + world.rank)  # from here on each rank draws its own: its tokens are its own
     updates = optimizer([p for part in parts for p in part.parameters()])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from drumbeat.private_folder import make_private
+from drumbeat.base.folders import make_private
 
 _NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import time
 from contextlib import nullcontext
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from drumbeat.signals import EXIT_REQUEUE
+from drumbeat.base.signals import EXIT_REQUEUE
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, Saved
 from drumbeat.train.checkpoint.digest import Digest, digest
 from drumbeat.train.checkpoint.state import TrainingState
@@ -197,7 +198,7 @@ def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:
     """A save has ended. One that failed is said and training goes on: the checkpoint before it is still the latest."""
     if saved is None:
         return
-    outcome: Dict[str, Any] = {"path": saved.path}
+    outcome: Dict[str, Any] = {"path": os.path.abspath(saved.path)}
     if saved.error:
         outcome["error"] = saved.error
         reporter.say(f"the checkpoint of step {saved.step} FAILED: {saved.error}; training goes on without it")

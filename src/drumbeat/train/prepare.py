@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, Optional, Union
+import inspect
+from typing import Any, Dict, Optional
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from drumbeat.train.hugging_face import without_cache
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
+from drumbeat.train.parallel.tensor_plan import Plan, read_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.trainer import Trainer
+from drumbeat.train.weights import Source, load, materialize
 from drumbeat.train.world import join
 
 _WRAPPER = "_checkpoint_wrapped_module."  # recomputation puts this into names
-_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
 def setup(
@@ -35,48 +37,78 @@ def setup(
     clip: float = 0.0,
     accumulate: int = 1,
     seed: int = 0,
-    plan: Optional[Dict[str, Union[str, ParallelStyle]]] = None,
+    plan: Optional[Plan] = None,
     blocks: Optional[str] = None,
     recompute: str = "none",
     compile: bool = False,
     offload: bool = False,
     hook: str = "all-reduce",
     profile: str = "",
+    compare_every: int = 1000,
+    weights: str = "",
 ) -> Trainer:
     """Join the ranks that the launcher started and prepare model and optimizer for `layout` and `precision`.
 
     Every rank starts from rank 0's weights, whatever its own seed was. The optimizer is kept, with its groups; it must
-    not have made a step yet. `plan` is for tensor parallelism: module names (with *) and "colwise", "rowwise" or one of
-    torch's parallel styles. `blocks` names the list of repeated blocks; without it the largest list of modules of one
-    kind is taken. `scheduler` steps with the optimizer and is saved with it. docs/train.md has an example of each.
+    not have made a step yet. `plan` is for tensor parallelism: module names (with *) and "colwise", "rowwise", another of
+    transformers' words or one of torch's parallel styles; transformers' models bring one. `blocks` names the list of
+    repeated blocks; without it the largest list of modules of one kind is taken. `scheduler` steps with the optimizer and
+    is saved with it (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours). `compare_every`: steps between
+    comparisons of what replicas must hold alike; the first steps are always compared. `weights`: a folder of safetensors to
+    start from, of which each rank reads its own part; the model may be built inside `train.on_meta()`, without memory.
+    docs/train.md has an example of each.
     """
     alone_before = not dist.is_initialized()
     world = join()
     degrees = Layout.parse(layout, world.local_size).for_world(world.size)
     _refuse(degrees, model, optimizer, accumulate)
+    empty = any(p.is_meta for p in model.parameters())
+    _refuse_empty(model, weights) if empty else None
     meshes, kind = Meshes(degrees, world.device.type), Precision(precision)
-    model.to(world.device)
-    same_weights(model)
+    without_cache(model)
     names = {id(p): name for name, p in model.named_parameters()}
+    if not empty:
+        model.to(world.device)
+        same_weights(model)
+    elif not shards(meshes) and degrees.tp == 1:
+        materialize(model, world.device)
     prepared = parallelize(
         model,
         meshes,
         device=world.device,
         precision=kind,
         blocks=find_blocks(model) if blocks is None else blocks,
-        tensor_plan={name: _style(name, style) for name, style in (plan or {}).items()} or None,
+        tensor_plan=read_plan(model, plan) if degrees.tp > 1 else None,
         recompute=recompute,
         compile=compile,
         whole_graphs=False,
         sharding=Sharding(offload=offload),
         hook=hook,
     )
+    if empty and (shards(meshes) or degrees.tp > 1):
+        materialize(prepared, "cpu" if offload else world.device)
+    if weights:
+        words = load([prepared], Source(weights, {}, getattr(model, "base_model_prefix", "")), must_have=empty)
+        if world.lead:
+            print(f"weights: {words}", flush=True)
     rebind(optimizer, names, prepared)
     if precision in ("bf16-master", "fp8") and not shards(meshes):
         optimizer = with_masters(optimizer, precision)
     torch.manual_seed(torch.initial_seed() + 1 + meshes.data_rank)  # dropout: other numbers for other samples
     return Trainer(
-        world, meshes, kind, prepared, optimizer, scheduler, clip, accumulate, seed, profile, leave_at_end=alone_before
+        world,
+        meshes,
+        kind,
+        prepared,
+        optimizer,
+        scheduler,
+        clip,
+        accumulate,
+        seed,
+        profile,
+        leave_at_end=alone_before,
+        compare_every=compare_every,
+        weights=weights,
     )
 
 
@@ -93,25 +125,32 @@ def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, 
         )
     if accumulate < 1:
         raise Refusal(f"accumulate={accumulate}", "1 or more micro-batches per step")
-    if any(p.is_meta for p in model.parameters()):
-        raise Refusal("the model has no weights: it was built on the meta device", "build it on the CPU")
     if optimizer.state:
         raise Refusal(
             "the optimizer has made steps already", "call setup before the first one, and trainer.load to resume"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise Refusal(
+            f"{type(optimizer).__name__} calls the model several times in each of its steps",
+            "use an optimizer of one step",
         )
     known = {id(p) for p in model.parameters()}
     if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
         raise Refusal("the optimizer holds a parameter that the model does not have", "make it from model.parameters()")
 
 
-def _style(name: str, style: Union[str, ParallelStyle]) -> ParallelStyle:
-    if not isinstance(style, str):
-        return style
-    if style not in _STYLES:
+def _refuse_empty(model: nn.Module, weights: str) -> None:
+    if not weights:
         raise Refusal(
-            f"plan: '{style}' for {name} is unknown", f"known: {', '.join(_STYLES)}, or a torch ParallelStyle"
+            "the model has no weights: it was built on the meta device", "pass weights=FOLDER, or build it on the CPU"
         )
-    return _STYLES[style]()
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise Refusal(
+                f"{name}, a buffer, has no values: it was built on the meta device",
+                "build the model inside `with train.on_meta():`, which leaves buffers alone",
+            )
 
 
 @torch.no_grad()

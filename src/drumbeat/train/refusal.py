@@ -8,3 +8,11 @@ class Refusal(ValueError):
         super().__init__(f"{what}; {fix}" if fix else what)
         self.what = what
         self.fix = fix
+
+
+class Stopped(Refusal):
+    """Training ended itself, on all ranks together: going on would have trained wrongly."""
+
+
+class NotFinite(Stopped, FloatingPointError):
+    """A NaN or inf in loss or gradients; none has reached the weights."""

@@ -7,8 +7,8 @@ the number of ranks, nor of micro-batches, nor an uneven share of padding change
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from torch.profiler import record_function
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel import hooks
+from drumbeat.train.parallel.equality import Equality, summed_gradients
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.parallel.pipeline import Pipeline
@@ -55,9 +56,10 @@ class Step:
         pipeline: Optional[Pipeline] = None,
         share: Optional[Callable[[Tensor], Tensor]] = None,
         count: Optional[Callable[[Any], Tensor]] = None,
+        compare_every: int = 1000,
     ) -> None:
         """`share`: context parallelism: this rank's part of a sequence. `count`: how many of a batch's targets count; by
-        default those that are not -100."""
+        default those that are not -100. `compare_every`: steps between comparisons of replicas (equality.py)."""
         self.parts, self.optimizer, self.loss, self.meshes = list(parts), optimizer, loss, meshes
         self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
         if meshes.layout.pp > 1 and pipeline is None:
@@ -73,6 +75,8 @@ class Step:
         self.skipped = torch.zeros((), device=device)  # steps left out because of a NaN or inf, the same on all ranks
         self.rescaled = torch.zeros((), device=device)  # fp16: steps left out because the loss was scaled too far
         self.hook = hooks.registered(self.parts[0])
+        self.equality = Equality(self.parts, meshes, compare_every)
+        self.summed = summed_gradients(self.parts)
         self.share: Callable[[Tensor], Tensor] = share or (lambda x: x)
         self.count: Callable[[Any], Tensor] = count or (lambda targets: (targets != IGNORE).sum())
 
@@ -84,6 +88,9 @@ class Step:
                 "layout pp: this step has no pipeline, so every rank would train the whole model",
                 "use a recipe, or drumbeat.train.assemble with an Anatomy that names the stages; or another layout",
             )
+        compared = self.equality.next_step()
+        if compared:
+            self.equality.batches(batches)
         batches = [(self.share(inputs), self.share(targets)) for inputs, targets in batches]
         targets = self._count(batches)
         waits = self.hook is not None and self.hook.powersgd is None  # PowerSGD waits in between, too
@@ -91,15 +98,22 @@ class Step:
             mark("agree")
         if self.hook is not None and waits:
             self.hook.on_last_bucket = lambda: mark("forward+backward")
-        loss = self._pipelined(batches, targets) if self.pipeline else self._accumulated(batches, targets)
+        with refuse_unused(self.parts[0]) if self.equality.first else nullcontext():
+            loss = self._pipelined(batches, targets) if self.pipeline else self._accumulated(batches, targets)
         mark("waiting" if waits else "forward+backward")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         with record_function("optimizer"):
-            if self.meshes.layout.tp > 1:
+            tp = self.meshes.one("tp")
+            if tp is not None:
                 reduce_partial_gradients(self.parameters)
+                add_gradients(self.summed, tp)
+            if compared and self.equality.first:
+                self.equality.gradients(self.summed)
             norm = gradient_norm(self.parameters, self.meshes)
             self._update(norm)
+            if compared:
+                self.equality.weights()
         self.optimizer.zero_grad(set_to_none=True)
         mark("optimizer")
         return Outcome(loss, norm, targets)
@@ -197,6 +211,29 @@ def gradient_sync(model: nn.Module, last: bool, meshes: Meshes) -> ContextManage
     elif isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return nullcontext()
+
+
+@contextmanager
+def refuse_unused(model: nn.Module) -> Iterator[None]:
+    """DDP sends gradients in buckets, each when it is full: one that never comes leaves its neighbours unsent, in silence."""
+    missing: Dict[Tensor, str] = {}
+    if isinstance(model, DistributedDataParallel):
+        missing = {p: name for name, p in model.module.named_parameters() if p.requires_grad}
+
+    def arrived(parameter: Tensor) -> None:
+        missing.pop(parameter, None)
+
+    hooks = [parameter.register_post_accumulate_grad_hook(arrived) for parameter in missing]
+    yield
+    for hook in hooks:
+        hook.remove()
+    if missing:
+        names = list(missing.values())
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise Refusal(
+            f"{names[0]}{more} had no part in the loss: with ddp every parameter needs a gradient in every step",
+            "freeze what is not used (requires_grad_(False)), or use layout fsdp",
+        )
 
 
 def loss_parallelism(meshes: Meshes) -> ContextManager[Any]:

@@ -12,6 +12,7 @@ from drumbeat.train.measure.communication import Communication
 from drumbeat.train.measure.meter import Meter, own_seconds
 from drumbeat.train.measure.mfu import Utilisation
 from drumbeat.train.measure.reporting import Reporter
+from drumbeat.train.refusal import NotFinite
 from drumbeat.train.step import Outcome, Step
 from drumbeat.train.training_plan import Plan
 from drumbeat.train.world import World
@@ -67,7 +68,11 @@ def report_step(
     reporter.say(_line(done, plan, {**own, **shared}))
     if plan.on_nan == "stop" and (skipped or not math.isfinite(shared["loss"])):
         # Every rank has the same figures, so every rank stops here; no NaN has reached the weights.
-        raise FloatingPointError(f"loss or gradients are not finite at or before step {done}; {skipped} steps left out")
+        left_out = f"; {skipped} step{'s' * (skipped != 1)} left out, so no weight holds one" if skipped else ""
+        raise NotFinite(
+            f"loss or gradients are not finite at or before step {done}{left_out}",
+            "look at the data and the learning rate; on_nan=skip leaves such steps out and goes on",
+        )
     return {**own, **shared}
 
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from drumbeat import metrics
 from drumbeat.train.checkpoint.checkpoints import Checkpoints
+from drumbeat.train.checkpoint.folder import name_of
+from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.data.batch import micro_batches, rows_of
 from drumbeat.train.data.loaders import Batches
+from drumbeat.train.export import export, keep_config
+from drumbeat.train.hugging_face import config_of, folder_of
 from drumbeat.train.images import agreed_statistics, mean_statistics
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
@@ -54,22 +63,33 @@ class Trainer:
         seed: int,
         profile: str,
         leave_at_end: bool,
+        compare_every: int,
+        weights: str,
     ) -> None:
         self.world, self.meshes, self.precision = world, meshes, precision
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.accumulate, self.seed, self.steps = accumulate, seed, 0
         self._step = Step(
-            [model], optimizer, self._weighted, meshes, precision, world.device, clip or None, count=lambda count: count
+            [model],
+            optimizer,
+            self._weighted,
+            meshes,
+            precision,
+            world.device,
+            clip or None,
+            count=lambda count: count,
+            compare_every=compare_every,
         )
         self._loss: Loss = returned_loss
         self._sums: Dict[str, Tensor] = {}
+        self._shifts: Optional[bool] = None  # whether the loss leaves out the first label of each row; not known yet
         self._counts = True  # a rank without samples takes part with a batch that does not count
         self._all_batches: List[Batches] = []
         self._positions: List[Dict[str, int]] = []  # loaded, for batches that do not exist yet
         self._checkpoints: Dict[str, Checkpoints] = {}
         self._stop: Optional[StopTogether] = None
         self._profiler = Profiler(Profile.parse(profile), world.rank, world.device) if profile else None
-        self._leave, self._samples = leave_at_end, 0
+        self._leave, self._samples, self.weights = leave_at_end, 0, weights
 
     @property
     def module(self) -> nn.Module:
@@ -123,9 +143,10 @@ class Trainer:
         transformers' models do."""
         self._loss, self._sums = loss or returned_loss, {}
         pieces = micro_batches(batch, self.accumulate)
+        self._find_shift(pieces[0][0])
         outcome = self._step([(piece, self._weight(piece, counts)) for piece, counts in pieces])
         loss_, means = self._reduced(outcome.loss, outcome.targets)
-        if self.scheduler is not None:
+        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
         if self._profiler is not None:
             self._profiler.step()
@@ -136,12 +157,42 @@ class Trainer:
     def _weight(self, batch: Any, counts: bool) -> Tensor:
         if not (counts and self._counts):
             return torch.zeros((), device=self.world.device)
-        return count_of(self.module, batch, self.world.device)
+        labels = _labels(batch)
+        if labels is None:
+            return torch.full((), float(rows_of(batch)), device=self.world.device)
+        return (labels[:, 1:] if self._shifts else labels).ne(IGNORE).sum()
+
+    @torch.no_grad()
+    def _find_shift(self, batch: Any) -> None:
+        """A model that predicts the next token has nothing to say of the first label of a row. What a loss is a mean over is
+        asked of the loss itself: over the first labels alone it is not a number, or zero whatever they are."""
+        labels = _labels(batch)
+        if self._shifts is not None or labels is None:
+            return
+        self._shifts = getattr(self.module, "loss_type", None) == "ForCausalLM" and self._loss is returned_loss
+        if self._shifts:
+            return
+        training = self.model.training
+        self.model.eval()  # no random numbers are drawn, no statistics change
+        means = []
+        for label in (0, 1):
+            first = torch.full_like(labels, IGNORE)
+            first[:, 0] = label
+            with self.precision.autocast(self.world.device, self._step.cast_by_fsdp), loss_parallelism(self.meshes):
+                value = self._loss(self.model, {**batch, "labels": first})
+            means.append(full_tensor(value[0] if isinstance(value, tuple) else value).float().mean())
+        self.model.train(training)
+        shifts = torch.stack(means).nan_to_num(0, 0, 0).eq(0).all().int().cpu()
+        if dist.is_initialized():  # one rank's numbers must not decide otherwise
+            dist.broadcast(shifts, src=0)
+        self._shifts = bool(shifts)
 
     def _weighted(self, model: nn.Module, batch: Any, count: Tensor) -> Tensor:
         """The sum of the losses: a mean over samples of several ranks is the sum of sums over the sum of counts."""
         value = self._loss(model, batch)
         value, more = value if isinstance(value, tuple) else (value, {})
+        if value.ndim:
+            raise Refusal(f"the loss has the shape {tuple(value.shape)}", "return one number, the mean over the batch")
         for name, mean in more.items():
             total = _sum(full_tensor(torch.as_tensor(mean, device=self.world.device)).detach().float(), count)
             self._sums[name] = self._sums.get(name, torch.zeros_like(total)) + total
@@ -164,6 +215,7 @@ class Trainer:
         self.model.eval()
         with agreed_statistics([self.model], self.meshes):
             for batch in self._make_batches(source, 1, batch_size, False, split):
+                self._find_shift(batch)
                 count = self._weight(batch, True)
                 with self.precision.autocast(self.world.device, self._step.cast_by_fsdp), loss_parallelism(self.meshes):
                     total += torch.stack((self._weighted(self.model, batch, count).float(), count.float()))
@@ -181,9 +233,33 @@ class Trainer:
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
         saved = self._saved(folder, keep).save(self.steps, {"trainer": json.dumps(state)}, wait=wait)
+        if self.world.lead:
+            keep_config(folder, config_of(self.module), folder_of(self.module) or self.weights)
+            metrics.report(
+                self.steps, kind="checkpoint", path=os.path.abspath(os.path.join(folder, name_of(self.steps)))
+            )
         for ended in saved:
             if ended.error:
                 self.say(f"the checkpoint of step {ended.step} FAILED: {ended.error}; training goes on without it")
+
+    def export(self, folder: str, dtype: str = "") -> None:
+        """Write the weights as transformers' `from_pretrained` reads them: safetensors, config.json and the tokenizer's files.
+        Call it on every rank. `dtype`: fp32, bf16 or fp16; without it they stay as they are trained."""
+        path = os.path.join(folder, ".export")
+        shared = mean_statistics([self.model], self.meshes)
+        state = {**TrainingState(self._step.parts, self.optimizer).now()["model"], **shared}
+        if self.world.lead:
+            os.makedirs(folder, exist_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+        if dist.is_initialized():
+            dist.barrier()
+        save({"model": state}, storage_writer=FileSystemWriter(path))
+        if self.world.lead:
+            beside = folder_of(self.module) or self.weights
+            self.say(f"exported: {export(path, config_of(self.module), beside, folder, dtype)}")
+            shutil.rmtree(path, ignore_errors=True)
+        if dist.is_initialized():
+            dist.barrier()
 
     def load(self, folder: str) -> int:
         """Load the newest checkpoint in `folder` that can be read, saved on any layout and number of ranks; the step it
@@ -279,14 +355,10 @@ def returned_loss(model: nn.Module, batch: Any) -> Tensor:
     return found  # type: ignore[no-any-return]
 
 
-def count_of(model: nn.Module, batch: Any, device: torch.device) -> Tensor:
-    """What a mean loss is a mean over: the labels that count where the batch has some by that name, else its rows."""
+def _labels(batch: Any) -> Optional[Tensor]:
+    """Labels of tokens: a mean loss is a mean over those that count, not over rows."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if isinstance(labels, Tensor) and labels.ndim > 1 and not labels.is_floating_point():
-        if getattr(model, "loss_type", None) == "ForCausalLM":  # transformers: position 0 has nothing before it
-            labels = labels[..., 1:]
-        return (labels != IGNORE).sum()
-    return torch.full((), float(rows_of(batch)), device=device)
+    return labels if isinstance(labels, Tensor) and labels.ndim > 1 and not labels.is_floating_point() else None
 
 
 def _sum(mean: Tensor, count: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, List, Tuple
 
 import torch
 import torch.distributed as dist
 
-from drumbeat import stacks
+from drumbeat.inrank import stacks
 from drumbeat.train import kept_groups
 from drumbeat.train.kernel_cache import keep_kernels
 from drumbeat.train.refusal import Refusal
@@ -47,9 +48,27 @@ def join(timeout_s: float = 600.0) -> World:
         # gloo beside NCCL: checkpoints and the stop signal travel between CPUs, never through the GPU's queue.
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
         dist.init_process_group(
-            backend, timeout=timedelta(seconds=timeout_s), device_id=None if device.type == "cpu" else device
+            backend,
+            timeout=timedelta(seconds=timeout_s),
+            store=_next_store(rank, size, timedelta(seconds=timeout_s)),
+            rank=rank,
+            world_size=size,
+            device_id=None if device.type == "cpu" else device,
         )
     return World(rank, size, local_rank, local_size, device)
+
+
+_stores: List[Tuple[str, Any]] = []
+
+
+def _next_store(rank: int, size: int, timeout: timedelta) -> Any:
+    """Where the ranks of a new world meet. A process may make several worlds one after the other: all meet at one server, which
+    stays until the process ends, each under a name of its own. A rank could mistake it for a second server at its port."""
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} {rank} {size}"
+    known = [store for where, store in _stores if where == place]
+    store = known[0] if known else next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]  # type: ignore[attr-defined]
+    _stores.append((place, store))
+    return dist.PrefixStore(f"drumbeat-{len(known)}", store)  # type: ignore[attr-defined]
 
 
 def leave() -> None:

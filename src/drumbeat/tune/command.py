@@ -5,17 +5,19 @@ Words are added to a recipe's command, never cut out: what stands last counts th
 
 from __future__ import annotations
 
+import ast
+import os
 import os.path
 from dataclasses import field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.spec.expand import literal
-from drumbeat.spec.placeholders import DEGREES, fill, places
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.jobfile.fields import literal
+from drumbeat.jobfile.resources import DEGREES, fill, places
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.refusal import Refusal
-from drumbeat.tune.point import Point
+from drumbeat.tune.search import Point
 
 # What a trial needs nothing of: it neither saves, nor resumes, nor measures quality.
 _OFF = ("checkpoint=", "save_every=0", "validate_every=0", "stop_after=0", "profile=", "figures=")
@@ -163,3 +165,49 @@ def layout_text(layout: Layout) -> str:
     """The degrees above 1; `dp_replicate=1` for a single rank."""
     said = [f"{name}={getattr(layout, name)}" for name in DEGREES if getattr(layout, name) > 1]
     return ",".join(said) or "dp_replicate=1"
+
+
+# The batch that a script takes when nobody says one: the default of the option in whose place `{batch}` stands.
+
+
+_LARGEST_SCRIPT = 4 << 20  # bytes
+_DECLARES = ("add_argument", "option", "Option")  # argparse; click; typer
+
+
+def own_batch(command: Sequence[str], expanded: Sequence[str]) -> Optional[int]:
+    """`python train.py --batch-size {batch}` -> the default of --batch-size in train.py, if it is written there.
+
+    `expanded`: the same command with its variables filled in, for the path of the script."""
+    option = _option(command)
+    script = next((word for word in expanded if word.endswith(".py") and os.path.isfile(word)), None)
+    if option is None or script is None or os.path.getsize(script) > _LARGEST_SCRIPT:
+        return None
+    try:
+        with open(script, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name(node.func) in _DECLARES and option in map(_text, node.args):
+            values = [keyword.value for keyword in node.keywords if keyword.arg == "default"]
+            found = [value.value for value in values if isinstance(value, ast.Constant)]
+            return found[0] if found and type(found[0]) is int and found[0] > 0 else None
+    return None
+
+
+def _option(command: Sequence[str]) -> Optional[str]:
+    for before, word in zip(["", *command], command):
+        if word == "{batch}":
+            return before if before.startswith("-") else None
+        name, equals, value = word.partition("=")
+        if equals and value == "{batch}" and name.startswith("-"):
+            return name
+    return None
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _text(argument: ast.expr) -> object:
+    return argument.value if isinstance(argument, ast.Constant) else None

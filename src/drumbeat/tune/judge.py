@@ -7,12 +7,17 @@ the steps of both trials show it, whichever is more.
 from __future__ import annotations
 
 import math
+import re
 from typing import Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.tune.point import OK, Result
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import Finding
+from drumbeat.tune.observe import Observed
+from drumbeat.tune.search import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED, Result
 
 _LEAST = 0.02  # of a speed: trials are short, and nobody changes a job for less
+_UNKNOWN = 0.1  # the spread of a trial with too few steps to show its own: no proof of a difference
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,19 @@ def judge(kind: str, results: Sequence[Result], gpu_gib: Optional[float] = None)
         return Judgement(None, fastest, *_simplest(fastest, known, results[0], kind))
     if fastest.point != largest.point:
         return Judgement(largest, fastest, fastest, "the fastest")
-    return Judgement(largest, fastest, *_with_margin(fastest, known, gpu_gib))
+    bounded = any(each.outcome == OOM for each in results)
+    return Judgement(largest, fastest, *_with_margin(fastest, known, gpu_gib, "that fits" if bounded else "tried"))
 
 
 def noise(one: Result, other: Result) -> float:
     """How far apart two speeds must be, as a part of the larger one, to be called different."""
-    return max(_LEAST, 2 * math.hypot(one.spread or 0.0, other.spread or 0.0))
+    spreads = (_UNKNOWN if each.spread is None else each.spread for each in (one, other))
+    return max(_LEAST, 2 * math.hypot(*spreads))
+
+
+def _noise_words(one: Result, other: Result) -> str:
+    known = one.spread is not None and other.spread is not None
+    return f"{noise(one, other):.1%}" + ("" if known else " (assumed: too few steps to measure it)")
 
 
 def _slower_by(one: Result, fastest: Result) -> float:
@@ -57,7 +69,7 @@ def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str
         if each is not fastest and _slower_by(each, fastest) <= noise(each, fastest):
             return each, (
                 f"no difference above the noise: {fastest.point.says()} was {_slower_by(each, fastest):.1%} faster, and "
-                f"{noise(each, fastest):.1%} is what these trials can tell apart"
+                f"{_noise_words(each, fastest)} is what these trials can tell apart"
             )
         if each is fastest:
             break
@@ -77,14 +89,83 @@ def _fitting(results: Sequence[Result]) -> Tuple[Result, ...]:
     return tuple({each.point: each for each in results if each.point not in bad}.values())
 
 
-def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[float]) -> Tuple[Result, str]:
+def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[float], end: str) -> Tuple[Result, str]:
     """The fastest is the largest as well: then the next smaller one leaves room, if it is as fast within the noise."""
     smaller = [each for each in known if (each.point.batch or 0) < (fastest.point.batch or 0)]
     near = max(smaller, key=lambda each: each.point.batch or 0, default=None)
     if near is not None and _slower_by(near, fastest) <= noise(near, fastest):
-        lost = f"{_slower_by(near, fastest):.1%} slower than {fastest.point.says()}, the largest that fits"
-        return near, f"{lost} (noise {noise(near, fastest):.1%}), and leaves room for more"
+        lost = f"{_slower_by(near, fastest):.1%} slower than the largest {end}, {fastest.point.says()}"
+        return near, f"{lost} (noise {_noise_words(near, fastest)}), and leaves memory for longer samples"
     if fastest.memory_gib is None:
-        return fastest, "the fastest, and the largest that fits; how much memory was left is unknown"
+        return fastest, f"the fastest, and the largest {end}; how much memory was left is unknown"
     left = f"{gpu_gib - fastest.memory_gib:.1f} of {gpu_gib:.0f} GiB left" if gpu_gib else "of the GPU's memory unknown"
-    return fastest, f"the fastest, and the largest that fits; its peak was {fastest.memory_gib:.1f} GiB, {left}"
+    return fastest, f"the fastest, and the largest {end}; its peak was {fastest.memory_gib:.1f} GiB, {left}"
+
+
+# How a trial ended, as one word. Pure: what was seen goes in. Memory is blamed only where something says so.
+
+
+# Why a trial was over: enough steps were seen, its time was up, no step came any more, the loss is no number, memory ran out
+# though its process stayed, its ranks ended by themselves, somebody ended the tuning.
+STEPS, TIME, SILENCE, NOT_FINITE, NO_MEMORY, ENDED, INTERRUPTED = (
+    "steps", "time", "silence", "not finite", "no memory", "ended", "interrupted",
+)  # fmt: skip
+
+OUT_OF_MEMORY = frozenset({"gpu-out-of-memory", "host-out-of-memory", "oom-kill"})
+WAITED = frozenset({"collective-timeout", "dataloader-stuck"})
+_NOT_A_NUMBER = regex(r"FloatingPointError\b|.{0,200}\bloss is (?:nan|inf)\b", re.IGNORECASE)
+_REFUSAL_EXIT = 2  # a recipe's own
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What is known when a trial is over."""
+
+    why: str  # one of the words above
+    seconds: float
+    exit_code: Optional[int] = None
+    finding: Optional[Finding] = None  # why it failed, as the run's lead says
+    others: Tuple[Finding, ...] = ()  # what else the ranks' logs hold
+    refusal: str = ""  # what a recipe would not do
+    outcome: str = ""  # the run's own word
+
+
+def classify(ended: Ended, seen: Observed, must_report: bool, silence: float) -> Tuple[str, str]:
+    """One of OUTCOMES, and why. `must_report`: the program is known to report its steps."""
+    if ended.why == INTERRUPTED:
+        return STOPPED, "the tuning was ended"
+    if seen.not_finite:
+        return NAN, seen.not_finite
+    memory = out_of_memory(ended.finding, *ended.others)
+    if memory:
+        return OOM, _words(memory)
+    if ended.why == STEPS:
+        return OK, ""
+    if ended.why == SILENCE:
+        return HANG, f"no step for {silence:g} s after step {seen.steps}"
+    if ended.why == TIME:
+        if must_report and not seen.reporting:
+            return HANG, f"no step within {ended.seconds:.0f} s; --seconds gives a slow start more time"
+        return OK, "" if seen.reporting else f"alive for {ended.seconds:.0f} s; it reports no steps"
+    if ended.exit_code == 0:
+        return OK, "" if seen.reporting else "it ended by itself, and reported no steps"
+    return _failed(ended)
+
+
+def _failed(ended: Ended) -> Tuple[str, str]:
+    if ended.refusal and ended.exit_code == _REFUSAL_EXIT:
+        return REFUSED, ended.refusal
+    finding = ended.finding or next(iter(ended.others), None)
+    if finding is None:
+        return FAILED, f"{ended.outcome or 'ended'} with exit code {ended.exit_code}"
+    if _NOT_A_NUMBER.match(finding.title):
+        return NAN, _words(finding)
+    return HANG if finding.code in WAITED else FAILED, _words(finding)
+
+
+def out_of_memory(*findings: Optional[Finding]) -> Optional[Finding]:
+    return next((each for each in findings if each is not None and each.code in OUT_OF_MEMORY), None)
+
+
+def _words(finding: Finding) -> str:
+    return (f"rank {finding.rank}: " if finding.rank is not None else "") + finding.title

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 MAX_REPORTS = 100_000  # of one rank: a trial is short
 

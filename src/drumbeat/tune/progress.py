@@ -9,7 +9,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.tune.judge import Judgement
 from drumbeat.tune.observe import Observed
-from drumbeat.tune.point import OK, Result
+from drumbeat.tune.search import OK, Result
 from drumbeat.tune.trial_list import Trial
 
 _REDRAW = 0.5  # seconds

@@ -6,9 +6,9 @@ import re
 from dataclasses import field
 from typing import Dict, Optional, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.tune.candidates import HOOKS
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.tune.search import HOOKS
 from drumbeat.tune.trial import Limits
 
 KINDS = ("batch", "hooks", "layout")

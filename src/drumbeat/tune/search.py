@@ -7,11 +7,60 @@ search goes no further up, and says why.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import Iterator, List, Optional, Sequence, Tuple, Union
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.tune.point import OK, OOM
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.train.parallel.layout import Layout
+
+# What a trial tries, how it ended, and the words for both.
+
+
+OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED = "ok", "oom", "nan", "hang", "failed", "refused", "stopped"
+OUTCOMES = (OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of what is tuned; what is not varied is none."""
+
+    batch: Optional[int] = None  # samples that a rank takes at once
+    accumulate: Optional[int] = None  # how many of them make a step
+    hook: Optional[str] = None
+    layout: Optional[str] = None  # degrees: dp_shard=4,tp=2
+
+    def label(self) -> str:
+        """As a part of a run's name."""
+        text = self.layout or self.hook or str(self.batch)
+        return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
+
+    def says(self) -> str:
+        """For a person."""
+        said = self.layout or self.hook
+        return said or f"batch {self.batch}" + (f" x {self.accumulate}" if self.accumulate is not None else "")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one trial went."""
+
+    point: Point
+    outcome: str  # one of OUTCOMES
+    why: str
+    seconds: float
+    steps: int = 0  # that were seen
+    measured: int = 0  # of them, after the warm-up: the speed is theirs
+    speed: Optional[float] = None  # of all ranks; none: not known
+    unit: str = ""
+    loss: Optional[float] = None  # of the last step that was seen
+    memory_gib: Optional[float] = None  # the most of any rank, where it is reported
+    run: str = ""  # its run folder
+    long: bool = False  # the second, longer trial of the largest that fits
+    spread: Optional[float] = None  # standard error of the speed, as a part of it; none: too few steps to tell
+
+    def __post_init__(self) -> None:
+        assert self.outcome in OUTCOMES, self.outcome
 
 
 @dataclass(frozen=True)
@@ -55,7 +104,7 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
     above = bisect_right(candidates, low)
     if upper is None:
         if above == len(candidates):
-            return _confirmed(low, history, "there is no larger one to try")
+            return _confirmed(low, history, "no larger one is a candidate, and memory did not run out")
         return Next(candidates[max(above, bisect_right(candidates, 2 * low) - 1)])
     end = bisect_left(candidates, upper)
     if above < end:
@@ -122,3 +171,87 @@ def _compared(candidates: Sequence[int], largest: Optional[int], tried: List[int
 def divisors(number: int) -> Tuple[int, ...]:
     small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
     return tuple(sorted({*small, *(number // each for each in small)}))
+
+
+# Which hooks and which layouts are tried, and in which order. Pure.
+
+
+# Of one parameter, whatever the precision: weights and gradients of 4 bytes (or 2 + 2 and a master copy of 4) and Adam's
+# two moments of 4. Activations come on top.
+STATE_BYTES = 16
+
+# As the recipes name them; the first one is what the others are compared with.
+HOOKS = ("all-reduce", "fp16", "bf16", "powersgd:1", "powersgd:4")
+
+
+def layouts(world: int) -> Iterator[Layout]:
+    """Every way to write the number of ranks as a product of the five degrees."""
+    for tp in divisors(world):
+        for cp in divisors(world // tp):
+            for pp in divisors(world // tp // cp):
+                for shard in divisors(world // tp // cp // pp):
+                    yield Layout(world // tp // cp // pp // shard, shard, tp, pp, cp)
+
+
+def ranked(world: int, ranks_per_node: int) -> List[Layout]:
+    """All layouts, the likeliest to be fast first; docs/tune.md says the order in words."""
+    return sorted(layouts(world), key=lambda layout: _order(layout, ranks_per_node))
+
+
+def _order(layout: Layout, ranks_per_node: int) -> Tuple[object, ...]:
+    """What talks in every layer must stay inside a node; then the less a model is cut, the less it talks."""
+    crosses = layout.tp > ranks_per_node or ranks_per_node % layout.tp != 0
+    crosses = crosses or layout.tp * layout.cp > max(ranks_per_node, layout.tp)
+    inside = ranks_per_node // (layout.tp * layout.cp) or 1  # data ranks of one node
+    both = layout.dp_replicate > 1 and layout.dp_shard > 1
+    odd = both and layout.dp_shard != inside  # shards that fill a node are the usual cut between the two
+    cut = layout.tp * layout.cp * layout.pp
+    kinds = sum(degree > 1 for degree in (layout.tp, layout.cp, layout.pp))
+    # Within the same cut: replicas talk once per step, shards in every layer; then tp, pp, cp.
+    return (crosses, odd, kinds, cut, layout.cp, layout.pp, layout.tp, layout.dp_shard)
+
+
+def too_large(layout: Layout, parameters: Optional[float], gpu_gib: Optional[float]) -> str:
+    """Why this layout cannot fit, by its parameters alone; '' where it may, or where nobody says how many they are."""
+    if parameters is None or gpu_gib is None:
+        return ""
+    pieces = layout.dp_shard * layout.tp * layout.pp
+    need = STATE_BYTES * parameters / pieces / 2**30
+    if need <= gpu_gib:
+        return ""
+    return f"{STATE_BYTES} bytes x {parameters:.3g} parameters / {pieces} = {need:.0f} GiB, and a GPU has {gpu_gib:.0f}"
+
+
+# What a tuning may cost at most: shown before the first trial. Pure.
+
+
+AROUND = 30  # seconds to start and to end a trial's ranks, beside --seconds
+
+
+@dataclass(frozen=True)
+class Cost:
+    trials: int  # at most
+    seconds: int  # at most
+    nodes: int
+    ranks: int
+    gpus: Optional[int]  # of all nodes; none: not known
+
+    @property
+    def gpu_hours(self) -> Optional[float]:
+        return None if self.gpus is None else self.gpus * self.seconds / 3600
+
+    def says(self) -> str:
+        size = f"{self.nodes} node{'s' if self.nodes > 1 else ''}, {self.ranks} ranks"
+        if self.gpu_hours is None:
+            spent = "GPUs not known"
+        elif not self.gpus:
+            spent = "no GPU"
+        else:
+            spent = f"{self.gpus} GPUs: {self.gpu_hours:.2f} GPU-hours at most"
+        return f"at most {self.trials} trials, {self.seconds} s; {size}, {spent}"
+
+
+def cost(trials: int, long: int, seconds: float, nodes: int, ranks: int, gpus: Optional[int]) -> Cost:
+    """`long` of the trials have twice the time."""
+    whole = trials * (seconds + AROUND) + long * seconds
+    return Cost(trials, int(-(-whole // 1)), nodes, ranks, gpus)

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import time
 from dataclasses import field
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.processes import become_subreaper
-from drumbeat.record import to_plain
+from drumbeat import backends
+from drumbeat.backends.contract import Request
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import become_subreaper
+from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.jobfile.fields import literal
+from drumbeat.jobfile.job import Job
+from drumbeat.jobfile.resources import NAMES, fill
+from drumbeat.runfolder.files import read_json, replace, replace_json
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.write import replace_json
-from drumbeat.spec.expand import literal
-from drumbeat.spec.job import Job
-from drumbeat.spec.placeholders import NAMES, fill
-from drumbeat.tune.classify import classify
-from drumbeat.tune.command import Tunable, tunable
-from drumbeat.tune.cost import Cost
-from drumbeat.tune.judge import Judgement, judge
-from drumbeat.tune.own_batch import own_batch
-from drumbeat.tune.point import FAILED, HANG, NAN, OOM, REFUSED, STOPPED, Result
+from drumbeat.tune.command import Tunable, own_batch, tunable
+from drumbeat.tune.judge import Judgement, classify, judge
 from drumbeat.tune.progress import Shown
 from drumbeat.tune.request import VARIED, WARM_UP, Asked
-from drumbeat.tune.search import Done
-from drumbeat.tune.site_of_trials import Place
+from drumbeat.tune.search import FAILED, HANG, NAN, OOM, REFUSED, STOPPED, Cost, Done, Result
 from drumbeat.tune.trial import GRACE, Interruption, run_trial
-from drumbeat.tune.trial_list import Plan, Trial, make_plan
+from drumbeat.tune.trial_list import Place, Plan, Trial, make_plan
 
 SCHEMA = "1.0"
 _BROKEN = {"batch": (FAILED, HANG, NAN, REFUSED), "hooks": (FAILED, HANG, NAN, REFUSED, OOM), "layout": (FAILED, NAN)}
@@ -199,3 +199,65 @@ def outcome_code(tuning: Tuning, interruption: Interruption) -> int:
         return 128 + interruption.signals[0]
     usable = tuning.judgement.recommended or tuning.judgement.largest
     return 0 if usable and not tuning.broken else 1
+
+
+# `--submit`: one job that runs all trials in its allocation. What is shown is what is sent.
+
+
+REQUEST = "request.json"  # what was requested, for the process that runs it in the allocation
+_MARGIN = 180  # seconds beside the trials' own: the allocation's start, and the scheduler's notice before its end
+
+
+def make_request(tuning: Tuning) -> Request:
+    order = tuning.place.order
+    asked_for = order.time_limit if tuning.job.where("time") == "--time" else None  # the file's is that of a training
+    needed = float(-(-(tuning.cost.seconds + _MARGIN) // 60) * 60)
+    order = dataclasses.replace(
+        order,
+        name=tuning.name,
+        folder=tuning.folder,
+        time_limit=asked_for or needed,
+        stop_grace=float(GRACE),
+        resources=dataclasses.replace(order.resources, array=""),
+    )
+    why = "`drumbeat tune --submit` sends exactly this file."
+    return backends.get(order.backend).render_command(order, "_tune", REQUEST, _request_text(tuning), why)
+
+
+def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> str:
+    """The handle of the job. One that is refused leaves nothing behind."""
+    make_folder(tuning.folder)
+    try:
+        replace(os.path.join(tuning.folder, REQUEST), _request_text(tuning))
+        shutil.copyfile(cached_bundle(environ), os.path.join(tuning.folder, "drumbeat.pyz"))
+        return backends.get(request.backend).submit(request, environ)
+    except (Problem, OSError) as error:
+        shutil.rmtree(tuning.folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise Problem(
+                f"cannot write {tuning.folder}: {error.strerror}", "choose another place with --runs"
+            ) from None
+        raise
+
+
+def _request_text(tuning: Tuning) -> str:
+    program = tuning.place.order.program
+    request = {"asked": tuning.asked, "job": _sized(tuning), "folder": tuning.folder, "program": program}
+    return json.dumps(to_plain(request), indent=2) + "\n"
+
+
+def _sized(tuning: Tuning) -> Any:
+    """The job with the size that its cost was worked out for."""
+    order: Order = tuning.place.order
+    return to_plain(dataclasses.replace(tuning.job, nodes=order.nodes, ranks_per_node=order.ranks_per_node or None))
+
+
+def read_request(path: str) -> Tuple[Asked, Job, str]:
+    """What was requested, the job, and the folder of the tuning."""
+    plain = read_json(path)
+    if plain is None:
+        raise Problem(f"{path} is not there, or not whole")
+    try:
+        return from_plain(Asked, plain.get("asked"), path), from_plain(Job, plain.get("job"), path), plain["folder"]
+    except (RecordError, TypeError, KeyError) as error:
+        raise Problem(f"{path}: {error}") from None

@@ -15,19 +15,69 @@ import time
 from dataclasses import field
 from typing import Callable, List, Optional, Tuple
 
-from drumbeat.desk.run import run_job
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.process_signals import plain_signals
-from drumbeat.processes import die_with_parent, fork, sweep
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import die_with_parent, fork, sweep
+from drumbeat.base.signals import STOP_REQUESTS, plain_signals
+from drumbeat.desk.start.run import run_job
+from drumbeat.findings.model import Finding
+from drumbeat.jobfile.job import Job
+from drumbeat.logs.reader import Reader
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.derived import Log
 from drumbeat.runfolder.follow import LINES, METRICS, Follower, Record
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
-from drumbeat.signals import STOP_REQUESTS
-from drumbeat.spec.job import Job
-from drumbeat.tune import evidence
-from drumbeat.tune.classify import ENDED, INTERRUPTED, NO_MEMORY, NOT_FINITE, SILENCE, STEPS, TIME, Ended, out_of_memory
+from drumbeat.tune.judge import ENDED, INTERRUPTED, NO_MEMORY, NOT_FINITE, SILENCE, STEPS, TIME, Ended, out_of_memory
 from drumbeat.tune.observe import Observed
+
+# Why a trial's ranks ended, from its run folder: the last lines of their logs, and who ended before anybody was
+# asked to.
+
+
+_TAIL = 256 << 10  # bytes of each log
+_MOST = 512  # logs
+_CLOCKS = 0.05  # seconds by which two nodes' clocks may differ after they were compared
+_SAYS = "drumbeat train: "  # how a recipe begins what it says when it refuses
+
+
+def in_logs(run: Run) -> Tuple[Finding, ...]:
+    """Causes and symptoms in the ends of the last attempt's logs; a program may print one and yet not end."""
+    reader = Reader()
+    for log in _logs(run):
+        reader.name_file(log.name, log.rank, None)
+        lines = [line.text.encode("utf-8", "replace") for line in run.last_lines(log, _TAIL)]
+        reader.feed_lines(log.name, 1, lines)
+    failure = reader.report().failure
+    return ((failure.finding,) if failure.finding else ()) + failure.others
+
+
+def failed_before_stop(run: Run) -> bool:
+    """Whether a rank had failed when the ranks were asked to end: one that reports may have run on without it."""
+    events = run.events()
+    stops = (event.t for event in events if isinstance(event, kinds.Stopping) and event.why != "a rank failed")
+    asked = min(stops, default=float("inf"))
+    ends = (event for event in events if isinstance(event, kinds.RankExited) and event.failed)
+    return any(end.t < asked - _CLOCKS for end in ends)
+
+
+def refusal(run: Run) -> str:
+    """What a recipe would not do, and why, in its own words."""
+    for log in _logs(run):
+        lines = [line.text for line in run.last_lines(log, _TAIL)]
+        for index, line in enumerate(lines):
+            if _SAYS in line:
+                fix = lines[index + 1].strip() if index + 1 < len(lines) and lines[index + 1].startswith("  ") else ""
+                what = line.split(_SAYS, 1)[1].strip()
+                return f"{what}; {fix}" if fix else what
+    return ""
+
+
+def _logs(run: Run) -> List[Log]:
+    """Of the last attempt; of each rank what it printed to standard error first."""
+    logs = [log for log in run.logs() if log.rank is not None or log.stream != "out"]
+    return sorted(logs, key=lambda log: (log.node, not log.merged, log.rank is None, log.rank or 0, log.stream))[:_MOST]
+
 
 GRACE = 5  # seconds between the ranks' stop signal and their end: a trial has nothing to save
 _PATIENCE = GRACE + 20  # seconds after which a trial that does not end is ended by force
@@ -140,7 +190,7 @@ def run_trial(
             why = _reason(watched, limits, interruption, now, begun)
             if not why and now - max(watched.last_step, looked) > _QUIET and watched.run:
                 looked = now
-                why = NO_MEMORY if out_of_memory(*evidence.in_logs(watched.run)) else ""
+                why = NO_MEMORY if out_of_memory(*in_logs(watched.run)) else ""
             if why:
                 stopped = now
                 os.kill(pid, signal.SIGTERM)
@@ -184,15 +234,15 @@ def _ended(why: str, watched: Watched, limits: Limits, seconds: float, status: O
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
     if why == ENDED and seen.measured >= limits.steps and code == 0:
         why = STEPS
-    elif why in (STEPS, TIME, SILENCE) and run and evidence.failed_before_stop(run):
+    elif why in (STEPS, TIME, SILENCE) and run and failed_before_stop(run):
         why = ENDED  # another rank had reported all of its steps, or nobody could tell yet
     return Ended(
         why,
         round(seconds, 1),
         code,
         summary.failure if summary and why == ENDED else None,
-        evidence.in_logs(run) if run and why != INTERRUPTED else (),
-        evidence.refusal(run) if run and why == ENDED and code == 2 else "",
+        in_logs(run) if run and why != INTERRUPTED else (),
+        refusal(run) if run and why == ENDED and code == 2 else "",
         summary.outcome if summary else "",
     )
 

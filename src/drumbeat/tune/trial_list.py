@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from bisect import bisect_right
 from dataclasses import field
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.desk.start.make_order import make_order, site_of
+from drumbeat.desk.start.place import ALLOCATION, HERE, INSIDE, check_not_login, find_place
+from drumbeat.desk.start.run import check_inside
+from drumbeat.jobfile.job import Job
+from drumbeat.machine import identity as identities
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.vendors import gpus as gpu_facts
 from drumbeat.train.parallel.layout import Layout
-from drumbeat.tune.candidates import ranked, too_large
 from drumbeat.tune.command import Tunable, layout_text, read_layout
-from drumbeat.tune.cost import Cost, cost
-from drumbeat.tune.point import REFUSED, Point, Result
 from drumbeat.tune.request import Asked
-from drumbeat.tune.search import Done, Tried, divisors, most_trials, next_batch, smaller
+from drumbeat.tune.search import (
+    REFUSED,
+    Cost,
+    Done,
+    Point,
+    Result,
+    Tried,
+    cost,
+    divisors,
+    most_trials,
+    next_batch,
+    ranked,
+    smaller,
+    too_large,
+)
 
-FREE_LARGEST = 1024  # where neither memory nor a number of samples per step ends the search
+FREE_LARGEST = 1 << 16  # memory ends the search long before, but for toys
 
 
 @dataclass(frozen=True)
@@ -210,3 +230,58 @@ def _layout_point(layout: Layout, tunable: Tunable, total: Optional[int]) -> Tup
     if total % (ranks * accumulate):
         return Point(layout=text), f"{total} samples per step do not divide by {ranks * accumulate}"
     return Point(batch=total // ranks // accumulate, accumulate=accumulate, layout=text), ""
+
+
+# Where the trials will run, and how large the job is there: asked once, before the first trial.
+
+
+@dataclass(frozen=True)
+class Place:
+    order: Order  # of the job with any value in its places: only its size and its folders count
+    gpus: Optional[int]  # of all nodes; none: not known
+    gpu_gib: Optional[float] = None  # memory of one, where it is known
+
+    @property
+    def world(self) -> int:
+        return self.order.world_size
+
+
+def place_here(job: Job, environ: Mapping[str, str]) -> Place:
+    """On this machine, or in the allocation whose shell or batch script this is."""
+    place = find_place(LiveHost())
+    if place.kind == INSIDE or environ.get("NODE_RANK"):
+        raise Problem(
+            "this is one task or one machine of several: a tuning starts its trials on all nodes itself",
+            "type it once, in the batch script or the shell of the allocation; or drumbeat tune ... --submit",
+        )
+    site = site_of(job, place, environ)
+    check_not_login(place, site, "tune")
+    if place.kind == ALLOCATION:
+        order = make_order(job, site, place, environ)
+        gpus = place.identity.gpus
+        return Place(order, None if gpus is None else gpus * order.nodes, _gpu_gib())
+    order = make_order(job, site, dataclasses.replace(place, kind=HERE), environ)
+    check_inside(order)
+    gpus = order.gpus if order.gpus is not None else _gpu_count()
+    return Place(order, gpus if order.emulated else gpus * order.nodes, _gpu_gib())
+
+
+def _gpu_count() -> int:
+    return len([gpu for gpu in gpu_facts.read(LiveHost()) if not gpu.integrated])
+
+
+def _gpu_gib() -> Optional[float]:
+    sizes = [gpu.memory_bytes for gpu in gpu_facts.read(LiveHost()) if not gpu.integrated and gpu.memory_bytes]
+    return min(sizes) / 2**30 if sizes else None
+
+
+def seconds_left() -> Optional[float]:
+    """Until the end of the allocation, where the scheduler says when that is."""
+    ends_at = identities.read(LiveHost(), []).ends_at
+    return None if ends_at is None else max(0.0, ends_at - time.time())
+
+
+def place_in_queue(order: Order) -> Place:
+    """For a job that a scheduler will start: GPUs are those that are requested."""
+    gpus = order.resources.gpus
+    return Place(order, None if gpus is None else gpus * order.nodes)

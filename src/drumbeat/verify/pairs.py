@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Set
 
-from drumbeat.finding import ERROR, WARNING, Finding, Verdict
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import ERROR, WARNING, Finding, Verdict
 
 _SLOW = 0.5  # of the upper median of all like it
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 from xml.sax.saxutils import escape
 
 from drumbeat.verify.judge import Judgement
-from drumbeat.verify.table import bytes_text
+from drumbeat.verify.show import bytes_text
 
 _WIDTH, _HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 36, 44

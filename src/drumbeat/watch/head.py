@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import List, Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, UNKNOWN
-from drumbeat.desk.closing import not_finite_words
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.runfolder.pace import Slowest
-from drumbeat.watch.checks import Check
-from drumbeat.watch.model import RunView
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import Finding
+from drumbeat.runfolder.lines import not_finite_words
+from drumbeat.runfolder.progress import Slowest
+from drumbeat.watch.model import Check, RunView
 
 
 @dataclass(frozen=True)

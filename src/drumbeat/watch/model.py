@@ -6,20 +6,246 @@ record costs the same at its end as at its beginning.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
-from typing import Iterable, List, Optional, Tuple
+from typing import Deque, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from drumbeat.record import RecordError
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.record import RecordError
+from drumbeat.findings.model import INFO, UNKNOWN, Finding, Verdict
+from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
-from drumbeat.runfolder.pace import Slowest, slowest_rank
-from drumbeat.runfolder.progress import Progress, merged
+from drumbeat.runfolder.progress import SKEW, Progress, Slowest, merged, slowest_rank
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
+from drumbeat.runfolder.state import CODE as HANG
 from drumbeat.runfolder.summary import Summary, shortened
-from drumbeat.watch.checks import Check, check_of
-from drumbeat.watch.curve import Point, rates
-from drumbeat.watch.event_rules import apply_event
-from drumbeat.watch.node_view import MOST_RANKS, RankView
-from drumbeat.watch.state import RunState
+from drumbeat.watch.curve import Curve, Point, rates
+from drumbeat.watch.node_view import MOST_NODES, MOST_RANKS, NodeView, RankView
+
+# What is known of a run at this moment, in memory that is bounded by the number of its ranks.
+
+
+_MOST_MARKS = 200
+_MOST_FINDINGS = 50
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened, for the time axis."""
+
+    t: float
+    kind: str  # failed, lost, restart, stop, attempt, first step, end, checkpoint, validation, finding
+    text: str
+
+
+class RunState:
+    def __init__(self, order: Optional[Order] = None) -> None:
+        self.planned_nodes = order.nodes if order else 0
+        self.planned_ranks = order.nodes * order.ranks_per_node if order and order.ranks_per_node else 0
+        self.emulated = bool(order and order.emulated)  # its nodes are processes of this machine
+        self.hosts: Tuple[str, ...] = tuple(order.hosts) if order and not order.emulated else ()
+        self.nodes: Dict[int, NodeView] = {}
+        self.ranks: Dict[int, RankView] = {}  # of the current attempt
+        self.attempt = 0
+        self.world: Optional[int] = None
+        self.phase = "starting"
+        self.summary: Optional[Summary] = None
+        self.marks: Deque[Mark] = deque(maxlen=_MOST_MARKS)
+        self.findings: Deque[Finding] = deque(maxlen=_MOST_FINDINGS)
+        self.failure: Optional[Finding] = None
+        self.replaced: Tuple[str, ...] = ()  # which spares took whose place, in words
+        self.started: Optional[float] = None  # when the lead began, by its clock
+        self.now = 0.0  # the latest time that any record is of
+        self.skew = SKEW
+        self.clock = float("inf")  # the reader's clock: records from much later than that cannot be right
+        self.loss, self.validation = Curve(), Curve()
+        self.work = Curve()  # tokens or samples of all ranks
+        self.reported_rate = Curve()  # where a script prints its own throughput
+        self.step_seconds = Curve()
+        self.cluster = {"gpu_use": Curve(5.0), "power": Curve(5.0), "memory": Curve(5.0), "network": Curve(5.0)}
+        self.ended_ranks = 0
+        self.changes = 0  # goes up with every record
+        self.hangs = False  # a hang was reported and is not over
+        self._parts: Dict[int, Progress] = {}  # node -> what it has reported in this attempt
+        self._total: Tuple[int, Progress] = (0, Progress())  # their sum, after so many changes
+        self.verdicts: Dict[str, Dict[int, Verdict]] = {}
+        self._reporter: Optional[int] = None  # the lowest rank that has reported
+        self._announced: Optional[Tuple[str, Optional[int]]] = None  # kind and step of the work that it said begins
+        self._marked: Optional[Tuple[str, Optional[int]]] = (
+            None  # the last report that was marked; None if it had no step
+        )
+        self.offsets: Dict[int, float] = {}
+
+    def node(self, number: int) -> NodeView:
+        found = self.nodes.get(number)
+        if found is None:
+            found = NodeView(number)
+            if 0 <= number < MOST_NODES:
+                self.nodes[number] = found
+            found.host = self.hosts[number] if 0 <= number < len(self.hosts) else ""
+        return found
+
+    def go_to(self, attempt: int) -> None:
+        """Ranks of an earlier attempt are gone. Its nodes may speak of a new attempt before the lead is heard."""
+        if attempt > self.attempt:
+            self.attempt, self.ended_ranks, self._marked = attempt, 0, None
+            self.ranks.clear()
+            for node in self.nodes.values():
+                node.ranks.clear()
+
+    def mark(self, t: float, kind: str, text: str) -> None:
+        self.marks.append(Mark(t, kind, text[:300]))
+
+
+# What each event of a run changes in its view: phase, nodes, ranks, findings and marks.
+
+
+_MOST_REPLACED = 100
+_MOST_CHECKS = 30
+_LONGEST = 300  # characters of a reason or a name
+
+
+def apply_event(view: RunState, event: Event, t: float) -> None:
+    """`t`: when it happened, by the lead's clock."""
+    if isinstance(event, kinds.RunStarted):
+        _run_started(view, event, t)
+    elif isinstance(event, kinds.NodeJoined):
+        _joined(view, event)
+    elif isinstance(event, kinds.Mustered):
+        view.phase = "starting ranks"
+    elif isinstance(event, kinds.AttemptStarted):
+        _attempt_started(view, event, t)
+    elif isinstance(event, kinds.FirstStep):
+        view.phase = "training"
+        view.mark(t, "first step", f"first step after {event.seconds:.1f} s")
+    elif isinstance(event, (kinds.RankStarted, kinds.RankExited)):
+        _rank(view, event)
+    elif isinstance(event, kinds.VerdictGiven):
+        _verdict(view, event)
+    elif isinstance(event, kinds.FindingMade):
+        view.findings.append(shortened(event.finding))
+        view.hangs = view.hangs or event.finding.code.startswith(HANG)
+        view.mark(t, "finding", event.finding.title)
+    else:
+        _trouble(view, event, t)
+
+
+def _trouble(view: RunState, event: Event, t: float) -> None:
+    if isinstance(event, kinds.Failed):
+        view.failure = shortened(event.finding)
+        view.findings.append(view.failure)
+        view.mark(t, "failed", event.finding.title)
+    elif isinstance(event, kinds.NodeLost):
+        view.node(event.peer).lost = event.why[:_LONGEST] or "lost"
+        view.mark(t, "lost", f"lost {event.words}")
+    elif isinstance(event, (kinds.NodeSilent, kinds.NodeHeard)):
+        view.mark(t, "finding", event.words)
+    elif isinstance(event, kinds.Excluded):
+        view.node(event.peer).idle = f"excluded: {event.why}"[:_LONGEST]
+        view.mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
+    elif isinstance(event, kinds.Resumed):
+        view.hangs = False
+    elif isinstance(event, kinds.Stopping):
+        view.phase = "stopping"
+        view.mark(t, "stop", event.why)
+    elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
+        view.phase = "restarting" if event.action == "restart" else "waiting to be queued again"
+        view.replaced = (*view.replaced, *(words[:_LONGEST] for words in event.replaced))[-_MOST_REPLACED:]
+        view.mark(t, "restart", event.why)
+    elif isinstance(event, kinds.RunEnded):
+        view.phase = "ended"
+        view.mark(t, "end", f"{event.outcome}, exit code {event.exit_code}")
+
+
+def _run_started(view: RunState, event: kinds.RunStarted, t: float) -> None:
+    _failure_is_past(view, view.attempt + 1)
+    view.started, view.summary = t, None
+    view.phase = "waiting for nodes" if event.nodes > 1 else "starting ranks"
+    view.planned_nodes = event.nodes
+    view.planned_ranks = event.nodes * event.ranks_per_node or view.planned_ranks
+    for node in view.nodes.values():
+        node.joined, node.lost, node.idle = False, "", ""
+
+
+def _joined(view: RunState, event: kinds.NodeJoined) -> None:
+    node = view.node(event.peer)
+    node.host, node.joined = event.peer_host[:_LONGEST], True
+    view.offsets[event.peer] = event.clock_offset
+
+
+def _attempt_started(view: RunState, event: kinds.AttemptStarted, t: float) -> None:
+    view.go_to(event.attempt)
+    _failure_is_past(view, event.attempt)
+    view.world, view.hangs = event.world_size, False
+    view.phase = "waiting for the first step"
+    for node in view.nodes.values():
+        if not node.idle.startswith("excluded"):
+            node.idle = "spare" if node.node in event.spares else ""
+    if event.attempt:
+        view.mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")
+
+
+def _failure_is_past(view: RunState, attempt: int) -> None:
+    """That attempt, counted from 1, failed; the run goes on all the same."""
+    if view.failure:
+        past = replace(view.failure, severity=INFO, title=f"attempt {attempt} ended: {view.failure.title}")
+        view.findings = deque((past if each == view.failure else each for each in view.findings), view.findings.maxlen)
+        view.failure = None
+
+
+def _verdict(view: RunState, event: kinds.VerdictGiven) -> None:
+    verdict = event.verdict
+    known = verdict.check in view.verdicts or (len(view.verdicts) < _MOST_CHECKS and len(verdict.check) <= _LONGEST)
+    if event.peer is not None and known:
+        view.verdicts.setdefault(verdict.check, {})[event.peer] = verdict
+    if verdict.check == "world" and verdict.count:
+        view.world = verdict.count
+
+
+def _rank(view: RunState, event: Event) -> None:
+    assert isinstance(event, (kinds.RankStarted, kinds.RankExited))
+    if event.attempt < view.attempt or event.rank >= MOST_RANKS:
+        return
+    view.go_to(event.attempt)
+    node = view.node(event.node)
+    if event.of_command:  # no rank itself; those that it has started end with it
+        ranks = list(node.ranks.values())
+    elif event.rank in view.ranks:
+        ranks = [view.ranks[event.rank]]
+    else:
+        ranks = [RankView(event.rank, event.node)]
+        view.ranks[event.rank] = node.ranks[event.rank] = ranks[0]
+    for rank in ranks:
+        if isinstance(event, kinds.RankExited) and rank.ended is None:
+            rank.ended = -event.signal if event.signal else event.exit_code if event.exit_code is not None else 1
+            view.ended_ranks += 1
+
+
+# What the nodes' verdicts of one check add up to. Pure.
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check says of all nodes."""
+
+    check: str
+    answer: str  # the answer that needs attention first, else the one of most nodes
+    summary: str
+    words: str  # answer and summary in one sentence
+    nodes: int  # that gave this answer
+    judged: int  # nodes that gave any answer
+    confidence: str
+
+
+def check_of(name: str, by_node: Mapping[int, Verdict]) -> Check:
+    answers: Dict[str, List[Verdict]] = {}
+    for verdict in by_node.values():
+        answers.setdefault(verdict.answer, []).append(verdict)
+    worst = max(answers, key=lambda answer: (answer == "mismatch", answer != UNKNOWN, len(answers[answer])))
+    first = answers[worst][0]
+    return Check(name, worst, first.summary, first.words, len(answers[worst]), len(by_node), first.confidence)
+
 
 _RECENT = 60.0  # seconds that the speed of now is taken over
 _WRONG_CLOCK = 3600.0  # seconds by which a clock may be wrong; a record beyond that belongs to no run of ours

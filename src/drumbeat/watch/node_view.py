@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.facts.telemetry import GpuSample
-from drumbeat.light_dataclass import dataclass
-from drumbeat.regex import regex
-from drumbeat.runfolder.pace import RankPace
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
+from drumbeat.machine.vendors.telemetry import GpuSample
+from drumbeat.runfolder.progress import RankPace
 from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.watch.curve import Curve
 

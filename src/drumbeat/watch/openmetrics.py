@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from drumbeat.watch.families import COUNTER, families
+from drumbeat.watch.prometheus import COUNTER, families
 from drumbeat.watch.session import Session
 
 

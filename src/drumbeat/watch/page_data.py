@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from drumbeat.record import to_plain
+from drumbeat.base.record import to_plain
 from drumbeat.watch.curve import Curve, Point
 from drumbeat.watch.node_view import NodeView, memory_percent
 from drumbeat.watch.session import Session

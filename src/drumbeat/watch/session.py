@@ -6,20 +6,19 @@ import time
 from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, FAILED, UNKNOWN, Status
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
 from drumbeat.desk.state import cause_in_output
 from drumbeat.desk.status import array_numbers, read_summary, status
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
+from drumbeat.findings.model import Finding
 from drumbeat.predict.job import line_of_command
-from drumbeat.problem import Problem
-from drumbeat.record import RecordError
+from drumbeat.runfolder.derived import list_logs
 from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower, Record
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.lead_clock import LeadClock
-from drumbeat.runfolder.logs import list_logs
 from drumbeat.runfolder.records import Line
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import LeadClock, Run
 from drumbeat.runfolder.summary import Summary, gpus_used
 from drumbeat.watch.head import Head, Standing, head_of
 from drumbeat.watch.model import RunView

@@ -15,50 +15,104 @@
 BASE=/project/465/code/runs/llama3-8b-20231114-221320-dd56
 RUN=$BASE
 
-if [ "${1:-}" = node ]; then  # what srun runs on each node
-  NODE=${SLURM_NODEID:-0}; TASK=$SLURM_JOB_ID-${SLURM_STEP_ID:-0}-${SLURM_PROCID:-0}
-  refuse() {
-    printf 'code=78\nnext=end\n' > "$RUN/verdict"  # srun ends the other nodes with another code
-    sleep 2; exit 78  # srun ends the step at once, and with it words that are still on their way
-  }
-  binds=
-  bind() { case $1 in *:*) set_bind=$1;; *) set_bind=$1:$1;; esac; binds="$binds -v $set_bind"; }
-  bind /project/465/code/runs/llama3-8b-20231114-221320-dd56  # the run folder
-  bind /project/465/code  # the code
-  bind /nfs/cache
-  seen="$RUN/nodes/$NODE"; mkdir -p "$seen"
-  : > "$seen/host-paths.tsv"
-  newest() {  # NAME PATTERN: versions in these paths age, so the newest match counts
-    found=$(ls -d $2 2>/dev/null | sort -V | tail -n 1)
-    if [ -z "$found" ]; then
-      echo "drumbeat: $(uname -n): nothing matches $2 ($1); correct the site's profile: drumbeat site show" >&2
-      refuse
-    fi
-    sum=-; [ -f "$found" ] && sum=$(sha256sum "$found" | cut -d " " -f 1)
-    printf '%s\t%s\t%s\t%s\n' "$1" "$found" "$(readlink -f "$found")" "$sum" >> "$seen/host-paths.tsv"
-  }
-  newest roce_library '/usr/local/lib/libbnxt_re*.so'  # the host's Broadcom RoCE library; a container needs this very version
-  if [ -d "$found" ]; then bind "$found:"/opt/host/roce_library; else bind "$found:"/opt/host/roce_library"/${found##*/}"; fi
-  newest roce_driver /etc/libibverbs.d/bnxt_re.driver  # tells libibverbs of that library
-  bind "$found"
-  # the host's network and shared memory: ranks meet by the node's own address, and NCCL uses /dev/shm
-  flags="--rm --network host --ipc host --ulimit memlock=-1"
-  [ -e /dev/infiniband ] && flags="$flags --device /dev/infiniband"  # RDMA
-  flags="$flags --device /dev/kfd --device /dev/dri --security-opt seccomp=unconfined"  # ROCm
-  for device in /dev/kfd /dev/dri/renderD*; do  # by number: an image may call these groups otherwise, or not at all
-    [ -e "$device" ] && flags="$flags --group-add $(stat -c %g "$device")"
-  done
-  for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do  # by name
-    case $name in PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|_|BASH_*|XDG_*|MODULE*|LMOD*) ;; *) flags="$flags -e $name";; esac
-  done
-  flags="$flags --user $(id -u):$(id -g)"  # files in the run folder stay yours
-  name="drumbeat-$TASK"
-  trap 'docker rm -f "$name" >/dev/null 2>&1' EXIT  # only our own container, never another
-  trap 'exit 143' TERM INT
-  docker run --name "$name" $flags --cap-add=SYS_PTRACE $binds docker.io/rocm/megatron-lm sh -c 'LD_LIBRARY_PATH=/opt/host/roce_library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; exec "$@"' sh python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json" &
-  wait $!
-  exit $?
-fi
+# What srun runs on each node.
+read -r -d '' on_node <<'END_OF_NODE'
+BASE=/project/465/code/runs/llama3-8b-20231114-221320-dd56
+RUN=$BASE
+# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
+# starts, and others may be able to write to the run folder.
+LOADER='import hashlib, json, os, shutil, stat, sys, tempfile
+
+def end(code, words):
+    sys.stderr.write("drumbeat: " + words + "\n")
+    sys.exit(code)
+
+def checked(path, digest):
+    with open(path, "rb") as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != digest:
+        end(78, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
+    return data
+
+def replaceable(folder):
+    while True:
+        found = os.stat(folder)
+        others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if others or found.st_uid not in (os.geteuid(), 0):
+            return True
+        if folder == os.sep:
+            return False
+        folder = os.path.dirname(folder)
+
+def private_folder():
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
+        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
+            return tempfile.mkdtemp(prefix="drumbeat-", dir=folder)
+    return tempfile.mkdtemp(prefix="drumbeat-")
+
+word, request, digest = sys.argv[1:]
+private = ""
+try:
+    order = checked(request, digest)
+    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
+    private = private_folder()
+    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
+        with open(os.path.join(private, name), "wb") as file:
+            file.write(data)
+except OSError as error:
+    shutil.rmtree(private, ignore_errors=True)
+    end(74, str(error))
+words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
+os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)'
+NODE=${SLURM_NODEID:-0}; TASK=$SLURM_JOB_ID-${SLURM_STEP_ID:-0}-${SLURM_PROCID:-0}
+refuse() {
+  printf 'code=78\nnext=end\n' > "$RUN/verdict"  # srun ends the other nodes with another code
+  sleep 2; exit 78  # srun ends the step at once, and with it words that are still on their way
+}
+binds=
+bind() { case $1 in *:*) set_bind=$1;; *) set_bind=$1:$1;; esac; binds="$binds -v $set_bind"; }
+bind /project/465/code/runs/llama3-8b-20231114-221320-dd56  # the run folder
+bind /project/465/code  # the code
+bind /nfs/cache
+seen="$RUN/nodes/$NODE"; mkdir -p "$seen"
+: > "$seen/host-paths.tsv"
+newest() {  # NAME PATTERN: versions in these paths age, so the newest match counts
+  found=$(ls -d $2 2>/dev/null | sort -V | tail -n 1)
+  if [ -z "$found" ]; then
+    echo "drumbeat: $(uname -n): nothing matches $2 ($1); correct the site's profile: drumbeat site show" >&2
+    refuse
+  fi
+  sum=-; [ -f "$found" ] && sum=$(sha256sum "$found" | cut -d " " -f 1)
+  printf '%s\t%s\t%s\t%s\n' "$1" "$found" "$(readlink -f "$found")" "$sum" >> "$seen/host-paths.tsv"
+}
+newest roce_library '/usr/local/lib/libbnxt_re*.so'  # the host's Broadcom RoCE library; a container needs this very version
+if [ -d "$found" ]; then bind "$found:"/opt/host/roce_library; else bind "$found:"/opt/host/roce_library"/${found##*/}"; fi
+newest roce_driver /etc/libibverbs.d/bnxt_re.driver  # tells libibverbs of that library
+bind "$found"
+# the host's network and shared memory: ranks meet by the node's own address, and NCCL uses /dev/shm
+flags="--rm --network host --ipc host --ulimit memlock=-1"
+[ -e /dev/infiniband ] && flags="$flags --device /dev/infiniband"  # RDMA
+flags="$flags --device /dev/kfd --device /dev/dri --security-opt seccomp=unconfined"  # ROCm
+for device in /dev/kfd /dev/dri/renderD*; do  # by number: an image may call these groups otherwise, or not at all
+  [ -e "$device" ] && flags="$flags --group-add $(stat -c %g "$device")"
+done
+for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do  # by name
+  case $name in PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|_|BASH_*|XDG_*|MODULE*|LMOD*) ;; *) flags="$flags -e $name";; esac
+done
+flags="$flags --user $(id -u):$(id -g)"  # files in the run folder stay yours
+name="drumbeat-$TASK"
+trap 'docker rm -f "$name" >/dev/null 2>&1' EXIT  # only our own container, never another
+trap 'exit 143' TERM INT
+docker run --name "$name" $flags --cap-add=SYS_PTRACE $binds docker.io/rocm/megatron-lm sh -c 'LD_LIBRARY_PATH=/opt/host/roce_library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; exec "$@"' sh python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER &
+wait $!
+exit $?
+END_OF_NODE
+
+# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
+ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
+trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
+trap 'ask TERM "Slurm ends this job"' TERM
 
 # by this token the agents of this run know each other; it is made here and written nowhere
 DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_TOKEN
@@ -82,12 +136,8 @@ srun \
   --cpu-bind=none \
   --kill-on-bad-exit=1 \
   --wait=60 \
-  sh "$BASE/job.sh" node &
+  sh -c "$on_node" &
 step=$!
-# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
-ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
-trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
-trap 'ask TERM "Slurm ends this job"' TERM
 # srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end
 (
   trap '' TERM USR2
@@ -125,7 +175,17 @@ leave_out() {
     echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
   fi
 }
+# in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count
+preempted() {
+  shown=$(scontrol show job $SLURM_JOB_ID) || return
+  when() { printf '%s\n' "$shown" | sed -n "s/.*\b$1=\([0-9][0-9T:-]*\).*/\1/p" | head -n 1; }
+  [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]
+}
 if [ "$(verdict next)" != requeue ]; then
+  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then
+    echo "drumbeat  preempted: queueing the job again"
+    scontrol requeue $SLURM_JOB_ID
+  fi
   exit $code
 elif [ -n "$lost" ]; then
   leave_out

@@ -19,40 +19,94 @@
 BASE=/project/465/code/runs/resnet-20231114-221320-dd56
 RUN=$BASE
 
-if [ "${1:-}" = node ]; then  # what srun runs on each node
-  NODE=${SLURM_NODEID:-0}; TASK=$SLURM_JOB_ID-${SLURM_STEP_ID:-0}-${SLURM_PROCID:-0}
-  refuse() {
-    printf 'code=78\nnext=end\n' > "$RUN/verdict"  # srun ends the other nodes with another code
-    sleep 2; exit 78  # srun ends the step at once, and with it words that are still on their way
-  }
-  binds=
-  bind() { set_bind=$1; binds="$binds --bind $set_bind"; }
-  bind /project/465/code/runs/resnet-20231114-221320-dd56  # the run folder
-  bind /project/465/code  # the code
-  seen="$RUN/nodes/$NODE"; mkdir -p "$seen"
-  : > "$seen/host-paths.tsv"
-  newest() {  # NAME PATTERN: versions in these paths age, so the newest match counts
-    found=$(ls -d $2 2>/dev/null | sort -V | tail -n 1)
-    if [ -z "$found" ]; then
-      echo "drumbeat: $(uname -n): nothing matches $2 ($1); correct the site's profile: drumbeat site show" >&2
-      refuse
-    fi
-    sum=-; [ -f "$found" ] && sum=$(sha256sum "$found" | cut -d " " -f 1)
-    printf '%s\t%s\t%s\t%s\n' "$1" "$found" "$(readlink -f "$found")" "$sum" >> "$seen/host-paths.tsv"
-  }
-  newest libfabric '/opt/cray/libfabric/*/lib64'  # HPE's libfabric drives Slingshot; it was 1.22.0 before April 2026 and 2.3.1 after
-  if [ -d "$found" ]; then bind "$found:"/opt/host/libfabric; else bind "$found:"/opt/host/libfabric"/${found##*/}"; fi
-  newest nccl /cluster/work/support/nccl/lib  # the site's NCCL with its libfabric plug-in
-  if [ -d "$found" ]; then bind "$found:"/opt/host/nccl; else bind "$found:"/opt/host/nccl"/${found##*/}"; fi
-  newest hpc_sdk '/opt/nvidia/hpc_sdk/Linux_aarch64/*/compilers/lib'  # run-time libraries of the site's NCCL build; 24.11 before April 2026, 25.9 after
-  if [ -d "$found" ]; then bind "$found:"/opt/host/hpc_sdk; else bind "$found:"/opt/host/hpc_sdk"/${found##*/}"; fi
-  newest libcxi /usr/lib64/libcxi.so.1  # libfabric's CXI provider needs it; the file alone, because all of /usr/lib64 would hide the image's own libraries
-  if [ -d "$found" ]; then bind "$found:"/opt/host/libcxi; else bind "$found:"/opt/host/libcxi"/${found##*/}"; fi
-  newest libfabric_headers '/opt/cray/libfabric/*/include'  # code that is compiled in the job finds the headers of that libfabric
-  if [ -d "$found" ]; then bind "$found:"/opt/host/libfabric_headers; else bind "$found:"/opt/host/libfabric_headers"/${found##*/}"; fi
-  # variables of this job reach the container by themselves: apptainer hands the environment on
-  exec apptainer exec --nv $binds /project/465/pytorch.sif sh -c 'LD_LIBRARY_PATH=/opt/host/libfabric:/opt/host/nccl:/opt/host/hpc_sdk:/opt/host/libcxi${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; CPATH=/opt/host/libfabric_headers${CPATH:+:$CPATH}; export CPATH; exec "$@"' sh python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"  # --nv: the host's NVIDIA driver libraries
-fi
+# What srun runs on each node.
+read -r -d '' on_node <<'END_OF_NODE'
+BASE=/project/465/code/runs/resnet-20231114-221320-dd56
+RUN=$BASE
+# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
+# starts, and others may be able to write to the run folder.
+LOADER='import hashlib, json, os, shutil, stat, sys, tempfile
+
+def end(code, words):
+    sys.stderr.write("drumbeat: " + words + "\n")
+    sys.exit(code)
+
+def checked(path, digest):
+    with open(path, "rb") as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != digest:
+        end(78, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
+    return data
+
+def replaceable(folder):
+    while True:
+        found = os.stat(folder)
+        others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if others or found.st_uid not in (os.geteuid(), 0):
+            return True
+        if folder == os.sep:
+            return False
+        folder = os.path.dirname(folder)
+
+def private_folder():
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
+        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
+            return tempfile.mkdtemp(prefix="drumbeat-", dir=folder)
+    return tempfile.mkdtemp(prefix="drumbeat-")
+
+word, request, digest = sys.argv[1:]
+private = ""
+try:
+    order = checked(request, digest)
+    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
+    private = private_folder()
+    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
+        with open(os.path.join(private, name), "wb") as file:
+            file.write(data)
+except OSError as error:
+    shutil.rmtree(private, ignore_errors=True)
+    end(74, str(error))
+words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
+os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)'
+NODE=${SLURM_NODEID:-0}; TASK=$SLURM_JOB_ID-${SLURM_STEP_ID:-0}-${SLURM_PROCID:-0}
+refuse() {
+  printf 'code=78\nnext=end\n' > "$RUN/verdict"  # srun ends the other nodes with another code
+  sleep 2; exit 78  # srun ends the step at once, and with it words that are still on their way
+}
+binds=
+bind() { set_bind=$1; binds="$binds --bind $set_bind"; }
+bind /project/465/code/runs/resnet-20231114-221320-dd56  # the run folder
+bind /project/465/code  # the code
+seen="$RUN/nodes/$NODE"; mkdir -p "$seen"
+: > "$seen/host-paths.tsv"
+newest() {  # NAME PATTERN: versions in these paths age, so the newest match counts
+  found=$(ls -d $2 2>/dev/null | sort -V | tail -n 1)
+  if [ -z "$found" ]; then
+    echo "drumbeat: $(uname -n): nothing matches $2 ($1); correct the site's profile: drumbeat site show" >&2
+    refuse
+  fi
+  sum=-; [ -f "$found" ] && sum=$(sha256sum "$found" | cut -d " " -f 1)
+  printf '%s\t%s\t%s\t%s\n' "$1" "$found" "$(readlink -f "$found")" "$sum" >> "$seen/host-paths.tsv"
+}
+newest libfabric '/opt/cray/libfabric/*/lib64'  # HPE's libfabric drives Slingshot; it was 1.22.0 before April 2026 and 2.3.1 after
+if [ -d "$found" ]; then bind "$found:"/opt/host/libfabric; else bind "$found:"/opt/host/libfabric"/${found##*/}"; fi
+newest nccl /cluster/work/support/nccl/lib  # the site's NCCL with its libfabric plug-in
+if [ -d "$found" ]; then bind "$found:"/opt/host/nccl; else bind "$found:"/opt/host/nccl"/${found##*/}"; fi
+newest hpc_sdk '/opt/nvidia/hpc_sdk/Linux_aarch64/*/compilers/lib'  # run-time libraries of the site's NCCL build; 24.11 before April 2026, 25.9 after
+if [ -d "$found" ]; then bind "$found:"/opt/host/hpc_sdk; else bind "$found:"/opt/host/hpc_sdk"/${found##*/}"; fi
+newest libcxi /usr/lib64/libcxi.so.1  # libfabric's CXI provider needs it; the file alone, because all of /usr/lib64 would hide the image's own libraries
+if [ -d "$found" ]; then bind "$found:"/opt/host/libcxi; else bind "$found:"/opt/host/libcxi"/${found##*/}"; fi
+newest libfabric_headers '/opt/cray/libfabric/*/include'  # code that is compiled in the job finds the headers of that libfabric
+if [ -d "$found" ]; then bind "$found:"/opt/host/libfabric_headers; else bind "$found:"/opt/host/libfabric_headers"/${found##*/}"; fi
+# variables of this job reach the container by themselves: apptainer hands the environment on
+exec apptainer exec --nv $binds /project/465/pytorch.sif sh -c 'LD_LIBRARY_PATH=/opt/host/libfabric:/opt/host/nccl:/opt/host/hpc_sdk:/opt/host/libcxi${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; CPATH=/opt/host/libfabric_headers${CPATH:+:$CPATH}; export CPATH; exec "$@"' sh python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER  # --nv: the host's NVIDIA driver libraries
+END_OF_NODE
+
+# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
+ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
+trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
+trap 'ask TERM "Slurm ends this job"' TERM
 
 # by this token the agents of this run know each other; it is made here and written nowhere
 DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_TOKEN
@@ -78,12 +132,8 @@ srun \
   --cpu-bind=none \
   --kill-on-bad-exit=1 \
   --wait=60 \
-  sh "$BASE/job.sh" node &
+  sh -c "$on_node" &
 step=$!
-# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
-ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
-trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
-trap 'ask TERM "Slurm ends this job"' TERM
 # srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end
 (
   trap '' TERM USR2
@@ -121,7 +171,17 @@ leave_out() {
     echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
   fi
 }
+# in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count
+preempted() {
+  shown=$(scontrol show job $SLURM_JOB_ID) || return
+  when() { printf '%s\n' "$shown" | sed -n "s/.*\b$1=\([0-9][0-9T:-]*\).*/\1/p" | head -n 1; }
+  [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]
+}
 if [ "$(verdict next)" != requeue ]; then
+  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then
+    echo "drumbeat  preempted: queueing the job again"
+    scontrol requeue $SLURM_JOB_ID
+  fi
   exit $code
 elif [ -n "$lost" ]; then
   leave_out

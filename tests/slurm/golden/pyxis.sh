@@ -18,9 +18,64 @@ BASE=/project/465/code/runs/gpt-20231114-221320-dd56
 RUN=$BASE/array/$SLURM_ARRAY_TASK_ID  # each job of the array has its own run folder
 mkdir -p "$RUN"
 
-if [ "${1:-}" = node ]; then  # what srun runs on each node
-  exec python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"
-fi
+# What srun runs on each node.
+read -r -d '' on_node <<'END_OF_NODE'
+BASE=/project/465/code/runs/gpt-20231114-221320-dd56
+RUN=$BASE/array/$SLURM_ARRAY_TASK_ID  # each job of the array has its own run folder
+mkdir -p "$RUN"
+# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
+# starts, and others may be able to write to the run folder.
+LOADER='import hashlib, json, os, shutil, stat, sys, tempfile
+
+def end(code, words):
+    sys.stderr.write("drumbeat: " + words + "\n")
+    sys.exit(code)
+
+def checked(path, digest):
+    with open(path, "rb") as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != digest:
+        end(78, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
+    return data
+
+def replaceable(folder):
+    while True:
+        found = os.stat(folder)
+        others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if others or found.st_uid not in (os.geteuid(), 0):
+            return True
+        if folder == os.sep:
+            return False
+        folder = os.path.dirname(folder)
+
+def private_folder():
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
+        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
+            return tempfile.mkdtemp(prefix="drumbeat-", dir=folder)
+    return tempfile.mkdtemp(prefix="drumbeat-")
+
+word, request, digest = sys.argv[1:]
+private = ""
+try:
+    order = checked(request, digest)
+    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
+    private = private_folder()
+    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
+        with open(os.path.join(private, name), "wb") as file:
+            file.write(data)
+except OSError as error:
+    shutil.rmtree(private, ignore_errors=True)
+    end(74, str(error))
+words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
+os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)'
+exec python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER
+END_OF_NODE
+
+# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
+ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
+trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
+trap 'ask TERM "Slurm ends this job"' TERM
 
 NODE=0; TASK=$SLURM_JOB_ID-${SLURM_STEP_ID:-0}-${SLURM_PROCID:-0}
 refuse() {
@@ -53,12 +108,8 @@ srun \
   --cpu-bind=none \
   --kill-on-bad-exit=1 \
   --wait=60 \
-  --container-image='nvcr.io#nvidia/pytorch:25.08-py3' --container-mounts="$binds" --no-container-mount-home sh "$BASE/job.sh" node &
+  --container-image='nvcr.io#nvidia/pytorch:25.08-py3' --container-mounts="$binds" --no-container-mount-home sh -c "$on_node" &
 step=$!
-# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
-ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
-trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
-trap 'ask TERM "Slurm ends this job"' TERM
 # srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end
 (
   trap '' TERM USR2
@@ -96,7 +147,17 @@ leave_out() {
     echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
   fi
 }
+# in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count
+preempted() {
+  shown=$(scontrol show job $SLURM_JOB_ID) || return
+  when() { printf '%s\n' "$shown" | sed -n "s/.*\b$1=\([0-9][0-9T:-]*\).*/\1/p" | head -n 1; }
+  [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]
+}
 if [ "$(verdict next)" != requeue ]; then
+  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then
+    echo "drumbeat  preempted: queueing the job again"
+    scontrol requeue $SLURM_JOB_ID
+  fi
   exit $code
 elif [ -n "$lost" ]; then
   leave_out

@@ -17,8 +17,53 @@
 # Written by drumbeat 0.1.0: `drumbeat tune --submit` sends exactly this file.
 BASE=/project/465/code/runs/llama-tune-batch-20231114-221320-dd56
 module load LUMI || exit 78
-# -I -S: neither the caller's PYTHONPATH nor an installed package may change what drumbeat is
-python3 -I -S "$BASE/drumbeat.pyz" _tune "$BASE" &
+# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
+# starts, and others may be able to write to the run folder.
+LOADER='import hashlib, json, os, shutil, stat, sys, tempfile
+
+def end(code, words):
+    sys.stderr.write("drumbeat: " + words + "\n")
+    sys.exit(code)
+
+def checked(path, digest):
+    with open(path, "rb") as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != digest:
+        end(78, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
+    return data
+
+def replaceable(folder):
+    while True:
+        found = os.stat(folder)
+        others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if others or found.st_uid not in (os.geteuid(), 0):
+            return True
+        if folder == os.sep:
+            return False
+        folder = os.path.dirname(folder)
+
+def private_folder():
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
+        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
+            return tempfile.mkdtemp(prefix="drumbeat-", dir=folder)
+    return tempfile.mkdtemp(prefix="drumbeat-")
+
+word, request, digest = sys.argv[1:]
+private = ""
+try:
+    order = checked(request, digest)
+    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
+    private = private_folder()
+    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
+        with open(os.path.join(private, name), "wb") as file:
+            file.write(data)
+except OSError as error:
+    shutil.rmtree(private, ignore_errors=True)
+    end(74, str(error))
+words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
+os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)'
+python3 -I -S -c "$LOADER" _tune "$BASE/request.json" SHA256-OF-THE-REQUEST &
 desk=$!
 # it ends the run that goes on, keeps what it knows, and is waited for
 trap 'kill -USR2 $desk' USR2

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from drumbeat.agent.ranks.stop_targets import Process
 from drumbeat.agent.watchers.rank_processes import below, unnumbered
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 
 @dataclass

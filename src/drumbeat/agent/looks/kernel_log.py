@@ -17,9 +17,9 @@ from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 from drumbeat.agent.looks.log_position import LogPosition
 from drumbeat.agent.watchers.contract import Saw
-from drumbeat.process_signals import ignore_stops
-from drumbeat.processes import close_all_but, die_with_parent, fork, kill, name_process
-from drumbeat.regex import regex
+from drumbeat.base.processes import close_all_but, die_with_parent, fork, kill, name_process
+from drumbeat.base.regex import regex
+from drumbeat.base.signals import ignore_stops
 
 NAME = "drumbeat-kmsg"
 _OWN_LOG = (

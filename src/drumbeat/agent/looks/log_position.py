@@ -10,7 +10,7 @@ import calendar
 import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
 
 Stamp = Tuple[str, float]  # form, seconds; only stamps of one form can be compared
 

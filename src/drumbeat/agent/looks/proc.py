@@ -12,24 +12,27 @@ import time
 from dataclasses import replace
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat import stacks
 from drumbeat.agent.looks import ras
 from drumbeat.agent.looks.find import RankProcesses, environ, find_ranks
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import Collective, RankLook
+from drumbeat.agent.ranks.ends import LATER, raised_at, read_stream
 from drumbeat.agent.ranks.stop_targets import Process, read_processes
 from drumbeat.agent.watchers.counters import read_counters
-from drumbeat.facts.host import LiveHost
-from drumbeat.facts.model import Gpu
-from drumbeat.facts.nvml import open_nvml
-from drumbeat.facts.sample import Sampler
-from drumbeat.processes import open_files
+from drumbeat.base.processes import open_files
+from drumbeat.base.redact import printable
+from drumbeat.inrank import stacks
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Gpu
+from drumbeat.machine.sample import Sampler
+from drumbeat.machine.vendors.nvml import open_nvml
 
 _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack, over that time
 _SPOTS = 3  # instructions at which an empty loop is found, at most
 _ANSWER = 0.5  # seconds for a rank to answer
 _DUMP = 3.0  # seconds for py-spy
+_WORDS_WITHIN = 1.0  # seconds for the ranks' logs
 _RAS_WAIT = 1.5  # seconds more than the look takes
 _MOST_FRAMES = 12
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -81,7 +84,40 @@ def read_ranks(
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
     looks = [_look(rank, table, before, after, seconds, gpus, devices) for rank in ranks]
-    return [replace(look, network=network, wakes=wakes[look.pid]) for look in looks], asked.notes() if asked else []
+    looks = [replace(look, network=network, wakes=wakes[look.pid]) for look in looks]
+    words = _LastWords(looks)
+    return words.added(), asked.notes() if asked else []
+
+
+class _LastWords(threading.Thread):
+    """Reads what the ranks wrote last, beside the look: where their logs cannot be read in time, the look counts without."""
+
+    def __init__(self, looks: Sequence[RankLook]) -> None:
+        super().__init__(daemon=True)
+        self.looks, self.found = looks, {look.pid: look for look in looks}
+        self.start()
+
+    def run(self) -> None:
+        for look in self.looks:
+            out, err = (read_stream(look.rank, name, _file(look.pid, fd)) for name, fd in (("out", 1), ("err", 2)))
+            place = raised_at(err.lines)
+            if place is not None and out.written <= err.written + LATER:
+                age = max(0.0, time.time() - err.written)
+                text = printable(err.lines[place]).strip()[:200]
+                self.found[look.pid] = replace(look, raised=text, raised_for=round(age, 1))
+
+    def added(self) -> List[RankLook]:
+        self.join(_WORDS_WITHIN)
+        return [self.found[look.pid] for look in self.looks]
+
+
+def _file(pid: int, descriptor: int) -> str:
+    """The file that a process writes to there; '': a pipe, a terminal, or not readable."""
+    try:
+        path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    except OSError:
+        return ""
+    return path if path.startswith("/") and not path.startswith("/dev/") else ""
 
 
 class _AskRas(threading.Thread):

@@ -11,8 +11,8 @@ import socket
 import time
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.regex import regex
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
 
 BEHIND, AHEAD, NO_ANSWER, ERROR = "behind", "ahead", "no answer", "error"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class RankLook:
         False  # a process that the command has started: which rank it is, is not known; `rank` is the node's first
     )
     had_ranks: bool = False  # a command whose ranks were there: it may go on for as long as it likes
+    raised: str = ""  # the exception of a traceback that is the last thing it wrote
+    raised_for: float = 0.0  # seconds since then
     ras: str = ""  # what NCCL's RAS says of it
     behind: Optional[bool] = (
         None  # by RAS: it has launched fewer collectives than others of its communicator; False: more

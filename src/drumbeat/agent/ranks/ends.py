@@ -3,19 +3,323 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat import clock
-from drumbeat.agent.ranks.end import End, plain_end
-from drumbeat.agent.ranks.explain import Explainer
+from drumbeat.agent.lead.attempt import CONSEQUENCES
 from drumbeat.agent.ranks.launchers import Direct
-from drumbeat.agent.ranks.stage_findings import STAGE_FAILED
-from drumbeat.finding import INFO, STOPPED, Finding
-from drumbeat.forked import Forked
-from drumbeat.light_dataclass import dataclass
+from drumbeat.agent.ranks.stages import STAGE_FAILED
+from drumbeat.agent.ranks.start import NO_WORKDIR, End, plain_end
+from drumbeat.agent.watchers.oom import oom_kills
+from drumbeat.base import clock
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.processes import Forked
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.base.redact import printable
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import (
+    CAUGHT,
+    CERTAIN,
+    ERROR,
+    INFO,
+    LIKELY,
+    PEER_LOST,
+    STOPPED,
+    WARNING,
+    Evidence,
+    Finding,
+    shown,
+)
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Identity
+from drumbeat.metrics.printed import read_line
 from drumbeat.plan.argv import Process
-from drumbeat.record import from_plain, to_plain
+from drumbeat.runfolder.layout import NodeFolder
+
+# The end of a rank's standard error, for saying why it failed.
+
+
+_TAIL_BYTES = 64 << 10
+
+
+def tail(path: str, lines: int = 200) -> List[str]:
+    """The last lines of a file that may be huge, binary or missing."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return text.splitlines()[-lines:]
+
+
+# What processes wrote last before they ended with exit code 0: a failure that a shell hid, or that the program
+# caught itself.
+
+
+_TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
+_LAST_WORDS = 8  # lines among which an error line counts as the last words
+LATER = 0.5  # seconds: both streams of a program that gives up end within this time of each other,
+_LEFT = 30.0  # and it is gone this long after at the latest
+# What a program prints itself where it catches an exception: "Error: ...", "Exception caught: ...", "Training failed: ...". A
+# number after the colon is a figure ("Error: 0.12"), and "none" is no error.
+_OWN_WORDS = (
+    r"(?i:(?:an? )?(?:(?:fatal|unexpected|caught) )?(?:error|exception)(?: (?:was )?(?:caught|raised|occurred))?"
+    r"|(?:[\w-]{1,30} ){1,4}failed) ?:(?!\s*(?:[-+.]?\d|(?i:none|nan|inf|null|false)\b))"
+)
+_TRACEBACK = "Traceback (most recent call last)"
+_SIGN = regex(
+    r"Traceback \(most recent call last\)|(?:\b|\x1b\[[\d;]*m)(?:ERROR|CRITICAL|FATAL)\b|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b"
+    r"|(?:\b|\x1b\[[\d;]*m)" + _OWN_WORDS
+)
+_ERROR_LINE = regex(r"(?:ERROR|CRITICAL|FATAL)\b")
+_OWN_LINE = regex(_OWN_WORDS)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The end of one stream of a rank, or of the node's command (rank None)."""
+
+    rank: Optional[int]
+    name: str  # out or err
+    path: str
+    lines: Sequence[str]
+    written: float  # when the last line was; 0: there is no such file
+
+
+def read_stream(rank: Optional[int], name: str, path: str) -> Stream:
+    try:
+        written = os.stat(path).st_mtime
+    except OSError:
+        written = 0.0
+    return Stream(rank, name, path, tail(path), written)
+
+
+def may_hold_error(lines: Sequence[str]) -> bool:
+    """A quick look: False where no rule and no reader can find an error."""
+    return any(_SIGN.search(line) for line in lines)
+
+
+def last_failure(streams: Sequence[Stream], command: Sequence[str]) -> Optional[Tuple[Finding, Stream]]:
+    """The failure that the rules see at the end of what was written, if no work went on after it in the same stream."""
+    from drumbeat.logs.exits import RankEnd, explain_run  # the agent of a healthy run starts without it
+    from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN
+
+    by_rank = {rank: {each.name: each.lines for each in streams if each.rank == rank} for rank in _ranks(streams)}
+    ends = [RankEnd(rank, 0, None, each.get("out", ()), each.get("err", ())) for rank, each in by_rank.items()]
+    failure = explain_run(ends, command)
+    found = failure.finding
+    if found is None or failure.answer in (NO_FAILURE, NOT_KNOWN, PEER_LOST) or not found.evidence:
+        return None
+    text = found.evidence[0].text
+    for stream in sorted(streams, key=lambda each: (_ranks(streams).index(each.rank), each.name)):  # err before out
+        place = max((number for number, line in enumerate(stream.lines) if text in shown(line)), default=None)
+        if place is not None:
+            return (found, stream) if not _works(stream.lines[place + 1 :], _TABLE) else None
+    return None
+
+
+def last_error(streams: Sequence[Stream]) -> Optional[Tuple[Finding, Stream]]:
+    """The last line that a program itself calls an error, if it stands at the end of its stream."""
+    from drumbeat.logs.read.prefixes import clean, without_colour
+
+    for stream in streams:
+        lines = [line for line in stream.lines if line.strip()][-_LAST_WORDS:]
+        for number in reversed(range(len(lines))):
+            line = clean(lines[number])
+            own = not line.only_warns and _OWN_LINE.match(line.text)
+            if line.level in ("E", "F") or _ERROR_LINE.match(line.text) or own:
+                if _works(lines[number + 1 :], _LAST_WORDS):
+                    break
+                text = shown(printable(without_colour(lines[number]))).strip()[:500]
+                return Finding("", WARNING, text, evidence=(Evidence(text),), rank=stream.rank), stream
+    return None
+
+
+def raised_at(lines: Sequence[str], most: int = _LAST_WORDS) -> Optional[int]:
+    """The place of the line that names the exception of the last traceback, if no work went on after it and at most so many
+    lines follow. Python prints it so where nobody catches it; what caught it would go on."""
+    begin = max((number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=len(lines))
+    place = next((number for number in range(begin + 1, len(lines)) if lines[number][:1] not in ("", " ", "\t")), None)
+    return None if place is None or _works(lines[place + 1 :], most) else place
+
+
+def wrote_on(streams: Sequence[Stream], stream: Stream, ended: float) -> bool:
+    """Did the work go on after the error at the end of `stream`? The rank's other stream may be newer, the rank may have
+    lived on in silence, or it says itself that its work is done."""
+    from drumbeat.logs.read.attempts import is_good_end
+
+    own = [each for each in streams if each.rank == stream.rank]
+    newest = max([ended - _LEFT, *(each.written - LATER for each in own)])
+    return newest > stream.written or any(is_good_end(line) for each in own for line in each.lines[-_LAST_WORDS:])
+
+
+def _works(lines: Sequence[str], most: int) -> bool:
+    """Do the lines after an error show that the work went on: a step, or too many of them?"""
+    after = [line for line in lines if line.strip()]
+    return len(after) > most or any(read_line(line) for line in after)
+
+
+def _ranks(streams: Sequence[Stream]) -> List[Optional[int]]:
+    return list(dict.fromkeys(each.rank for each in streams))
+
+
+# Why one rank ended, from its exit status, the end of its standard error, and what the kernel counted.
+
+
+_STREAM = regex(r"std(err|out) of (?:process|rank) \d+:(?:.*\D)?(\d+)$")  # as diagnose names lines that it was given
+_LAST_LINES = 40  # lines: what has more behind it is not called the last lines
+
+
+def with_last_step(finding: Finding, step: Optional[int]) -> Finding:
+    """Of an end without words, the last step that was seen is all there is."""
+    if step is None or not finding.cause.endswith("it wrote nothing"):
+        return finding
+    return replace(finding, cause=f"{finding.cause}; the last step seen on this node was {step}")
+
+
+class Explainer:
+    """For one attempt; evidence names files relative to `run_folder`. `kept` is the log in which a reader of the run folder finds
+    the rank's lines, where they are merged."""
+
+    def __init__(
+        self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
+        no_gpu: bool = False, identity: Optional[Identity] = None,
+    ) -> None:  # fmt: skip
+        self.order, self.logs, self.launcher, self.attempt = order, logs, launcher, attempt
+        self.run_folder, self.kept, self.no_gpu, self.identity = run_folder, kept, no_gpu, identity or Identity()
+        self._oom_kills = oom_kills(LiveHost())  # before the ranks start
+
+    def explain(self, end: End, by_us: bool) -> Finding:
+        from drumbeat.logs.exits import (
+            explain_exit,  # here and below: the agent of a healthy run starts without it
+            for_place,
+        )
+        from drumbeat.logs.report import quoted as without_gpu
+
+        log, out = (self._written(end, stream) for stream in ("err", "out"))
+        lines, printed = tail(log), tail(out)
+        missing = next((line for line in lines if line.startswith(NO_WORKDIR)), None)
+        if missing:
+            found = self._no_workdir(missing)
+        else:
+            ended_by_us = by_us and end.signal == signal.SIGKILL
+            command, no_memory = self.order.command, self._no_memory(end)
+            alone = not end.of_command
+            found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, no_memory, printed, alone)
+            before = _raised_before(found, lines)
+            if before:
+                first = explain_exit(1, None, before, command, killed_by_us=False)
+                found = found if first.code in CONSEQUENCES else first
+        if any(each.text in line for line in map(shown, printed) for each in found.evidence):
+            log = out
+        file = os.path.relpath(self.kept or log, self.run_folder)
+        if self.no_gpu:
+            found = without_gpu(found)
+        found = for_place(found, self.identity)
+        behind = _behind(found.seen, {"err": lines, "out": printed})
+        steps = any(read_line(line) for line in behind)
+        if steps and end.exit_code is not None and found.confidence == CERTAIN:
+            found = replace(found, confidence=LIKELY)  # the line did not end the rank, which chose its exit code itself
+        place = f"the last lines of {file}"
+        if steps or len(behind) > _LAST_LINES:
+            place = f"{file}, {len(behind)} lines before its end{', with steps behind it' if steps else ''}"
+        seen = tuple(place if _STREAM.match(each) else each for each in found.seen)
+        evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
+        return replace(found, evidence=evidence, seen=tuple(dict.fromkeys(seen)))
+
+    def unread(self, end: End, by_us: bool, seconds: float) -> Finding:
+        """By the exit status alone, where the logs could not be read."""
+        from drumbeat.logs.exits import explain_exit
+
+        found = explain_exit(end.exit_code, end.signal, (), self.order.command, by_us and end.signal == signal.SIGKILL)
+        if found.severity != ERROR:
+            return found
+        why = f"not known: the rank's log could not be read within {seconds:g} s"
+        return replace(found, cause=why, fix=f"look at the file system of {self.logs.path} on this node")
+
+    def doubt(self, end: End, every_rank: bool) -> Optional[Finding]:
+        """Why a command that ended with 0 may have failed all the same: its exit code can be that of a pipe into tee, or of a
+        last echo. None if what its processes wrote shows no failure, or if the work went on after it. Ranks that are known to
+        have ended with 0 have caught what they wrote."""
+        streams, well = self._streams(end, every_rank), self.launcher.ranks_ended_well
+        found = last_failure([each for each in streams if each.rank is None or not well], self.order.command)
+        if found:
+            return self._quoted(*found)
+        return self.caught(end, every_rank) if well else None
+
+    def caught(self, end: End, every_rank: bool) -> Optional[Finding]:
+        """The error that a program wrote last before it ended with 0 by itself, in its own words: it caught its own failure.
+        None if it wrote none, or if its work went on after it."""
+        streams = self._streams(end, every_rank)
+        if not any(may_hold_error(each.lines) for each in streams):
+            return None  # most programs: what follows reads all rules
+        found = last_failure(streams, self.order.command) or last_error(streams)
+        if found is None or wrote_on(streams, found[1], end.at):
+            return None
+        quoted = self._quoted(*found)
+        return replace(quoted, code=CAUGHT, title=quoted.evidence[0].text[:200])
+
+    def _streams(self, end: End, every_rank: bool) -> List[Stream]:
+        """What the rank has written; of a node's command, what all its ranks and the command itself have."""
+        ranks = sorted(self.logs.ranks(self.attempt)) if every_rank else [end.rank]
+        logs: List[Tuple[Optional[int], str, str]]
+        logs = [(rank, name, self.logs.log(self.attempt, rank, name)) for rank in ranks for name in ("out", "err")]
+        if every_rank:
+            own = {name: self.launcher.log(self.attempt, end.rank, name) for name in ("out", "err")}
+            known = {path for _, _, path in logs}
+            logs += [(None, name, path) for name, path in own.items() if path not in known]
+        return [read_stream(rank, name, path) for rank, name, path in logs]
+
+    def _quoted(self, finding: Finding, stream: Stream) -> Finding:
+        file = os.path.relpath(self.kept or stream.path, self.run_folder)
+        evidence = (Evidence(finding.evidence[0].text, file),)
+        seen = (f"the last lines of {file}",)
+        quoted = replace(finding, severity=WARNING, confidence=LIKELY, evidence=evidence, seen=seen)
+        if self.no_gpu:
+            from drumbeat.logs.report import quoted as without_gpu
+
+            quoted = without_gpu(quoted)
+        return quoted
+
+    def _written(self, end: End, stream: str) -> str:
+        """The rank's own log, or its launcher's where the rank was never started."""
+        log, own = self.logs.log(self.attempt, end.rank, stream), self.launcher.log(self.attempt, end.rank, stream)
+        return log if not end.of_command and os.path.exists(log) else own
+
+    def _no_workdir(self, line: str) -> Finding:
+        return Finding(
+            "workdir-missing", ERROR, f"the working directory {self.order.workdir} cannot be used on this node",
+            line[len(NO_WORKDIR) :].strip() or "it does not exist there",
+            "use a folder on storage that all nodes share (workdir: in the job file), and bind it into the container",
+            (Evidence(line),),
+        )  # fmt: skip
+
+    def _no_memory(self, end: End) -> bool:
+        """Whether the kernel has killed for lack of memory since the start: only then is a SIGKILL its doing."""
+        if signal.SIGKILL not in (end.signal, (end.exit_code or 0) - 128) or self._oom_kills is None:
+            return False
+        return (oom_kills(LiveHost()) or 0) > self._oom_kills
+
+
+def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
+    """The lines up to the exception that had ended a rank's work before it waited for the others at its exit, in vain."""
+    place = raised_at(lines, _LAST_LINES) if found.code in CONSEQUENCES and found.evidence else None
+    if place is None:
+        return ()
+    later = any(found.evidence[0].text in shown(line) for line in lines[place + 1 :])
+    return lines[: place + 1] if later else ()
+
+
+def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """The lines behind the last one of a stream that was seen."""
+    places = [(match[1], int(match[2])) for match in map(_STREAM.match, seen) if match]
+    return min((tails[stream][number:] for stream, number in places), key=len, default=())
+
 
 READ_WITHIN = 10.0  # seconds
 _BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which the signal is all that is known

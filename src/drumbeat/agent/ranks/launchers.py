@@ -10,29 +10,33 @@ import re
 from dataclasses import replace
 from typing import List, Optional, Sequence
 
-from drumbeat import clock
-from drumbeat.agent.ranks.console_script import launcher_interpreter
-from drumbeat.agent.ranks.end import End, plain_end, rank_ends
-from drumbeat.agent.ranks.rank_shim import shim_argv
-from drumbeat.agent.ranks.script_text import script_of
-from drumbeat.agent.ranks.stage_findings import STAGE_FAILED, missing, no_rank, stage_failed, unended
-from drumbeat.agent.ranks.stages import Stage, Stages, ended_well, read_report
+from drumbeat.agent.ranks.shim import shim_argv
+from drumbeat.agent.ranks.stages import (
+    STAGE_FAILED,
+    Stage,
+    Stages,
+    ended_well,
+    missing,
+    no_rank,
+    read_report,
+    stage_failed,
+    unended,
+)
 from drumbeat.agent.ranks.stand_ins import install, settings_of
-from drumbeat.facts.model import Peers
-from drumbeat.finding import ERROR, WARNING, Finding, shown
-from drumbeat.order import EnvVar, Order
-from drumbeat.plan.argv import Process, has_driver
+from drumbeat.agent.ranks.start import End, plain_end, rank_ends
+from drumbeat.base import clock
+from drumbeat.base.order import EnvVar, Order
+from drumbeat.base.regex import regex
+from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
+from drumbeat.commands.inside import Script, fallback
+from drumbeat.commands.interpreter import launcher_interpreter, script_of
+from drumbeat.commands.launch import find_launcher, starts_its_own_ranks
+from drumbeat.findings.model import ERROR, WARNING, Finding, shown
+from drumbeat.machine.model import Peers
+from drumbeat.plan.argv import Process, Tools, has_driver, rank_identity
 from drumbeat.plan.binding import Binding
-from drumbeat.plan.launchers.fallback import fallback
-from drumbeat.plan.launchers.find import find_launcher
-from drumbeat.plan.launchers.inside import Script
-from drumbeat.plan.launchers.others import starts_its_own_ranks
-from drumbeat.plan.launchers.owned import Tools
-from drumbeat.plan.ranks import rank_identity
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
-from drumbeat.regex import regex
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
 
 _ENDS_PROCESSES = regex(r"(?:^|[;&|({`\"']|\b(?:then|else|do)\b)[ \t]*(?:kill|pkill|killall|timeout)[ \t]", re.M)
 
@@ -64,7 +68,8 @@ class Direct:
             return []  # the census sees what a launcher inside does
         folder = os.path.join(place, f"launchers-{attempt}")
         later, _ = ports(f"stages/{self.order.identity}", DEFAULT_EPHEMERAL)  # worked out alike on every node
-        settings = settings_of(folder, node, peers, later, self.once, self.driver_tools(attempt, node, bound))
+        tools = self.driver_tools(attempt, node, bound)
+        settings = settings_of(folder, node, peers, later, self.once, self.order.ranks_asked, tools)
         self._stages = Stages(folder)
         return install(settings, script, self.bundle, os.environ)
 
@@ -106,7 +111,7 @@ class Direct:
     def driver_tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         """What a launcher needs that starts ranks for us."""
         cpus = [list(slot.cpus) for slot in bound.slots]
-        driver = pkgutil.get_data("drumbeat.agent.ranks", "launcher_driver.py") or b""
+        driver = pkgutil.get_data("drumbeat.inrank", "driver.py") or b""
         shim = shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node, self.first_rank)
         settings = {
             "report": self._report(attempt),

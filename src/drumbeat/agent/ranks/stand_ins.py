@@ -18,21 +18,19 @@ import sys
 from dataclasses import field, replace
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from drumbeat.agent.ranks.console_script import interpreter_of
-from drumbeat.agent.ranks.rank_shim import USERS_BASH_ENV, without_stand_ins
+from drumbeat.agent.ranks.shim import USERS_BASH_ENV, without_stand_ins
 from drumbeat.agent.ranks.stages import Stages
-from drumbeat.facts.model import Facts, Peer, Peers
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import EnvVar
-from drumbeat.plan.argv import STAND_INS
-from drumbeat.plan.launchers import accelerate
-from drumbeat.plan.launchers.find import Found, find_launcher
-from drumbeat.plan.launchers.inside import Script
-from drumbeat.plan.launchers.others import refusal
-from drumbeat.plan.launchers.owned import WITH_DRIVER, Tools, launcher_argv
-from drumbeat.problem import Problem
-from drumbeat.record import from_plain, to_plain
-from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
+from drumbeat.commands import launchers
+from drumbeat.commands.inside import Script
+from drumbeat.commands.interpreter import interpreter_of
+from drumbeat.commands.launch import Found, find_launcher, refusal
+from drumbeat.machine.model import Facts, Peer, Peers
+from drumbeat.plan.argv import STAND_INS, WITH_DRIVER, Tools, launcher_argv
 
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "composer")
 OUTSIDE = ("mpirun", "mpiexec", "horovodrun")  # never replaced
@@ -53,17 +51,21 @@ class Settings:
     master_addr: str
     ports: Tuple[int, ...]  # where the ranks of the first launcher meet, of the second, and so on
     once: bool  # the command was started once per node; else once per rank
+    asked: bool  # the job itself says how many ranks a node has: a launcher's own number gives way
     shim: Tuple[str, ...] = ()
     driver: str = ""
     driver_settings: Dict[str, Any] = field(default_factory=dict)
 
 
-def settings_of(folder: str, node: int, peers: Peers, ports: Sequence[int], once: bool, tools: Tools) -> Settings:
+def settings_of(
+    folder: str, node: int, peers: Peers, ports: Sequence[int], once: bool, asked: bool, tools: Tools
+) -> Settings:
     driver = json.loads(tools.settings) if tools.settings else {}
     later = tuple(port for port in ports if port != peers.master_port)
     return Settings(
         folder, node, tuple(peer.ranks for peer in peers.nodes), tuple(peer.host for peer in peers.nodes),
-        peers.nodes[node].address, peers.master_addr, (peers.master_port, *later), once, tools.shim, tools.driver, driver,
+        peers.nodes[node].address, peers.master_addr, (peers.master_port, *later), once, asked, tools.shim,
+        tools.driver, driver,
     )  # fmt: skip
 
 
@@ -183,7 +185,7 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
             f"say --nodes {found.nodes}; a script that starts other nodes itself belongs behind no launcher",
         )
     if found.kind == "accelerate":
-        accelerate.refuse_cpu_ranks(found.flags, found.script, len(settings.counts), _counts(settings, found)[0])
+        launchers.refuse_cpu_ranks(found.flags, found.script, len(settings.counts), _counts(settings, found)[0])
     number = stages.begin(command)
     found = replace(found, program=real)
     if not found.python:
@@ -206,10 +208,10 @@ def _accelerate_config(found: Found, environ: Mapping[str, str]) -> Dict[str, st
     """What accelerate's configuration file says about nodes and ranks."""
     from yaml import YAMLError, safe_load
 
-    path = accelerate.config_path(found.flags, environ)
+    path = launchers.config_path(found.flags, environ)
     try:
         with open(path, encoding="utf-8") as file:
-            return accelerate.from_config(safe_load(file.read(_CONFIG_LIMIT)))
+            return launchers.from_config(safe_load(file.read(_CONFIG_LIMIT)))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, YAMLError, RecursionError) as error:
@@ -217,8 +219,8 @@ def _accelerate_config(found: Found, environ: Mapping[str, str]) -> Dict[str, st
 
 
 def _counts(settings: Settings, found: Found) -> Tuple[int, ...]:
-    """Ranks of each node. Where the run plans one per node, the script's own number counts: nothing else has said how many."""
-    if set(settings.counts) == {1} and found.ranks_per_node:
+    """Ranks of each node: as the job says, else as the launcher was really called, else as planned."""
+    if found.ranks_per_node and not settings.asked:
         return (found.ranks_per_node,) * len(settings.counts)
     return settings.counts
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import Dict, List, Mapping, Optional, Sequence, Set
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.processes import start_time
-from drumbeat.regex import regex
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.processes import start_time
+from drumbeat.base.regex import regex
 
 # How Python's multiprocessing starts its workers, its fork server and its resource tracker.
 _WORKER = regex(rb"\0-c\0from multiprocessing\.|\0--multiprocessing-fork(?:\0|$)")

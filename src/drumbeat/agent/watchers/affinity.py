@@ -9,30 +9,33 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.gpu_users import GpuUsers, Users, awaits_driver, computing
 from drumbeat.agent.watchers.mig import mig_instances
-from drumbeat.agent.watchers.rank_processes import read_parents
-from drumbeat.facts.model import Facts, Gpu
-from drumbeat.facts.parse import cpulist
-from drumbeat.finding import ERROR, WARNING
-from drumbeat.order import EnvVar
+from drumbeat.agent.watchers.rank_processes import carries, environ_of, identity_in, launchers, read_parents
+from drumbeat.base.order import EnvVar
+from drumbeat.base.processes import open_files, start_time
+from drumbeat.findings.model import ERROR, WARNING
+from drumbeat.machine.model import Facts, Gpu
+from drumbeat.machine.parse import cpulist
 from drumbeat.plan.binding import Binding
-from drumbeat.plan.known_variables import steers
-from drumbeat.plan.placement import RankSeen, rows
-from drumbeat.plan.placement_verdict import text_table, verdict
-from drumbeat.plan.rank_environment import changed
-from drumbeat.processes import open_files, start_time
+from drumbeat.plan.placement import UNKNOWN, RankSeen, changed, rows, text_table, verdict
+from drumbeat.plan.variables import steers
 
 _FIRST = 1.0  # seconds after the start
 _SLOWER = 1.3  # each look that shows nothing new makes the next one wait so many times longer
 _LONGEST = 15.0
 _APART = 0.9  # seconds between two looks that must agree
+_REFUTED = 60.0  # seconds in which a later look may refute a mismatch
 _UNNUMBERED = 60.0  # seconds that the processes of a command without steps must look alike
 
 
 class RankLooks:
     """A sensor: what /proc shows of this node's ranks, less often as time passes, at once after the first step."""
 
-    def __init__(self, run_id: str, node: int, facts: Facts, local: str, wanted: Callable[[], bool]) -> None:
-        self.run_id, self.node, self.wanted = run_id, node, wanted
+    def __init__(
+        self, run_id: str, node: int, facts: Facts, local: str, wanted: Callable[[], bool],
+        commands: Callable[[], Sequence[int]] = tuple,
+    ) -> None:  # fmt: skip
+        """`commands`: processes of the agent that start ranks, and are none."""
+        self.run_id, self.node, self.wanted, self.commands = run_id, node, wanted, commands
         self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
         self._users = GpuUsers(self.gpus, local)
         self._next: Optional[float] = None
@@ -50,7 +53,7 @@ class RankLooks:
             self._next = now + self._wait
         if now < self._next:
             return []
-        seen = look_at_ranks(self.run_id, self.node, self.gpus, self._users.read(now))
+        seen = look_at_ranks(self.run_id, self.node, self.gpus, self._users.read(now), self.commands())
         shown = [(about.rank, about.pid, *_facts_of(about)) for about, _ in seen]
         self._wait = min(self._wait * _SLOWER, _LONGEST) if shown == self._last else _FIRST
         self._next, self._last = now + self._wait, shown
@@ -61,20 +64,26 @@ class RankLooks:
 
 
 def look_at_ranks(
-    run_id: str, node: int, gpus: Sequence[Gpu], users: Optional[Users]
+    run_id: str, node: int, gpus: Sequence[Gpu], users: Optional[Users], commands: Sequence[int] = ()
 ) -> List[Tuple[RankSeen, Mapping[str, str]]]:
     """Each rank's main process, with its environment. Read from outside, so it holds for any command and any launcher.
 
     Of the processes that carry a rank's number (wrappers, the rank, its data loaders) the oldest that has a GPU open
-    counts, else the oldest.
+    counts, else the oldest. A launcher that was given a number is no rank.
     """
     found: Dict[Optional[int], List[Tuple[RankSeen, Mapping[str, str]]]] = {}
     divided = any(gpu.mig for gpu in gpus)
-    for pid in sorted(_pids(), key=lambda pid: (int(start_time(pid) or 0), pid)):
-        environ = _environ(pid)
-        if environ is None or environ.get("DRUMBEAT_RUN") != run_id or environ.get("NODE_RANK") != str(node):
+    parents = read_parents()
+    own = {
+        pid: environ for pid in parents for environ in [environ_of(pid)] if environ and _is_ours(environ, run_id, node)
+    }
+    identities = {pid: identity_in(environ) for pid, environ in own.items()}
+    carried = carries(parents, identities, commands)
+    start_others = launchers(parents, identities, carried)
+    for pid in sorted(own, key=lambda pid: (int(start_time(pid) or 0), pid)):
+        environ, rank = own[pid], None if pid in carried else identities[pid].rank
+        if pid in start_others:
             continue
-        rank = int(environ["RANK"]) if environ.get("RANK", "").isdecimal() else None
         opened = _open_gpus(pid, gpus)
         if (rank is None and not opened) or _is_shim(pid):
             continue
@@ -90,11 +99,15 @@ def look_at_ranks(
     chosen = []
     for rank, processes in found.items():
         if rank is None:
-            processes = computing(processes, users, read_parents()) if len(processes) > 1 else processes
+            processes = computing(processes, users, parents) if len(processes) > 1 else processes
             chosen += [each for each in processes if each[0].gpus] or processes[:1]
         else:
             chosen.append(next((each for each in processes if each[0].open), processes[0]))
     return [each for each in chosen if each[0].rank is not None] or chosen
+
+
+def _is_ours(environ: Mapping[str, str], run_id: str, node: int) -> bool:
+    return environ.get("DRUMBEAT_RUN") == run_id and environ.get("NODE_RANK") == str(node)
 
 
 def _used(pid: int, opened: Optional[Tuple[int, ...]], users: Users) -> Optional[Tuple[int, ...]]:
@@ -163,10 +176,6 @@ def _is_shim(pid: int) -> bool:
         return False
 
 
-def _pids() -> List[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
 def _open_gpus(pid: int, gpus: Sequence[Gpu]) -> Optional[Tuple[int, ...]]:
     """GPUs whose device file this process holds; None: its open files cannot be read."""
     index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
@@ -174,16 +183,6 @@ def _open_gpus(pid: int, gpus: Sequence[Gpu]) -> Optional[Tuple[int, ...]]:
         return tuple(sorted({index_of[target] for target in open_files(pid) if target in index_of}))
     except OSError:
         return None
-
-
-def _environ(pid: int) -> Optional[Mapping[str, str]]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            data = file.read(1 << 20)
-    except OSError:
-        return None
-    pairs = (entry.decode("utf-8", "replace").partition("=") for entry in data.split(b"\0") if entry)
-    return {name: value for name, _, value in pairs}
 
 
 def _cpus(pid: int) -> Optional[Tuple[int, ...]]:
@@ -196,7 +195,8 @@ def _cpus(pid: int) -> Optional[Tuple[int, ...]]:
 
 
 class Placement:
-    """A watcher: says once where the ranks sit. What two looks in a row do not show alike is not said."""
+    """A watcher: says where the ranks sit. What two looks in a row do not show alike is not said. A mismatch ends a run only
+    if the next look shows it too, and is withdrawn if a later one refutes it."""
 
     def __init__(
         self, facts: Facts, bound: Binding, right: Binding, expected: Sequence[EnvVar], first_rank: int, level: str,
@@ -213,6 +213,8 @@ class Placement:
         self._since: Dict[Tuple[Optional[int], int], float] = {}
         self._environ: Dict[int, Mapping[str, str]] = {}
         self._ended: Set[int] = set()  # ranks; what was seen of one before still counts
+        self._wrong: Tuple[str, ...] = ()  # codes of the mismatch that was seen last
+        self._said_at: Optional[float] = None  # when it was said
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if self.done:
@@ -223,11 +225,11 @@ class Placement:
         elif saw.kind == "ranks":
             self._note(saw.data["seen"], now)
             if self._complete(now):
-                return self._say()
+                return self._say(now)
         elif saw.kind == "exited" and isinstance(saw.data.get("rank"), int):
             self._ended.add(saw.data["rank"])
-        elif saw.kind == "ended" and (self.ranks or self._seen):
-            return self._say()
+        elif saw.kind == "ended" and self._said_at is None and (self.ranks or self._seen):
+            return self._say(now, ended=True)
         return []
 
     def _numbered(self, about: RankSeen, alone: bool) -> Optional[RankSeen]:
@@ -266,18 +268,28 @@ class Placement:
         enough = len(ready) + len(self._ended - {each.rank for each in ready}) >= max(1, self.ranks)
         return bool(ready) and enough and all(each in ready for each in going_on)
 
-    def _say(self) -> List[Action]:
-        self.done = True
+    def _say(self, now: float, ended: bool = False) -> List[Action]:
         table = rows(self.facts, self.bound, self.right, list(self._seen.values()), self.first_rank, self._ended)
         # A command that starts the ranks itself gives them addresses and numbers of its own, and cores.
         expected = self.expected if self.ranks else [each for each in self.expected if steers(each.name)]
         more = changed(self._environ, expected, self.bound, self.first_rank)
         answer = verdict(table, self.facts, self.bound, more)
+        wrong = [each for each in answer.findings if each.severity in (WARNING, ERROR)]
+        before, self._wrong = self._wrong, tuple(each.code for each in wrong)
+        stops = self.level == "stop" and not ended
+        if stops and wrong and self._wrong != before:
+            return []  # the next look decides
+        if self._said_at is not None:
+            self.done = not wrong or now - self._said_at > _REFUTED
+            if wrong or answer.answer == UNKNOWN:
+                return []
+            answer = replace(answer, summary=f"{answer.summary}; withdrawn: mismatch, as said before")
+        self._said_at = now
+        self.done = self.done or ended or stops or not wrong
         actions: List[Action] = [Emit("verdict", {"verdict": answer, "table": text_table(table), "rows": table})]
-        for finding in answer.findings:
-            if finding.severity in (WARNING, ERROR):
-                located = replace(finding, node=self.node, host=self.facts.host)
-                actions.append(Stop(located) if self.level == "stop" else Warn(located))
+        for finding in wrong:
+            located = replace(finding, node=self.node, host=self.facts.host)
+            actions.append(Stop(located) if stops else Warn(located))
         return actions
 
 

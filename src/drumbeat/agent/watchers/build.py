@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Callable, List, Optional, Sequence
 
 from drumbeat.agent.watchers.affinity import Placement, RankLooks
-from drumbeat.agent.watchers.census import Census, CensusLooks
-from drumbeat.agent.watchers.contract import Watcher
-from drumbeat.agent.watchers.feed import Record, Sensor, Tell, Watching
+from drumbeat.agent.watchers.contract import Record, Sensor, Tell, Watcher, Watching
 from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.kernel_log import GpuErrors
 from drumbeat.agent.watchers.straggler import Straggler
-from drumbeat.agent.watchers.transport_sensors import OpenGate
-from drumbeat.facts.model import Facts
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import EnvVar, Order
+from drumbeat.agent.watchers.transport import OpenGate
+from drumbeat.agent.watchers.world import Census, CensusLooks
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar, Order
+from drumbeat.machine.model import Facts
 from drumbeat.plan.binding import Binding
 
 
@@ -34,6 +33,7 @@ class Scene:
     planned_ranks: int  # of this node, whoever starts them
     port: int  # where the ranks meet
     mains: Callable[[], Sequence[int]]  # the processes that the agent started
+    are_ranks: Callable[[], bool]  # whether these are ranks, and not the node's command, which starts them
     met: Callable[[], Optional[int]]  # launchers started through stand-ins so far; None where there are no stand-ins
     beat: Callable[[], None]  # tells the guard that the agent is alive
     kernel_log: Sequence[Sensor] = ()  # what reads the kernel's log, where that makes sense
@@ -61,13 +61,23 @@ def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record
         seats = Placement(
             scene.facts, scene.bound, scene.right, scene.variables, scene.first_rank, level, scene.node, scene.ranks
         )
-        looks = RankLooks(order.run_id, scene.node, scene.facts, scene.local, lambda: not seats.done)
+        looks = RankLooks(
+            order.run_id, scene.node, scene.facts, scene.local, lambda: not seats.done,
+            lambda: () if scene.are_ranks() else scene.mains(),
+        )  # fmt: skip
         seats.on_first_step = looks.look_soon
         watchers.append(seats)
         sensors.append(looks)
     if order.checks.get("world", "off") != "off":
         census = CensusLooks(
-            scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated, scene.beat, scene.met
+            scene.node,
+            scene.planned_ranks,
+            scene.mains,
+            scene.port,
+            order.emulated,
+            scene.beat,
+            scene.met,
+            scene.are_ranks,
         )
         watchers.append(Census(scene.node, census.look_soon))
         sensors.append(census)

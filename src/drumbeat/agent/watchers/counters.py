@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from drumbeat.agent.watchers.contract import Saw
-from drumbeat.facts.host import Host
-from drumbeat.facts.parse import number
+from drumbeat.machine.host import Host
+from drumbeat.machine.parse import number
 
 Bytes = Tuple[int, int]  # sent, received
 

@@ -9,7 +9,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.watchers.rank_processes import above
-from drumbeat.facts.model import Gpu
+from drumbeat.machine.model import Gpu
 from drumbeat.plan.placement import RankSeen
 
 Users = Mapping[int, Tuple[int, ...]]  # process -> GPUs

@@ -13,12 +13,10 @@ from typing import Any, Dict, List, Optional, Tuple
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.hang_activity import doing, say_of
-from drumbeat.agent.watchers.hang_finding import Ended, Silence
-from drumbeat.agent.watchers.hang_verdict import judge, with_ras
+from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge, say_of, with_ras
 from drumbeat.agent.wire.messages import Beat
-from drumbeat.finding import ERROR, Finding
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import ERROR, Finding
 
 SHORTEST = 5.0  # seconds without a step before anybody looks
 TIMES = 5.0  # or this many times the usual time between two reports
@@ -211,7 +209,8 @@ class Hang:
         pause = finding is not None and finding.code == "hang-all-idle" and seconds < _PAUSE
         if pause:
             self._next_look = min(self._next_look, now + _PAUSE - seconds)  # then it may end the run
-        actions = self._say(finding, may_stop=not pause)
+        once = finding is not None and finding.code == "hang-raised" and not silence.again
+        actions = self._say(finding, may_stop=not (pause or once))
         if actions and one_rank:
             self._alone, self._alone_for = quiet, stale
         return actions
@@ -227,7 +226,7 @@ class Hang:
             self._last_words = plain
             actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
         finding = judge(_expected(looks), Silence(seconds, False, ended=self._ended_well(now), again=same))
-        if finding and (same or finding.code in ("hang-stopped", "hang-early-exit")):
+        if finding and (same or finding.code in ("hang-stopped", "hang-early-exit", "hang-raised")):
             actions += self._say(finding, may_stop=False)
         return actions
 

@@ -12,21 +12,276 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.looks.ras import AHEAD, BEHIND, RasNote
 from drumbeat.agent.looks.record import Collective, RankLook
-from drumbeat.agent.watchers.hang_activity import (
-    ALL_IDLE,
-    ASLEEP,
-    BUSY,
-    DESYNC,
-    INPUT,
-    KERNEL,
-    SILENT,
-    STOPPED,
-    WAITS,
-    class_of,
-    in_collective,
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.ranges import named_commands, named_ranks
+from drumbeat.causes.table import NOT_ZERO
+from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
+
+# What one rank does, by one look at it alone: a word for the verdict, and a phrase for a person. Pure.
+
+
+_BUSY = 0.15  # cores: a rank that computes gets at least this much, even on a crowded machine
+_MOVES = 64_000.0  # bytes per second read or written: it is loading or saving
+_GPU_BUSY, _GPU_AT_WORK = 10.0, 0.4  # per cent of the time; share of the power cap: below it, a busy GPU only waits
+_SLEEPS = ("nanosleep", "clock_nanosleep")
+_WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
+
+STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILENT, RAISED = (
+    "stopped", "kernel", "asleep", "loop", "input", "waits", "busy", "early-exit", "desync", "all-idle", "no-answer", "raised",
+)  # fmt: skip
+
+
+def class_of(look: RankLook) -> str:
+    """What one rank does, seen alone."""
+    if look.state in ("T", "t"):
+        return STOPPED
+    works = look.io >= _MOVES or bool(look.compiler)
+    on_gpu = look.gpu is not None and look.gpu >= _GPU_BUSY and (look.power is None or look.power >= _GPU_AT_WORK)
+    if look.state == "D" and look.cpu < _BUSY and not works:
+        return KERNEL
+    pending = in_collective(look)
+    if works or (
+        on_gpu and (not pending or look.power is not None)
+    ):  # a collective that waits keeps a GPU busy, at little power
+        return BUSY
+    if look.cpu >= _BUSY or look.state == "R":
+        if pending:
+            return WAITS  # NCCL waits by spinning
+        return LOOP if look.spins else BUSY
+    if look.asked is False:
+        return SILENT
+    if any("torch/utils/data" in frame or "data/dataloader" in frame for frame in look.stack[:6]):
+        return INPUT
+    if look.call in _SLEEPS or "nanosleep" in look.waits_in:
+        return ASLEEP
+    return WAITS
+
+
+def in_collective(look: RankLook) -> bool:
+    """Whether its own stack, or torch's flight recorder, shows it inside a collective."""
+    for frame in look.stack[:8]:
+        if "distributed/" in frame or frame.rsplit(" ", 1)[-1] in _WAITING_FUNCTIONS:
+            return True
+    return not look.stack and (look.behind is False or any(not each.over for each in look.collectives))
+
+
+def doing(look: RankLook) -> str:
+    """What one rank is doing, in words that follow "is"; only by what was seen."""
+    word = class_of(look)
+    at = f" at {look.place}" if look.place else ""
+    if word == STOPPED:
+        return f"stopped (process state {look.state})"
+    if word == KERNEL:
+        return f"waiting in the kernel ({look.waits_in or look.call or 'state D'}){at}"
+    if look.compiler:
+        return f"compiling ({look.compiler})"
+    if word == SILENT and not look.raised:
+        return "not answering"
+    if word == BUSY:
+        return f"reading or writing {_size(look.io)}/s{at}" if look.io >= _MOVES else f"busy{at}"
+    if word == LOOP:
+        return f"busy in one place{at}"
+    if look.raised:
+        return f"waiting after it raised {look.raised}"
+    if word == INPUT:
+        return f"waiting for its data loader{at}"
+    if word == ASLEEP:
+        return f"asleep{at}"
+    if any(frame.endswith(("init_process_group", "_create_c10d_store")) for frame in look.stack):
+        return f"waiting for the other ranks in the rendezvous{at}"
+    pending = next((each for each in look.collectives if not each.over), None)
+    if in_collective(look):
+        return f"waiting in {f'{pending.operation} {pending.number}' if pending else 'a collective'}{at}"
+    call = look.call or look.waits_in
+    return f"waiting{f' in {call}' if call and not at else ''}{at}"
+
+
+def say_of(looks: Sequence[RankLook], words: str) -> str:
+    """`rank 3 is asleep`, `ranks 0-2 are asleep`, `the command on node 1 is asleep`."""
+    commands = [look.node for look in looks if look.command]
+    ranks = [look.rank for look in looks if not (look.command or look.unnumbered)]
+    names = [named_ranks(ranks, 8)] if ranks else []
+    names += [named_commands(commands)] if commands else []
+    names += _processes([look for look in looks if look.unnumbered])
+    return f"{' and '.join(names)} {'is' if len(looks) == 1 else 'are'} {words}"
+
+
+def _processes(looks: Sequence[RankLook]) -> List[str]:
+    """`process 71 on node 0 (rank unknown)`; of each node at most four."""
+    names = []
+    for node in sorted({look.node for look in looks}):
+        pids = sorted(look.pid for look in looks if look.node == node)
+        shown = ", ".join(map(str, pids[:4])) + (", ..." if len(pids) > 4 else "")
+        many = "es" if len(pids) > 1 else ""
+        names.append(f"process{many} {shown} on node {node} (rank{'s' if many else ''} unknown)")
+    return names
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+
+
+# A verdict about a hang in words: title, cause, fix, and what was looked at. Pure.
+
+
+_MOST_EVIDENCE = 8
+
+_CAUSES = {
+    STOPPED: (
+        "the process was stopped by a signal or a debugger",
+        "kill -CONT {pid} on {host}, or find out who stopped it",
+    ),
+    KERNEL: ("it waits in the kernel, for storage or a driver", "look at dmesg and the mounts of {host}"),
+    ASLEEP: ("it sleeps while the others wait for it", "look at {line}: a retry or a poll that never ends?"),
+    LOOP: (
+        "it computes in one place and never gets to the others' collective",
+        "look at {line}: what ends this loop?",
+    ),
+    INPUT: ("it waits for its data loader", "look at its workers: a dead worker, a full /dev/shm, slow storage"),
+    WAITS: (
+        "it waits for something that does not come: a lock, a queue, a peer",
+        "look at {line} and who should wake it",
+    ),
+    BUSY: ("it has been busy alone for minutes", "announce long work with metrics.report(kind=...), or share it out"),
+    SILENT: (
+        "its interpreter does not answer: a C extension may hold Python's lock",
+        "py-spy dump --native --pid {pid}",
+    ),
+    EARLY: (
+        "it ended as if all were done, while the others still wait for it",
+        "give every rank the same number of steps",
+    ),
+    DESYNC: (
+        "the ranks did not make the same collective calls",
+        "every rank must make the same calls in the same order",
+    ),
+    RAISED: (
+        "its work has ended by an exception, but the process has not: an exit handler or a thread of it waits for the others",
+        "see the traceback at the end of its log",
+    ),
+    ALL_IDLE: (
+        "all ranks wait, none of them works",
+        "py-spy dump --pid {pid} on {host} shows where {who} waits; the others in the same way",
+    ),
+}
+
+
+_NO_LINE = "py-spy dump --pid {pid} on {host} shows where {who} is"
+_SHOWN_BY_US = (
+    "; drumbeat names the line itself where py-spy is installed, or the program calls drumbeat.metrics.report"
 )
-from drumbeat.agent.watchers.hang_finding import Silence, early_exit, held_up
-from drumbeat.finding import Finding
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank, or the command of a node, that ended by itself with exit code 0."""
+
+    rank: Optional[int]  # none: the node's command
+    node: int
+    host: str
+    seconds: float  # ago
+    words: str = ""  # the error that it wrote last
+
+
+@dataclass(frozen=True)
+class Silence:
+    """What the looks are judged against."""
+
+    seconds: float  # since the last step
+    steps: bool = True  # the program reports steps at all
+    others_go_on: bool = False  # only some ranks are silent: `quiet`
+    quiet: Tuple[int, ...] = ()
+    ended: Tuple[Ended, ...] = ()
+    again: bool = False  # an earlier look at this silence showed the same
+    done: bool = False  # all announced steps are made: what follows, an upload say, has no steps
+
+
+def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
+    ranks = [ended.rank for ended in silence.ended if ended.rank is not None]
+    nodes = [ended.node for ended in silence.ended if ended.rank is None]
+    names = [named_ranks(ranks, 8)] if ranks else []
+    names += [named_commands(nodes)] if nodes else []
+    first = silence.ended[0]
+    cause, fix = _CAUSES[EARLY]
+    spoke = next((ended for ended in silence.ended if ended.words), None)
+    if spoke is not None:
+        who = named_ranks([spoke.rank]) if spoke.rank is not None else named_commands([spoke.node])
+        first, cause, fix = spoke, f"{who} had written: {spoke.words}; the others still wait for it", NOT_ZERO
+    title = f"{' and '.join(names)} ended with exit code 0 {first.seconds:.0f} s ago{_rest(looks, ())}"
+    return Finding(
+        "hang-early-exit", WARNING, title, cause, fix, _evidence((), looks), node=first.node, host=first.host,
+        rank=first.rank, confidence=LIKELY, seen=_seen(looks),
+    )  # fmt: skip
+
+
+def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silence: Silence) -> Finding:
+    """`odd` hold the others up; none: no rank works."""
+    first = odd[0] if odd else next((look for look in looks if class_of(look) == ASLEEP), looks[0])
+    cause, fix = _CAUSES[word]
+    line = first.place.rsplit(" ", 1)[0]  # its function is named in the title
+    if "{line}" in fix and not line:
+        fix = _NO_LINE
+    fix = fix.format(pid=first.pid, who=_name(first), host=first.host or "that node", line=line)
+    if "py-spy dump --pid" in fix and not first.stack:
+        fix += _SHOWN_BY_US
+    waited = f"no step for {silence.seconds:.0f} s" if silence.steps else f"nothing moves for {silence.seconds:.0f} s"
+    if silence.others_go_on:
+        title = f"{say_of(odd, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"
+    elif odd:
+        title = f"{waited}: {say_of(odd, doing(first))}{_rest(looks, odd)}"
+    else:
+        title = f"{waited}: no rank is working{_rest(looks, odd, 3)}"
+    one = len(odd) == 1 and not (first.command or first.unnumbered)
+    return Finding(
+        f"hang-{word}", WARNING, title, cause, fix,
+        _evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
+        rank=first.rank if one else None, confidence=LIKELY, seen=_seen(looks),
+    )  # fmt: skip
+
+
+def _rest(looks: Sequence[RankLook], odd: Sequence[RankLook], most: int = 1) -> str:
+    """What most of the others do, in up to `most` groups."""
+    rest = [look for look in looks if look not in odd]
+    told = ""
+    for words, _ in Counter(doing(look) for look in rest).most_common(most):
+        told += f"; {say_of([look for look in rest if doing(look) == words], words)}"
+    return told
+
+
+def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evidence, ...]:
+    shown = [*odd, *(look for look in looks if look not in odd)][:_MOST_EVIDENCE]
+    found = []
+    for look in shown:
+        step = "" if look.step is None else f", step {look.step}"
+        stack = f"; stack: {' < '.join(look.stack[:5])}" if look.stack else ""
+        last = "; ".join(
+            f"{each.operation} {each.number} {'over' if each.over else 'not over'}" for each in look.collectives[:2]
+        )
+        calls = f"; last collective: {last}" if last else ""
+        calls += f"; NCCL's RAS: {look.ras}" if look.ras else ""
+        found.append(
+            Evidence(f"{_name(look)} on {look.host}{step}: {doing(look)}, {look.cpu:.0%} of a core{calls}{stack}")
+        )
+    return tuple(found)
+
+
+def _name(look: RankLook) -> str:
+    if look.unnumbered:
+        return f"process {look.pid} (rank unknown)"
+    return f"node {look.node}'s command" if look.command else f"rank {look.rank}"
+
+
+def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
+    what = "command" if looks and all(look.command for look in looks) else "rank"
+    what = "worker" if looks and all(look.unnumbered for look in looks) else what
+    stacks = sum(1 for look in looks if look.stack)
+    flights = sum(1 for look in looks if look.collectives)
+    shown = [f"{len(looks)} {what}{'s' * (len(looks) != 1)} in /proc, 2 s apart"]
+    shown += [f"Python stacks of {stacks}"] if stacks else []
+    shown += [f"flight recorders of {flights}"] if flights else []
+    named = sum(1 for look in looks if look.ras)
+    return (*shown, f"NCCL's RAS, which names {named}") if named else tuple(shown)
+
 
 Key = Tuple[int, int]  # RankLook.key
 
@@ -35,6 +290,7 @@ _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the k
 _WORKING_PATIENCE = 60.0  # seconds: one rank rests while others work, and may have nothing to do
 _FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
 _POLLS = 1.5  # times per second: a rank that sleeps and wakes more often may be waiting for another
+_RAISED = 5.0  # seconds that a rank may take to leave after an exception
 _BUSY_PATIENCE = 300.0  # seconds: work that only some ranks do, and nobody announced
 
 
@@ -46,6 +302,9 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         odd = [look for look in looks if what[look.key] == word]
         if odd and (word == STOPPED or (silence.seconds >= _STORAGE_PATIENCE and silence.again)):
             return held_up(word, odd, looks, silence)
+    raised = _raised(looks, what, silence)
+    if raised:
+        return held_up(RAISED, [raised], looks, silence)
     if silence.done and not any(in_collective(look) for look in looks):
         return None  # nobody waits for anybody
     if silence.others_go_on:
@@ -69,6 +328,15 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
             return None  # an upload, a program that starts its ranks itself: what that process does was not looked at
         return held_up(ALL_IDLE, [], looks, silence)
     return None
+
+
+def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
+    """The first rank whose last word is a traceback, if it does nothing any more and nobody makes a step. A program that
+    catches an exception and goes on works, writes, or lets the others step."""
+    idle = [look for look in looks if what[look.key] in (WAITS, ASLEEP, INPUT, SILENT)]
+    over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
+    patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
+    return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None
 
 
 def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:

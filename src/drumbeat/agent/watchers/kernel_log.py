@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
-from drumbeat.facts.model import Gpu
-from drumbeat.finding import WARNING, Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.regex import regex
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import WARNING, Evidence, Finding
+from drumbeat.machine.model import Gpu
 
 LOST, ECC, XID, HANG, RESET, PCIE = "gpu-lost", "gpu-ecc", "gpu-xid", "gpu-hang", "amdgpu-reset", "pcie-error"
 

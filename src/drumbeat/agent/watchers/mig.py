@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, Tuple
 
-from drumbeat.processes import open_files
-from drumbeat.regex import regex
+from drumbeat.base.processes import open_files
+from drumbeat.base.regex import regex
 
 _MINORS = "/proc/driver/nvidia-caps/mig-minors"  # lines such as `gpu0/gi3/ci0/access 31`
 _FOLDER = "/dev/nvidia-caps/nvidia-cap"

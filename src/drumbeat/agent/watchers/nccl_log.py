@@ -10,10 +10,10 @@ import os
 from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.watchers.contract import Saw
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import EnvVar
-from drumbeat.regex import regex
-from drumbeat.runfolder.read import Tail
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar
+from drumbeat.base.regex import regex
+from drumbeat.runfolder.files import Tail
 
 SUBSYSTEMS = ("INIT", "ENV", "NET", "BOOTSTRAP")  # NET is in no version's default, and has the lines that prove
 _DEFAULT_SUBSYSTEMS = ("INIT", "ENV", "BOOTSTRAP")

@@ -6,8 +6,8 @@ import os.path
 import re
 from typing import Iterator, Optional
 
-from drumbeat.facts.host import Host
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
+from drumbeat.machine.host import Host
 
 _COUNT = regex(r"^oom_kill (\d{1,18})$", re.MULTILINE)
 

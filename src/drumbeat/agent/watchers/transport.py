@@ -6,18 +6,187 @@ and gloo has none.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.traffic import Traffic
-from drumbeat.agent.watchers.transport_meant import Place, mismatch
-from drumbeat.diagnose.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
-from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Finding, Verdict
-from drumbeat.order import Expect
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Sensor, Stop, Warn
+from drumbeat.agent.watchers.counters import Counters
+from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar, Expect, Order
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.logs.nccl.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Facts
 
 if TYPE_CHECKING:
-    from drumbeat.diagnose.reader import Reader
+    from drumbeat.logs.reader import Reader
+
+
+# What was meant for the traffic of a node: interfaces, the expected transport, and how what is differs from it.
+# Pure.
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Interfaces that variables name for the ranks: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME."""
+
+    variables: Tuple[Tuple[str, str], ...] = ()
+
+    def takes(self, interface: str) -> bool:
+        return any(named(value, interface, name.startswith("NCCL")) for name, value in self.variables)
+
+    @property
+    def words(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.variables)
+
+
+def named(value: str, interface: str, prefixes: bool) -> bool:
+    """NCCL takes prefixes, `=` for whole names and `^` for all others; gloo takes whole names."""
+    if prefixes and value.startswith("^"):
+        return not named(value[1:], interface, True)
+    exact = value.startswith("=") or not prefixes
+    names = [name for name in value.lstrip("=").split(",") if name]
+    return any(interface == name if exact else interface.startswith(name) for name in names)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the gate must know of this node."""
+
+    node: int
+    host: str
+    nodes: int
+    emulated: bool = False
+    fast: Tuple[str, ...] = ()  # active RDMA ports and Slingshot NICs
+    over_ib: Tuple[str, ...] = ()  # interfaces whose bytes an InfiniBand port counts as well
+    wanted: Wanted = Wanted()
+    gpus: bool = False  # then NCCL is awaited: traffic before its log begins is somebody else's
+
+    def finding(self, code: str, title: str, cause: str, fix: str, evidence: Tuple[Evidence, ...]) -> Finding:
+        """A warning about the traffic of this node."""
+        return Finding(code, WARNING, title, cause, fix, evidence[:4], node=self.node, host=self.host)
+
+
+def mismatch(expect: Expect, path: Path, nodes: int) -> str:
+    """How what is differs from what was meant, in words; '' where it does not, or is not known."""
+    if path.answer == UNKNOWN or (path.answer == LOCAL and nodes == 1):
+        return ""
+    accepted = {
+        "any": (RDMA, OFI, TCP, MIXED, LOCAL), "rdma": (RDMA, OFI), "roce": (RDMA,), "ib": (RDMA,), "ofi": (OFI,),
+        "tcp": (TCP,),
+    }[expect.transport]  # fmt: skip
+    if path.answer == LOCAL and nodes > 1:
+        return ""  # not proved; said as that
+    if path.answer not in accepted:
+        return f"the traffic between nodes goes over {path.words}"
+    link = {"roce": "RoCE", "ib": "IB"}.get(expect.transport, "")
+    if link and path.link and path.link != link:
+        return f"the RDMA ports are {path.link}"
+    if expect.gdr is not None and path.gdr is not None and path.answer in (RDMA, OFI) and path.gdr != expect.gdr:
+        return f"the traffic between nodes goes over {path.words}"
+    if expect.gdr and path.answer == TCP:
+        return "the traffic between nodes goes over TCP"
+    return ""
+
+
+# What the kernel's counters say of the ranks' traffic: how much was talk between them, and over which ports.
+# Counters also hold traffic of others, so only seconds in which much goes out and comes in alike count: downloads
+# and checkpoints are one-sided, the chatter of a system is thin.
+
+
+_ENOUGH = 8 << 20  # bytes each way that show where traffic goes
+_AGAINST_LOG = 64 << 20  # bytes each way that refute a log
+_MORE = 10  # times as much: clearly the one, and not the other
+_ALIKE = 0.2  # of the busier direction: a download sends requests and acknowledgements of a few hundredths
+_THIN = 1 << 20  # bytes per second each way: less is not training
+
+
+class Traffic:
+    def __init__(self) -> None:
+        self.talk: Dict[str, Dict[str, int]] = {"net": {}, "rdma": {}}  # bytes each way, by name
+        self._counted: Optional[Tuple[float, Mapping[str, Any]]] = None
+
+    @property
+    def by_port(self) -> Dict[str, int]:
+        """Bytes each way that each RDMA port carried, those without any left out."""
+        return {name: amount for name, amount in self.talk["rdma"].items() if amount}
+
+    def forget(self) -> None:
+        self.talk = {"net": {}, "rdma": {}}
+
+    def count(self, counters: Mapping[str, Any], now: float) -> None:
+        """Add what was talk since the last reading."""
+        before, self._counted = self._counted, (now, counters)
+        if before is None:
+            return
+        thin = _THIN * max(0.1, now - before[0])
+        for kind, talk in self.talk.items():
+            for name, (sent, received) in (counters.get(kind) or {}).items():
+                base = (before[1].get(kind) or {}).get(name, (sent, received))
+                low, high = sorted((sent - base[0], received - base[1]))
+                if low >= thin and low >= _ALIKE * high:
+                    talk[name] = talk.get(name, 0) + low
+
+    def judge(self, place: Place, path: Optional[Path], final: bool) -> Optional[Tuple[Verdict, Optional[Finding]]]:
+        """Which port carried the traffic, and what that refutes; none while too little was seen. `path`: the log's answer."""
+        net, rdma = dict(self.talk["net"]), self.talk["rdma"]
+        looped = net.pop("lo", 0)
+        below = sum(net.get(name, 0) for name in place.over_ib)
+        direct = max(0, sum(rdma.values()) - below)
+        total = sum(net.values()) + direct
+        here = place.emulated or place.nodes == 1
+        says_rdma = path is not None and path.answer in (RDMA, OFI)
+        if here or total < (_AGAINST_LOG if says_rdma else _ENOUGH):
+            if not final:
+                return None
+            words = "too little crossed the network to say where it goes"
+            if here or looped >= _ENOUGH:
+                words = "the ranks are on one machine: nothing has to cross a network"
+            return Verdict("traffic", UNKNOWN, UNKNOWN, words), None
+        top = max(net, key=lambda name: net[name], default="")
+        carried = net.get(top, 0)
+        if direct >= carried:
+            words = f"RDMA ports carried {_size(direct)} each way, interfaces {_size(carried)}"
+            return Verdict("traffic", RDMA, LIKELY, words), None
+        words = f"{top} carried {_size(carried)} each way" + (f", RDMA ports {_size(direct)}" if rdma else "")
+        verdict = Verdict("traffic", top, LIKELY, words)
+        counted = bool(self._counted and self._counted[1].get("rdma"))
+        return verdict, _contradiction(place, path, verdict, net, direct if counted else None)
+
+
+def _contradiction(
+    place: Place, path: Optional[Path], verdict: Verdict, net: Dict[str, int], direct: Optional[int]
+) -> Optional[Finding]:
+    """What the counters refute: the log's RDMA, or the interface that a variable names.
+
+    `direct`: bytes that went past the kernel; none where the ports are not counted.
+    """
+    top, carried = verdict.answer, net[verdict.answer]
+    shown = (Evidence(verdict.summary, "/sys/class/net/*/statistics"),)
+    says_rdma = path is not None and path.answer == RDMA
+    if says_rdma and direct is not None and carried >= _MORE * direct:
+        return place.finding(
+            "rdma-not-used", f"NCCL's log says RDMA, but {top} carries the bytes", verdict.summary,
+            "look for a second library or process that talks over TCP (gloo, MPI); drumbeat verify measures the pairs",
+            shown,
+        )  # fmt: skip
+    wanted = place.wanted
+    right = sum(amount for name, amount in net.items() if wanted.takes(name))
+    if wanted.variables and not wanted.takes(top) and carried >= _MORE * right:
+        return place.finding(
+            "wrong-interface", f"the traffic goes over {top}, but {wanted.words}",
+            "the script or a launcher chose another interface or address after drumbeat set the variable",
+            "look for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, MASTER_ADDR or tcp:// in the script and its setup",
+            shown,
+        )  # fmt: skip
+    return None
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
 
 _QUIET = 1.0  # seconds without a new line, after which what the log says is complete for now
 _PATIENCE = 120.0  # seconds after which what is only likely is said as such
@@ -46,7 +215,7 @@ class Gate:
     def reader(self) -> Reader:
         """Made at the first line: its rules take half a second to read, which a job without NCCL never needs."""
         if self._reader is None:
-            from drumbeat.diagnose.reader import Reader
+            from drumbeat.logs.reader import Reader
 
             self._reader = Reader()
         return self._reader
@@ -190,3 +359,65 @@ class Gate:
         if stopping and self.level == "stop":
             return Stop(replace(finding, severity=ERROR))
         return Warn(finding)
+
+
+# The gate of one attempt, with its eyes: NCCL's log where NCCL can be, the kernel's counters everywhere.
+
+
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class OpenGate:
+    def __init__(
+        self,
+        order: Order,
+        node: int,
+        facts: Facts,
+        local: str,
+        rank_of: Callable[[int], Optional[int]],
+        out_of: Callable[[Optional[int]], str],
+    ) -> None:
+        self.order, self.node, self.facts, self.local, self.rank_of, self.out_of = (
+            order, node, facts, local, rank_of, out_of,
+        )  # fmt: skip
+        self.failed = False
+        self.watcher = Gate(order.expect, order.checks["transport"], Place(node, facts.host, order.nodes))
+        self.sensors: List[Sensor] = []
+        self.log: Optional[LogFiles] = None
+
+    def open(self, variables: List[EnvVar], attempt_folder: str) -> List[EnvVar]:
+        """The ranks' variables, with NCCL's private log among them."""
+        known: Dict[str, str] = {**os.environ, **{variable.name: variable.value for variable in variables}}
+        self.watcher.place = place_of(self.order, self.node, self.facts, known)
+        if self.facts.gpus or self.order.expect != Expect():
+            folder, asked = attempt_folder, Asked()
+            if not self.order.trace:  # a trace writes all of it into the run folder already
+                folder = os.path.join(self.local, os.path.basename(attempt_folder))
+                os.makedirs(folder, exist_ok=True)
+                variables, asked = private_log(variables, os.environ, folder, self.order.workdir)
+            shown_in = f"nodes/{self.node}/{os.path.basename(attempt_folder)}"
+            self.log = LogFiles(folder, asked, self.rank_of, self.out_of, self._wanted, shown_in)
+            self.sensors.append(self.log)
+        self.sensors.append(Counters(LiveHost(), self._wanted))
+        return variables
+
+    @property
+    def keeps_log(self) -> bool:
+        """Whether NCCL's own log helps to explain a failure, and lies on the node's own disk."""
+        private = self.log is not None and self.log.folder.startswith(self.local)
+        return private and (self.failed or self.watcher.mismatch)
+
+    def _wanted(self) -> bool:
+        return not self.watcher.done
+
+
+def place_of(order: Order, node: int, facts: Facts, variables: Dict[str, str]) -> Place:
+    active = [
+        (device, port) for device in facts.rdma for port in device.ports if port.state == "ACTIVE" and not device.bond
+    ]
+    fast = [f"{device.name} ({port.link_layer or 'unknown link'})" for device, port in active]
+    fast += [device.name for device in facts.cxi]
+    over_ib = [name for device, port in active if port.link_layer == "InfiniBand" for name in device.netdevs]
+    wanted = tuple((name, variables[name]) for name in _INTERFACES if variables.get(name))
+    gpus = any(not gpu.integrated for gpu in facts.gpus)
+    return Place(node, facts.host, order.nodes, order.emulated, tuple(fast), tuple(over_ib), Wanted(wanted), gpus)

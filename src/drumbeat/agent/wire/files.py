@@ -7,9 +7,9 @@ import os
 from typing import Callable, Iterator
 
 from drumbeat.agent.wire.messages import FilePart
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
+from drumbeat.runfolder.files import append, create
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.write import append, create
 
 _FILE_BYTES = 1 << 20  # of one file: its end, where failures are explained
 _NODE_BYTES = 64 << 20

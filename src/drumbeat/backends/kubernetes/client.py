@@ -11,9 +11,9 @@ from urllib.parse import quote, unquote
 
 from drumbeat.backends.contract import Handle, parse_handle
 from drumbeat.backends.kubernetes.options import check_namespace
-from drumbeat.light_dataclass import dataclass
-from drumbeat.printable import printable
-from drumbeat.problem import Problem
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 
 _SECONDS = 30.0
 _SHOWN = "drumbeat plan --render JOB.yaml shows what was sent"

@@ -10,8 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.backends.contract import FAILED, UNKNOWN, Status
 from drumbeat.backends.kubernetes.client import decoded, problem_of, read_handle
 from drumbeat.backends.kubernetes.kinds import RESOURCE
-from drumbeat.backends.kubernetes.pod import CONTAINER, RUN_LABEL
-from drumbeat.backends.kubernetes.script import FETCHED, LOCAL
+from drumbeat.backends.kubernetes.pod import CONTAINER, FETCHED, LOCAL, RUN_LABEL
 from drumbeat.backends.kubernetes.states import (
     MORE_MEMORY,
     Pod,
@@ -22,14 +21,13 @@ from drumbeat.backends.kubernetes.states import (
     reasons_for_pending,
 )
 from drumbeat.backends.kubernetes.submit import remove
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.record import RecordError
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
+from drumbeat.runfolder.files import read_json, replace, replace_json
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source, ended_with
-from drumbeat.runfolder.read import read_json
-from drumbeat.runfolder.run_record import keep_last_word
-from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.runfolder.summary import keep_last_word
 
 _CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node"}
 _LOOK_EVERY = 5.0  # seconds between two looks at which pods there are

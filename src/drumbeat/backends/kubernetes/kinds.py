@@ -7,16 +7,17 @@ from typing import Any, Callable, Dict, List, Tuple
 from drumbeat.backends.kubernetes.options import Settings
 from drumbeat.backends.kubernetes.pod import (
     CONTAINER,
+    FILES,
     RUN_LABEL,
+    SCRIPT,
     Plain,
     environment,
     labels_of,
     pod_template,
     resources,
 )
-from drumbeat.backends.kubernetes.script import FILES, SCRIPT
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 
 POLICY_SINCE = (1, 26)  # podFailurePolicy is on by default
 _GONE = [137, 143]  # exit codes of a pod that was killed from outside

@@ -11,11 +11,11 @@ import re
 from dataclasses import field, fields
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Option, Order
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
-from drumbeat.spec.duration import parse_duration
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Option, Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+from drumbeat.jobfile.fields import parse_duration
 
 KINDS = ("jobset", "trainjob", "pytorchjob", "job", "jobs")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

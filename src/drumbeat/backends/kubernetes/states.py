@@ -7,8 +7,8 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Seq
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, Status
 from drumbeat.backends.kubernetes.pod import NODE_LABEL
-from drumbeat.light_dataclass import dataclass
-from drumbeat.printable import printable
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.redact import printable
 
 Plain = Mapping[str, Any]
 _INDEX = "batch.kubernetes.io/job-completion-index"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import json
 import os
+import secrets
 import shlex
 import subprocess
 import time
@@ -14,22 +16,78 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat import __version__
 from drumbeat.backends.contract import QUEUED, Backend, Request, Status, parse_handle
 from drumbeat.backends.kubernetes.client import Cluster
-from drumbeat.backends.kubernetes.render import check as check_pod
-from drumbeat.backends.kubernetes.render import object_name
-from drumbeat.backends.kubernetes.script import FETCHED, python_of
-from drumbeat.backends.runai import client, grammar, script
-from drumbeat.order import FUNCTION, Option, Order, dump_order, load_order
-from drumbeat.printable import printable
-from drumbeat.problem import Problem
-from drumbeat.record import RecordError
-from drumbeat.regex import regex
+from drumbeat.backends.kubernetes.pod import FETCHED, node_script, python_of
+from drumbeat.backends.kubernetes.submit import check as check_pod
+from drumbeat.backends.kubernetes.submit import object_name, passed_values
+from drumbeat.backends.runai import client
+from drumbeat.base.order import FUNCTION, Option, Order, dump_order, load_order
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
+from drumbeat.base.redact import printable
+from drumbeat.base.regex import regex
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.payload import packed
+from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.site import load_site
+from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
-from drumbeat.runfolder.write import replace
-from drumbeat.spec.duration import parse_duration
-from drumbeat.spec.sites import load_site
 
-SCRIPT = "runai.sh"
+# What travels to Run:ai's pods: everything in one secret, as variables, because both generations can pass those on.
+
+
+LOCAL = "/tmp/drumbeat-run"  # noqa: S108 - in the pod, which nobody else is in
+TOKEN, SCRIPT, ORDER, PROGRAM = "DRUMBEAT_TOKEN", "DRUMBEAT_SCRIPT", "DRUMBEAT_ORDER", "DRUMBEAT_PROGRAM"  # noqa: S105
+PIECE = 120_000  # characters: the kernel takes no longer variable than 128 KiB
+PIECES = 9  # so many are asked for, whatever the size: the command line must not depend on it
+LARGEST = 1_040_000  # bytes: a secret holds 1 MiB
+
+COMMAND = ["sh", "-c", f'exec sh -c "${SCRIPT}"']
+
+
+def run_folder(order: Order, wanted: str) -> str:
+    return os.path.join(wanted or LOCAL, order.run_id)
+
+
+def secret_names(order: Order) -> Tuple[str, ...]:
+    return (TOKEN, SCRIPT, ORDER, *(f"{PROGRAM}_{number}" for number in range(PIECES)), *order.passed)
+
+
+def secret_values(
+    order: Order, sent: str, folder: str, linger: int, bundle: str, environ: Mapping[str, str]
+) -> Dict[str, str]:
+    """`sent` is the order as pods read it."""
+    text = base64.b85encode(packed(bundle)).decode()
+    pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+    if len(pieces) > PIECES:
+        raise Problem(f"drumbeat.pyz has {len(text)} characters, more than {PIECES} variables of a pod can hold")
+    pieces += [""] * (PIECES - len(pieces))
+    values = {TOKEN: secrets.token_hex(32), ORDER: sent, SCRIPT: pod_script(order, folder, linger)}
+    values.update({f"{PROGRAM}_{number}": piece for number, piece in enumerate(pieces)})
+    values.update(passed_values(order, environ))
+    if sum(map(len, values.values())) > LARGEST:
+        raise Problem(f"what the pods need is more than a secret holds ({LARGEST} bytes)")
+    return values
+
+
+def pod_script(order: Order, folder: str, linger: int) -> str:
+    names = " ".join((SCRIPT, ORDER, *(f"{PROGRAM}_{number}" for number in range(PIECES))))
+    unpack = (
+        "import base64, gzip, os, sys; "
+        f"text = ''.join(os.environ['{PROGRAM}_%d' % number] for number in range({PIECES})); "
+        "open(sys.argv[1], 'wb').write(gzip.decompress(base64.b85decode(text))); "
+        f"open(sys.argv[2], 'w').write(os.environ['{ORDER}'])"
+    )
+    program, order_file = f"{LOCAL}/drumbeat.pyz", f"{LOCAL}/order.json"
+    prepare: List[str] = [
+        f"mkdir -p -m 700 {LOCAL} || exit 74",
+        f"{shlex.quote(python_of(order))} -I -S -c {shlex.quote(unpack)} {program} {order_file} || exit 78",
+        f"unset {names}  # ranks have no use for them",
+    ]
+    return node_script(order, folder, linger, prepare, program, order_file)
+
+
+SCRIPT_FILE = "runai.sh"
 _OWN = ("--run-folder", "--linger")  # options of ours; all others are those of `runai`
 _LINGER = 600  # seconds
 _MUSTER = 900.0
@@ -109,9 +167,7 @@ class RunAi(Backend):
         name, cluster = object_name(order.run_id), _cluster(order.resources.account, environ)
         _, folder, linger = _split(order)
         sent = dump_order(_sent(order, folder))
-        values = script.secret_values(
-            order, sent, script.run_folder(order, folder), linger, RunFolder(order.folder).bundle, environ
-        )
+        values = secret_values(order, sent, run_folder(order, folder), linger, cached_bundle(environ), environ)
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -119,7 +175,7 @@ class RunAi(Backend):
             "type": "Opaque",
             "stringData": values,
         }
-        path = os.path.join(order.folder, SCRIPT)
+        path = os.path.join(order.folder, SCRIPT_FILE)
         replace(path, request.text)
         handle = self.handle(order, environ)
         try:
@@ -159,7 +215,7 @@ class RunAi(Backend):
         SubmittedJob(handle, environ).remove()
 
 
-def render(order: Order, cli: grammar.Cli, why: str) -> Request:
+def render(order: Order, cli: client.Cli, why: str) -> Request:
     """The command as a script: `sh RUN/runai.sh` is what submit runs."""
     name = object_name(order.run_id)
     options, _, _ = _split(order)
@@ -167,14 +223,14 @@ def render(order: Order, cli: grammar.Cli, why: str) -> Request:
     plain = {
         "DRUMBEAT_SCHEDULER": "runai",
         "DRUMBEAT_JOB": name,
-        "DRUMBEAT_HOSTS": ",".join(grammar.pods_of(name, order.nodes)),
+        "DRUMBEAT_HOSTS": ",".join(client.pods_of(name, order.nodes)),
         "DRUMBEAT_REJOIN": "1",
     }
     if order.resources.gpus:
         plain["DRUMBEAT_GPUS"] = str(order.resources.gpus)
-    secret = {variable: variable for variable in script.secret_names(order)}
-    groups = grammar.submit_lines(cli, asked, name, plain, secret, script.COMMAND)
-    reasons = {grammar.words_of(option.text): option.why for option in options}
+    secret = {variable: variable for variable in secret_names(order)}
+    groups = client.submit_lines(cli, asked, name, plain, secret, COMMAND)
+    reasons = {client.words_of(option.text): option.why for option in options}
     about = [
         f"Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` runs exactly this file.",
         f"{why}; one pod per node: one master and {order.nodes - 1} worker{'s' * (order.nodes != 2)}.",
@@ -196,10 +252,10 @@ class SubmittedJob:
         if parsed is None:
             raise Problem(f"{handle!r} is not a job of Run:ai", "it looks like runai://PROJECT/NAME")
         self.project, self.name, self.environ = parsed.cluster, parsed.id, environ
-        self._cli: Optional[grammar.Cli] = None
+        self._cli: Optional[client.Cli] = None
 
     @property
-    def cli(self) -> grammar.Cli:
+    def cli(self) -> client.Cli:
         if self._cli is None:
             self._cli = client.find_cli(self.environ)[0]
         return self._cli
@@ -234,7 +290,7 @@ class PodFiles:
 
     def __init__(self, folder: str, order: Order, job: SubmittedJob) -> None:
         self.folder, self.order, self.job = folder, order, job
-        self.inside = script.run_folder(order, _split(order)[1])
+        self.inside = run_folder(order, _split(order)[1])
         self.kept: Dict[str, bool] = {}
         self.looked, self.there = float("-inf"), False
 
@@ -247,7 +303,7 @@ class PodFiles:
             self.looked, self.there = time.monotonic(), self._has_pods()
         if not self.there:
             return []
-        pods = grammar.pods_of(self.job.name, self.order.nodes)
+        pods = client.pods_of(self.job.name, self.order.nodes)
         return [Source(self._exchange(pod, node), f"nodes/{node}" if node else "") for node, pod in enumerate(pods)]
 
     def _has_pods(self) -> bool:
@@ -259,7 +315,7 @@ class PodFiles:
 
     def _exchange(self, pod: str, node: int) -> Callable[[bytes], Optional[bytes]]:
         def exchange(request: bytes) -> Optional[bytes]:
-            program = (python_of(self.order), "-I", "-S", f"{script.LOCAL}/drumbeat.pyz", "_files", self.inside)
+            program = (python_of(self.order), "-I", "-S", f"{LOCAL}/drumbeat.pyz", "_files", self.inside)
             try:
                 done = self.job.run(self.job.cli.execute, "--pod", pod, "--stdin", "--", *program, stdin=request)
                 if done.returncode != 0 and not self.kept.get(pod):
@@ -281,7 +337,7 @@ class PodFiles:
 
     def _all_here(self) -> None:
         """The run has ended and all its files are here: nothing stays at Run:ai."""
-        lead = self._exchange(grammar.pods_of(self.job.name, self.order.nodes)[0], 0)
+        lead = self._exchange(client.pods_of(self.job.name, self.order.nodes)[0], 0)
         lead(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')
         try:
             self.job.remove()
@@ -314,7 +370,7 @@ def _cluster(project: str, environ: Mapping[str, str]) -> Cluster:
 
 def _sent(order: Order, folder: str) -> Order:
     timing = dataclasses.replace(order.timing, muster=_MUSTER)
-    return dataclasses.replace(order, folder=script.run_folder(order, folder), timing=timing)
+    return dataclasses.replace(order, folder=run_folder(order, folder), timing=timing)
 
 
 def _split(order: Order) -> Tuple[Tuple[Option, ...], str, int]:

@@ -8,15 +8,16 @@ import sys
 from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.backends.contract import Backend, Launch, Request, Status
-from drumbeat.backends.slurm import client, directives, steps
-from drumbeat.backends.slurm.command_script import render_command
-from drumbeat.backends.slurm.render import SCRIPT, render
-from drumbeat.containers.wrap import started_by_launcher
-from drumbeat.facts.model import Identity
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.backends.slurm import client, directives
+from drumbeat.backends.slurm import render as steps
+from drumbeat.backends.slurm.render import SCRIPT, node_lines_of, render, render_command
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.problem import Problem
+from drumbeat.bundle.pinned import start_argv
+from drumbeat.containers.runtimes import started_by_launcher
+from drumbeat.machine.model import Identity
+from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.write import replace
 
 _CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spool/slurmd/conf-cache/slurm.conf")
 
@@ -74,18 +75,20 @@ class Slurm(Backend):
     def render(self, order: Order) -> Request:
         return render(order)
 
-    def render_command(self, order: Order, words: Sequence[str], why: str) -> Request:
-        return render_command(order, words, why)
+    def render_command(self, order: Order, word: str, request: str, text: str, why: str) -> Request:
+        return render_command(order, word, request, text, why)
 
     def after(self, handles: Sequence[str]) -> str:
         return "afterok:" + ":".join(client.job_number(handle) for handle in handles)
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         script = os.path.join(request.order.folder, SCRIPT)
-        replace(script, request.text)
+        replace(
+            script, request.text
+        )  # for the reader: sbatch gets the text itself, which nobody can have changed meanwhile
         env = client.sbatch_environment(environ, tuple(self.exported.values()))
-        client.test_only(script, env)
-        return client.submit(script, env)
+        client.test_only(request.text, env)
+        return client.submit(request.text, env)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         return client.status(handle, environ)
@@ -98,13 +101,12 @@ class Slurm(Backend):
 
     def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
         folder = RunFolder(order.folder)
-        agent = [sys.executable, "-I", "-S", folder.bundle, "_node", folder.order]
+        agent = list(start_argv(sys.executable, folder.order, dump_order(order)))
         if order.container:  # the same lines that a submitted job runs on each node
             if started_by_launcher(order):
                 raise Problem(
                     f"{order.container.runtime} starts containers for srun itself",
                     "drumbeat submit does that; or put srun before it",
                 )
-            replace(folder.script, render(order).text)
-            agent = ["sh", folder.script, "node"]
+            agent = ["sh", "-c", "\n".join(node_lines_of(order))]
         return Launch(tuple(steps.srun_argv(order, environ, agent)), steps.srun_environment(environ))

@@ -5,12 +5,85 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from typing import Dict, List, Mapping, Sequence, Set
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
-from drumbeat.backends.contract import UNKNOWN, Handle, Status, parse_handle
-from drumbeat.backends.slurm import states
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
+from drumbeat.backends.contract import (
+    CANCELLED,
+    FAILED,
+    FINISHED,
+    QUEUED,
+    RUNNING,
+    UNKNOWN,
+    Handle,
+    Status,
+    overall,
+    parse_handle,
+)
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+
+# What Slurm's words about a job mean. Pure: text in, Status out.
+
+
+# Fields of `squeue --Format`; a size is needed, or it would cut at 20 characters.
+SQUEUE = "JobArrayID:60|,State:30|,RestartCnt:12|,Reason:80|,NodeList:400"
+SACCT = "JobID,State,ExitCode"
+
+# Every word that is missing here is an end that is a failure: FAILED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE.
+_STATES = {
+    "PENDING": QUEUED, "CONFIGURING": QUEUED, "REQUEUED": QUEUED, "REQUEUE_HOLD": QUEUED, "REQUEUE_FED": QUEUED,
+    "SPECIAL_EXIT": QUEUED, "RESV_DEL_HOLD": QUEUED, "SUSPENDED": RUNNING, "STOPPED": RUNNING, "RESIZING": RUNNING,
+    "SIGNALING": RUNNING, "RUNNING": RUNNING, "COMPLETING": RUNNING, "STAGE_OUT": RUNNING, "COMPLETED": FINISHED,
+    "CANCELLED": CANCELLED, "PREEMPTED": CANCELLED, "REVOKED": CANCELLED,
+}  # fmt: skip
+
+
+def from_squeue(handle: str, text: str, prefix: str) -> Optional[Status]:
+    """The answer of squeue, one line per job; `prefix` is the handle without the job. None: it does not know the job."""
+    return _one_or_array(handle, [_squeue_line(line, prefix) for line in text.splitlines() if "|" in line])
+
+
+def _squeue_line(line: str, prefix: str) -> Status:
+    job, word, starts, reason, nodes = [field.strip() for field in (line.split("|") + [""] * 5)[:5]]
+    detail = word.lower() + (f" on {nodes}" if nodes else "") + (f" ({reason})" if reason not in ("None", "") else "")
+    state = state_of(word)
+    if state == QUEUED and starts not in ("", "0"):
+        detail += f", start {starts} is over"
+    return Status(prefix + job, state, detail, starts=int(starts) if starts.isdigit() else None)
+
+
+def from_sacct(handle: str, text: str, prefix: str) -> Optional[Status]:
+    """The answer of `sacct --parsable2`, where squeue has forgotten the job."""
+    statuses = []
+    for line in text.splitlines():
+        job, word, code = (line.split("|") + ["", ""])[:3]
+        number = code.partition(":")[0]
+        if job.strip() and word.strip():
+            exit_code = int(number) if number.isdigit() else None
+            statuses.append(Status(prefix + job.strip(), state_of(word), word.strip().lower(), exit_code))
+    return _one_or_array(handle, statuses)
+
+
+def state_of(word: str) -> str:
+    """`CANCELLED by 1000` is CANCELLED."""
+    first = word.split()[0].rstrip("+") if word.split() else ""
+    return _STATES.get(first, FAILED if first else UNKNOWN)
+
+
+def _one_or_array(handle: str, statuses: Iterable[Status]) -> Optional[Status]:
+    found: List[Status] = list(statuses)
+    if not found:
+        return None
+    if len(found) == 1 and "_" not in found[0].handle.rpartition("/")[2]:
+        return found[0]
+    asked = [status for status in found if status.handle == handle]
+    return asked[0] if asked else overall(handle, sorted(found, key=lambda status: _task(status.handle)))
+
+
+def _task(handle: str) -> int:
+    task = handle.rpartition("_")[2]
+    return int(task) if task.isdigit() else 0
+
 
 _SECONDS = 30.0
 UNREACHABLE = "no Slurm controller can be reached from here"
@@ -21,14 +94,14 @@ _NO_CONTROLLER = regex(
 
 def test_only(script: str, environ: Mapping[str, str]) -> str:
     """What Slurm says to the request, before anything is queued; its complaint is raised as ours."""
-    done = _call(["sbatch", "--test-only", script], environ)
+    done = _call(["sbatch", "--test-only"], environ, script)
     if done.returncode != 0:
         raise _refused(done.stderr)
     return _plain(done.stderr)
 
 
 def submit(script: str, environ: Mapping[str, str]) -> str:
-    done = _call(["sbatch", "--parsable", script], environ)
+    done = _call(["sbatch", "--parsable"], environ, script)
     if done.returncode != 0:
         raise _refused(done.stderr)
     job, _, cluster = done.stdout.strip().partition(";")
@@ -68,13 +141,13 @@ def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]
 def status(handle: str, environ: Mapping[str, str]) -> Status:
     """As Slurm says; `unknown` where it has forgotten the job and keeps no accounts."""
     job, prefix = job_number(handle), handle.rpartition("/")[0] + "/"
-    argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", f"--Format={states.SQUEUE}"]
+    argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", f"--Format={SQUEUE}"]
     queue = _call(argv, environ)
-    found = states.from_squeue(handle, queue.stdout, prefix)
+    found = from_squeue(handle, queue.stdout, prefix)
     if found is None:
-        argv = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}", f"--format={states.SACCT}"]
+        argv = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}", f"--format={SACCT}"]
         done = _call(argv, environ)
-        found = states.from_sacct(handle, done.stdout if done.returncode == 0 else "", prefix)
+        found = from_sacct(handle, done.stdout if done.returncode == 0 else "", prefix)
     return found or Status(
         handle, UNKNOWN, UNREACHABLE if _unreachable(queue.stderr) else "Slurm no longer knows this job"
     )
@@ -95,10 +168,10 @@ def job_number(handle: str) -> str:
     return parsed.id
 
 
-def _call(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _call(argv: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            list(argv), env={**environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            list(argv), env={**environ, "LC_ALL": "C"}, input=stdin, capture_output=True, text=True,
             errors="replace", timeout=_SECONDS, check=False, cwd=os.path.sep,
         )  # fmt: skip
     except FileNotFoundError:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Callable, List, Mapping, Sequence, Set, Tuple
 
-from drumbeat.hostlist import HostlistError, expand
-from drumbeat.order import Order
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
-from drumbeat.spec.resources import flag_of
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.ranges import HostlistError, expand
+from drumbeat.base.regex import regex
+from drumbeat.jobfile.resources import flag_of
 
 SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail", "gpus-as")
 _GPUS_AS = ("gpus-per-node", "gres")
 _MARGIN = 30  # seconds between the end of the grace and Slurm's own end
+_EARLY = 60  # seconds: Slurm may send its signal so much earlier (sbatch(1), --signal)
 
 # Each value becomes one word of an #SBATCH line, which has its own simple quoting: better none than a wrong one.
 _WORD = regex(r"[^\s'\"\\`$]{1,500}")
@@ -38,8 +39,23 @@ def check(order: Order, where: Callable[[str], str]) -> None:
     for module in order.modules:
         if not module.isprintable():
             raise Problem(f"{where('modules')}: {module[:80]!r} cannot be the name of a module")
+    _check_time(order, where("time"))
     if order.launcher == "tasks" and not order.ranks_per_node:
         raise Problem("one task per rank, but the number of ranks per node is not known", "add ranks-per-node: M")
+
+
+def _check_time(order: Order, place: str) -> None:
+    """Refuse a limit under which Slurm may tell the ranks to stop as soon as they start."""
+    limit = -(-(order.time_limit or 0) // 60) * 60  # Slurm counts whole minutes
+    if not limit or limit > notice(order) + _EARLY:
+        return
+    shorter = int(limit - _MARGIN - _EARLY - 1) // 10 * 10
+    other = f", or stop-grace: {shorter}s" if shorter > 0 else ""
+    raise Problem(
+        f"{place}: {limit:g} s leave no time to train: Slurm tells the ranks to stop {notice(order)} s before the end "
+        f"(stop-grace and {_MARGIN} s), and may do so {_EARLY} s earlier",
+        f"ask for more than {clock(notice(order) + _EARLY)} (hours:minutes:seconds){other}",
+    )
 
 
 def _check_word(text: str, place: str) -> None:
@@ -75,11 +91,6 @@ def notes(order: Order) -> List[str]:
         said.append(
             f"{request.gpus} GPUs per node, and no number of cores: most clusters then give 1 core for all ranks; "
             "add cpus: N, or exclusive: true"
-        )
-    if order.time_limit and order.time_limit <= notice(order):
-        said.append(
-            f"time {order.time_limit:g} s is not longer than stop-grace and {_MARGIN} s together: the ranks would be "
-            "told to stop as soon as they start; ask for more time, or a shorter stop-grace"
         )
     return said
 

@@ -1,26 +1,168 @@
 """The batch script: readable, each line that is not obvious with its reason.
 
-It is saved as RUN/job.sh, sbatch gets that very file, and each node runs it once more with the word `node`, so that what
-happens before a container stands in the same file.
+It is saved as RUN/job.sh, and sbatch gets the same text. What each node runs is part of it and reaches the nodes as an
+argument of srun: Slurm keeps its own copy of the script, and nothing on shared storage is run unchecked.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from typing import List, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
-from drumbeat.backends.slurm.comeback import after_lines, without_lead_lines
 from drumbeat.backends.slurm.directives import check_paths, header, notice
-from drumbeat.backends.slurm.steps import srun_options
-from drumbeat.containers.wrap import bind_lines, node_lines, started_by_launcher
-from drumbeat.order import Order
-from drumbeat.runfolder.verdict import VERDICT
-from drumbeat.signals import EXIT_PREFLIGHT
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.signals import EXIT_PREFLIGHT
+from drumbeat.bundle.pinned import node_start, shell_start
+from drumbeat.containers.runtimes import bind_lines, node_lines, started_by_launcher
+from drumbeat.runfolder.summary import VERDICT
+
+# The end of the batch script: whether the job is queued again, and without which nodes. The lead decides
+# (agent/requeue.py) and leaves its decision in RUN/verdict, as lines NAME=VALUE. They are read word by word and
+# never run as shell: the file lies where others may be able to write. Five ways lead here: - the run has ended: the
+# script ends with its exit code; - the ranks saved after Slurm's notice, or asked to be started again:
+# `next=requeue`; - a node was lost: `next=requeue` and `lost=a,b`. Slurm's own list of excluded nodes, also the
+# user's --exclude, is kept; - Slurm preempts the job and gives it time (GraceTime): it asks while the job still
+# counts as RUNNING, and a script that ends then is over for good. So it is queued again here, whatever its ranks
+# ended with, or if they had not started yet; - Slurm itself ends the job (scancel, scontrol requeue, preemption):
+# the job is not RUNNING any more. What follows is Slurm's to decide: a requeue of ours would bring a cancelled job
+# back.
+
+
+def without_lead_lines(order: Order, body: Sequence[str]) -> List[str]:
+    """With --no-kill Slurm keeps a job whose first node is lost, and with it the batch script and the lead: nobody would end it.
+    So the first of the other nodes that has lost its lead, and finds no verdict, queues the job again."""
+    mark = "$RUN/lead-lost-$SLURM_JOB_ID"
+    return [
+        "DRUMBEAT_REJOIN=1; export DRUMBEAT_REJOIN  # an agent that has lost its lead ends with 75",
+        "trap : TERM INT HUP USR2  # they are for the agent; this shell must outlive it",
+        "(",
+        *("  " + line for line in body),
+        ")",
+        "code=$?",
+        "# the batch script is gone with the first node, and --no-kill keeps the job: queue it again, one node for all",
+        f'if [ $code = 75 ] && [ ! -s "$RUN/{VERDICT}" ] &&',
+        f'  [ "$(ls -d "{mark}"-* 2>/dev/null | wc -l)" -lt {order.resources.requeues} ] &&',
+        f'  mkdir "{mark}-${{SLURM_RESTART_COUNT:-0}}" 2>/dev/null; then',
+        '  echo "drumbeat  the first node is lost: queueing the job again"',
+        "  scontrol requeue $SLURM_JOB_ID",
+        "fi",
+        "exit $code",
+    ]
+
+
+def after_lines(script: str) -> List[str]:
+    return [
+        "# the lead's verdict, read as words: nothing in that file is ever run",
+        f'verdict() {{ sed -n "s/^$1=\\([A-Za-z0-9._,-]*\\)\\$/\\1/p" "$RUN/{VERDICT}" 2>/dev/null | tail -n 1; }}',
+        "said=$(verdict code); lost=$(verdict lost)",
+        "case $said in ''|*[!0-9]*) ;; *) code=$said;; esac",
+        "",
+        "# a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide",
+        'running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }',
+        "# a running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script",
+        "leave_out() {",
+        "  trap '' TERM",
+        "  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)  # what was excluded so far",
+        "  case $before in ''|*null*) ;; *) lost=$before,$lost;; esac",
+        "  if ! running; then  # Slurm has seen the loss too",
+        '    scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost" 2>/dev/null',
+        "    return",
+        "  fi",
+        '  echo "drumbeat  queueing the job again without $lost"',
+        "  scontrol requeuehold $SLURM_JOB_ID",
+        '  if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then',
+        "    scontrol release $SLURM_JOB_ID",
+        "  else",
+        f'    echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/{script}"',
+        "  fi",
+        "}",
+        "# in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count",
+        "preempted() {",
+        "  shown=$(scontrol show job $SLURM_JOB_ID) || return",
+        '  when() { printf \'%s\\n\' "$shown" | sed -n "s/.*\\b$1=\\([0-9][0-9T:-]*\\).*/\\1/p" | head -n 1; }',
+        '  [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]',
+        "}",
+        'if [ "$(verdict next)" != requeue ]; then',
+        '  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then',
+        '    echo "drumbeat  preempted: queueing the job again"',
+        "    scontrol requeue $SLURM_JOB_ID",
+        "  fi",
+        "  exit $code",
+        'elif [ -n "$lost" ]; then',
+        "  leave_out",
+        "elif running; then  # the ranks have saved and want to be started again",
+        "  scontrol requeue $SLURM_JOB_ID ||",
+        '    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"',
+        "fi",
+        "exit $code",
+    ]
+
+
+# The srun line that starts one agent per node, or with `launcher: tasks` one task per rank.
+
+
+# What sbatch or salloc exported about tasks is about their own, and srun would take it for ours.
+_NOT_OURS = (
+    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_SOCKET",
+    "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND",
+    "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_MEM_BIND",
+    "SLURM_DISTRIBUTION", "SLURM_HINT", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_STEP_ID", "SLURM_STEPID",
+)  # fmt: skip
+
+
+def srun_options(order: Order) -> List[tuple[str, str]]:
+    """Each option with its reason."""
+    tasks = order.ranks_per_node if order.launcher == "tasks" else 1
+    each = "one task per rank: local id 0 is the node's agent, the others guard one rank each"
+    return [
+        (f"--nodes={order.members}", "all nodes of the job" + (", spares too" if order.spares else "")),
+        (f"--ntasks-per-node={tasks}", each if tasks > 1 else "one agent per node; it starts the node's ranks"),
+        (f"--ntasks={order.members * tasks}", "given, or the allocation's own value would count"),
+        *_cores(order, tasks),
+        ("--overlap", "two runs may share an allocation; without it the second would wait for the first"),
+        ("--cpu-bind=none", "the agent binds each rank to the cores beside its GPU"),
+        *_when_one_ends(order),
+    ]
+
+
+def _when_one_ends(order: Order) -> List[tuple[str, str]]:
+    if order.spares:
+        return [
+            ("--no-kill", "the step goes on when a node is lost: a spare takes its place"),
+            ("--kill-on-bad-exit=0", "the same for an agent that dies; the lead ends the others when the run ends"),
+            ("--wait=0", "no limit for the others after the first agent has ended"),
+        ]
+    return [
+        ("--kill-on-bad-exit=1", "an agent that dies must not leave the others waiting"),
+        ("--wait=60", "seconds after the first agent has ended until the rest is ended too"),
+    ]
+
+
+def _cores(order: Order, tasks: int) -> List[tuple[str, str]]:
+    cpus = order.resources.cpus
+    why = "since Slurm 22.05 srun does not take it over from sbatch"
+    return [(f"--cpus-per-task={max(1, cpus // tasks)}", why)] if cpus else []
+
+
+def srun_argv(order: Order, environ: Mapping[str, str], command: Sequence[str]) -> List[str]:
+    options = [option for option, _ in srun_options(order)]
+    per_task = environ.get("SLURM_GPUS_PER_TASK") or environ.get("SLURM_NTASKS_PER_GPU")
+    if per_task and environ.get("SLURM_GPUS_ON_NODE", "").isdigit():
+        # the allocation counts GPUs by task: one agent per node would get the GPUs of one task
+        options.append(f"--gpus-per-node={environ['SLURM_GPUS_ON_NODE']}")
+    return ["srun", *options, *command]
+
+
+def srun_environment(environ: Mapping[str, str]) -> Dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in _NOT_OURS}
+
 
 SCRIPT = "job.sh"
+_END = "END_OF_NODE"
 
 
 def render(order: Order) -> Request:
@@ -33,7 +175,10 @@ def render(order: Order) -> Request:
         f"BASE={shlex.quote(order.folder)}",
         *_array_lines(order),
         "",
-        *_node_part(order),
+        "# What srun runs on each node.",
+        f"read -r -d '' on_node <<'{_END}'",
+        *node_lines_of(order),
+        _END,
         "",
         *_batch_part(order),
     ]
@@ -49,20 +194,16 @@ def _array_lines(order: Order) -> List[str]:
     ]
 
 
-def _node_part(order: Order) -> List[str]:
-    python, lines = agent_python(order)
-    # -I -S: neither the caller's PYTHONPATH nor an installed package may change what the agent is
-    agent = f'{python} -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"'
-    body = [*lines, *node_lines(order, agent)]
+def node_lines_of(order: Order) -> List[str]:
+    """What each node runs: shell that starts its agent, in its container where there is one."""
+    python, look = agent_python(order)
+    loader, agent = node_start(python, "$BASE", order)
+    body = [*look, *node_lines(order, agent)]
     if order.container and not started_by_launcher(order):
         body = [*_for_containers("${SLURM_NODEID:-0}"), *body]
     if order.spares:
         body = without_lead_lines(order, body)
-    return [
-        'if [ "${1:-}" = node ]; then  # what srun runs on each node',
-        *("  " + line for line in body),
-        "fi",
-    ]
+    return [f"BASE={shlex.quote(order.folder)}", *_array_lines(order), *loader, *body]
 
 
 def agent_python(order: Order) -> Tuple[str, List[str]]:
@@ -99,6 +240,11 @@ def _batch_part(order: Order) -> List[str]:
         image = shlex.quote(order.container.image)
         flags = f'--container-image={image} --container-mounts="$binds" --no-container-mount-home '
     return [
+        "# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.",
+        'ask() { printf \'%s %s\\n\' "$1" "$2" >> "$RUN/stop"; }',
+        f"trap 'ask USR2 \"Slurm ends this job in {notice(order)} s\"' USR2",
+        "trap 'ask TERM \"Slurm ends this job\"' TERM",
+        "",
         *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
         *before,
         "# by this token the agents of this run know each other; it is made here and written nowhere",
@@ -111,12 +257,8 @@ def _batch_part(order: Order) -> List[str]:
         *reasons,
         "srun \\",
         *options,
-        f'  {flags}sh "$BASE/{SCRIPT}" node &',
+        f'  {flags}sh -c "$on_node" &',
         "step=$!",
-        "# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.",
-        'ask() { printf \'%s %s\\n\' "$1" "$2" >> "$RUN/stop"; }',
-        f"trap 'ask USR2 \"Slurm ends this job in {notice(order)} s\"' USR2",
-        "trap 'ask TERM \"Slurm ends this job\"' TERM",
         "# srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end",
         "(",
         "  trap '' TERM USR2",
@@ -132,3 +274,39 @@ def _batch_part(order: Order) -> List[str]:
         "",
         *after_lines(SCRIPT),
     ]
+
+
+# A batch script that runs one of drumbeat's own commands on the job's first node, as a person would in an salloc
+# shell. For what starts several runs in one allocation. The header is that of any other job; nothing is started on
+# the nodes by the script itself.
+
+
+def render_command(order: Order, word: str, request: str, text: str, why: str) -> Request:
+    """Run `drumbeat.pyz WORD` with the file `request` of the job's folder, which will hold `text`."""
+    check_paths(order)
+    if started_by_launcher(order):
+        raise Problem(
+            "pyxis starts containers for srun itself, so several runs in one job are not possible with it",
+            "--container-runtime apptainer, or tune inside the container",
+        )
+    python, look = agent_python(order)
+    loader, start = shell_start(python, "$BASE", request, text, word)
+    lines = [
+        "#!/bin/bash",
+        *header(order, requeue=False),
+        "",
+        f"# Written by drumbeat {__version__}: {why}",
+        f"BASE={shlex.quote(order.folder)}",
+        *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
+        *look,
+        *loader,
+        f"{start} &",
+        "desk=$!",
+        "# it ends the run that goes on, keeps what it knows, and is waited for",
+        "trap 'kill -USR2 $desk' USR2",
+        "trap 'kill -TERM $desk' TERM",
+        "wait $desk; code=$?",
+        "while kill -0 $desk 2>/dev/null; do wait $desk; code=$?; done  # a trap ends a wait early",
+        "exit $code",
+    ]
+    return Request("slurm", order, "\n".join(lines) + "\n")

@@ -27,19 +27,46 @@ from drumbeat.backends.contract import (
     parse_handle,
 )
 from drumbeat.backends.ssh import connection
-from drumbeat.backends.ssh.container import check_container, host_python
-from drumbeat.backends.ssh.parcel import pack
-from drumbeat.backends.ssh.render import render
-from drumbeat.backends.ssh.request import handle_of, key_of, node_requests
+from drumbeat.backends.ssh.request import (
+    check_container,
+    container_script,
+    handle_of,
+    host_python,
+    key_of,
+    node_requests,
+    pack,
+)
 from drumbeat.backends.ssh.session import ANSWER_SECONDS, Notice, Sessions, Waiting, ask
+from drumbeat.base.folders import users_folder
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.home import users_folder
-from drumbeat.order import Order
-from drumbeat.problem import Problem
-from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.files import Files, replace_json
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
-from drumbeat.runfolder.read import Files
-from drumbeat.runfolder.write import replace_json
+
+# What would be started on which host, for a person to read. The order itself goes to every host as it stands below.
+
+
+def _container_lines(order: Order) -> List[str]:
+    if order.container is None:
+        return []
+    return ["# On each host this shell starts the container with the node's agent; node 0's is:", *(
+        f"#   {line}" for line in container_script(order, 0).splitlines()
+    )]  # fmt: skip
+
+
+def render(order: Order) -> Request:
+    command = connection.remote_command(host_python(order))
+    lines = [
+        f"# {order.run_id}: one agent on each of {len(order.hosts)} hosts, nothing is started unless all of them answer.",
+        "# drumbeat.pyz (where a host does not have it), this order, the run's token and passed variables go in on standard",
+        "# input. Node 0 leads; the others reach it by the address under which ssh reached it.",
+        *(f"# node {node}: ssh -o BatchMode=yes -- {host} {command}" for node, host in enumerate(order.hosts)),
+        *_container_lines(order),
+        dump_order(order).rstrip(),
+    ]
+    return Request("ssh", order, "\n".join(lines) + "\n")
+
 
 _ENDS = {"finished": FINISHED, "cancelled": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
 _PREPARED = 60.0  # seconds for the hosts to make their folders
@@ -94,7 +121,7 @@ class Ssh(Backend):
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         """Start an agent on every host and leave them to themselves. Nothing is started unless all hosts are ready."""
         order = request.order
-        sessions = Sessions(order.hosts, RunFolder(order.folder).bundle, host_python(order), environ)
+        sessions = Sessions(order.hosts, cached_bundle(environ), host_python(order), environ)
         try:
             notice = Notice(len(order.hosts), lambda text: print(f"{'waiting':<9} {text}", file=sys.stderr))
             start(sessions, order, secrets.token_hex(32), environ, detach=True, waiting=notice)
@@ -118,7 +145,7 @@ class Ssh(Backend):
         for session in sessions.all:
             if session.reply("started"):
                 with contextlib.suppress(Problem):
-                    ask(session.host, words, RunFolder(order.folder).bundle, host_python(order), environ)
+                    ask(session.host, words, cached_bundle(environ), host_python(order), environ)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         said = self._ask(handle, {"do": "status"}, environ)[0]

@@ -7,10 +7,9 @@ import re
 import subprocess
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.home import users_folder
-from drumbeat.private_folder import make_private
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
+from drumbeat.base.folders import make_private, users_folder
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
 
 CONNECT_SECONDS = 15  # where the user's configuration has no ConnectTimeout
 _PERSIST = 15  # seconds for which an idle connection stays open for the next command

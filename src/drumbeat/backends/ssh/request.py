@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import ipaddress
+import os
+import shlex
+import tarfile
 from typing import Any, Dict, List, Mapping, Protocol, Sequence
 
 from drumbeat.backends.contract import Handle
-from drumbeat.order import Order, dump_order
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.problem import Problem
+from drumbeat.base.signals import EXIT_PREFLIGHT
+from drumbeat.bundle.pinned import node_start
+from drumbeat.containers.runtimes import RUNTIMES, node_lines
+from drumbeat.runfolder.layout import RunFolder
 
 SILENCE = 120.0  # seconds without a word from the desk, after which an attached run ends
 BEAT_EVERY = 5.0  # seconds between two words of the desk
@@ -55,3 +64,74 @@ def master_of(order: Order, lead: Answered) -> str:
     if address is not None and not address.is_loopback and not address.is_link_local:
         return str(address)
     return str(lead.reply("host") or lead.host)
+
+
+# What a host needs of the desk's run folder where it does not see it: the code that is sent, a submitted function.
+
+
+_PARTS = (RunFolder("").code_archive, RunFolder("").call)
+
+
+def pack(folder: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in _PARTS:
+            path = os.path.join(folder, name)
+            if os.path.exists(path):
+                with open(path, "rb") as file:
+                    data = file.read()
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def unpack(data: bytes, folder: str) -> None:
+    """Readable by this user alone: a function may be unpickled from it."""
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        for entry in archive:
+            source = archive.extractfile(entry)
+            if entry.name not in _PARTS or source is None:
+                raise Problem(f"{entry.name!r} does not belong into a run folder")
+            path = os.path.join(folder, entry.name)
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(source.read())
+
+
+# What a host runs where the job has a container: shell that binds what is needed and starts it with the node's agent
+# inside.
+
+
+def check_container(order: Order, where: str) -> None:
+    if order.container and RUNTIMES[order.container.runtime].lines is None:
+        able = ", ".join(name for name, runtime in RUNTIMES.items() if runtime.lines)
+        raise Problem(f"{where}: {order.container.runtime} is a scheduler's, and there is none", f"one of {able}")
+
+
+def host_python(order: Order) -> str:
+    """The interpreter on the host itself: with a container, `python` is the image's."""
+    return "" if order.container else order.python
+
+
+def container_script(order: Order, node: int) -> str:
+    assert order.container is not None
+    python = shlex.quote(order.python or order.container.python)
+    loader, agent = node_start(python, "$RUN", order)
+    lines = [
+        f"RUN={shlex.quote(order.folder)}; NODE={node}; TASK={key_of(order)}-{node}",
+        f"refuse() {{ exit {EXIT_PREFLIGHT}; }}",
+        *loader,
+        *node_lines(order, agent),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def container_environ(order: Order, node: int) -> Dict[str, str]:
+    """Who this node is, for the agent inside (facts/identity/given.py)."""
+    return {
+        "DRUMBEAT_SCHEDULER": "ssh",
+        "DRUMBEAT_JOB": key_of(order),
+        "DRUMBEAT_HOSTS": ",".join(order.hosts),
+        "DRUMBEAT_NODE": str(node),
+    }

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.ssh import connection
 from drumbeat.backends.ssh.loader import MARK
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 
 ANSWER_SECONDS = 60.0  # until all hosts have answered, however slowly they log us in
 _OTHERS = 10.0  # seconds after the first host that failed: the others may fail as well, and all are named at once

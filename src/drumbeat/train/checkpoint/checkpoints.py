@@ -183,6 +183,7 @@ class Checkpoints:
                 count = sum(p.numel() for part in self.parts for p in part.parameters())
                 files = {name: sums for checksums, _ in every for name, sums in checksums.items()}
                 marker = {"step": step, "ranks": self.size, "model": self.fingerprint, "parameters": count}
+                marker["optimizer"] = self._optimizer
                 commit(self.folder, {**marker, "files": files}, self.keep, place)
             except OSError as problem:
                 error = str(problem)
@@ -259,7 +260,16 @@ class Checkpoints:
                 f"{path} was saved from another model ({marker['parameters']:,} parameters)",
                 "give another checkpoint folder, or the settings it was made with",
             )
+        if marker["optimizer"] not in ("", self._optimizer):
+            raise Refusal(
+                f"{path} holds the state of {marker['optimizer']}, and this run uses {self._optimizer}",
+                "resume with the optimizer it was saved with, or give another checkpoint folder",
+            )
         return marker
+
+    @property
+    def _optimizer(self) -> str:
+        return type(self.state.optimizer).__name__
 
     def _together(self, work: Callable[[], T]) -> T:
         """Do it on all ranks. Where it is refused on one, it is on all, for the same reason: the first rank's."""

@@ -34,10 +34,15 @@ class SummedFile(io.BufferedWriter):
     def __init__(self, path: Any) -> None:
         super().__init__(io.FileIO(path, "w"))
         self.size = self.crc = 0
+        self.error: Optional[OSError] = None  # torch's writer makes "unexpected pos" of it
 
     def write(self, data: Any) -> int:
         self.crc = zlib.crc32(data, self.crc)
-        count = super().write(data)
+        try:
+            count = super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
         self.size += count
         return count
 
@@ -61,12 +66,13 @@ class SummedFileSystem(FileSystem):
             with super().create_stream(path, mode) as stream:
                 yield stream
             return
+        file = SummedFile(path)
         try:
-            with SummedFile(path) as file:
+            with file:
                 yield file
         except BaseException as error:
-            self.error = self.error or error
-            raise
+            self.error = self.error or file.error or error
+            raise (file.error or error) from error
         self.checksums[os.path.basename(path)] = (file.size, file.crc)
 
     def rename(self, path: Any, new_path: Any) -> None:

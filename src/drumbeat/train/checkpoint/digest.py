@@ -57,15 +57,21 @@ def _hash(value: Any) -> str:
     return tensor_hash(value) if isinstance(value, Tensor) else repr(value)
 
 
-@torch.no_grad()
 def tensor_hash(tensor: Tensor) -> str:
+    own = own_part(tensor.detach())
+    plain, weighted = (number & (1 << 64) - 1 for number in hash_on_device(own).tolist())
+    return f"{own.dtype} {tuple(own.shape)} {plain:016x}{weighted:016x}"
+
+
+@torch.no_grad()
+def hash_on_device(tensor: Tensor) -> Tensor:
+    """Two integers, on the tensor's device: the host does not wait."""
     own = own_part(tensor.detach())
     flat = own.contiguous().reshape(-1).view(torch.uint8)
     flat = flat.view(torch.int32) if flat.numel() % 4 == 0 and flat.storage_offset() % 4 == 0 else flat
-    plain, weighted = 0, 0
+    sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
     for at in range(0, flat.numel(), _CHUNK):
         numbers = flat[at : at + _CHUNK].to(torch.int64)
         places = torch.arange(at + 1, at + 1 + numbers.numel(), device=numbers.device, dtype=torch.int64)
-        plain += int(numbers.sum())
-        weighted += int((numbers * (places * _STEP | 1)).sum())  # wraps round, the same everywhere
-    return f"{own.dtype} {tuple(own.shape)} {plain & (1 << 64) - 1:016x}{weighted & (1 << 64) - 1:016x}"
+        sums += torch.stack((numbers.sum(), (numbers * (places * _STEP | 1)).sum()))  # wraps round, the same everywhere
+    return sums

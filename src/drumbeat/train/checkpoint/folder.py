@@ -181,7 +181,8 @@ def read_marker(path: str) -> Dict[str, Any]:
         if ("files" in marker or "checksum" in marker) and marker.pop("checksum", None) != _checksum(marker):
             raise ValueError(DAMAGED)
         version = int(marker.get("version", 1))
-        found = {"model": marker["model"], **{key: int(marker[key]) for key in ("step", "ranks", "parameters")}}
+        found = {"model": marker["model"], "optimizer": str(marker.get("optimizer", ""))}
+        found.update({key: int(marker[key]) for key in ("step", "ranks", "parameters")})
         files = marker.get("files")
         found["files"] = None if files is None else {name: (int(size), int(crc)) for name, (size, crc) in files.items()}
         if not all(_NAME.fullmatch(name) for name in found["files"] or ()):

@@ -75,5 +75,7 @@ def unreadable(path: str, error: BaseException) -> Unreadable:
 def first_line(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         rank, (inner, _) = next(iter(error.failures.items()))
+        if isinstance(inner, OSError) and inner.strerror:
+            return f"{inner.strerror} (rank {rank})"
         return f"{type(inner).__name__} on rank {rank}: {str(inner)[:150]}".rstrip(": ")
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -24,7 +24,7 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def rows_of(batch: Any) -> int:
     """How many samples: the length of the first tensor."""
-    for tensor in _tensors(batch):
+    for tensor in tensors_of(batch):
         if tensor.ndim:
             return len(tensor)
     raise Refusal(
@@ -51,12 +51,12 @@ def micro_batches(batch: Any, count: int) -> List[Tuple[Any, bool]]:
     return [(batch, True)] if count == 1 else [share_of(batch, i, count) for i in range(count)]
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def tensors_of(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from _tensors(value)
+            yield from tensors_of(value)
     elif isinstance(batch, (list, tuple)):
         for value in batch:
-            yield from _tensors(value)
+            yield from tensors_of(value)

@@ -11,7 +11,7 @@ from typing import Dict, Optional
 
 import torch
 
-from drumbeat.hardware import peak_of
+from drumbeat.machine.peaks import peak_of
 from drumbeat.predict.shapes import transformer_flops as transformer_flops
 
 # What the products of a precision run in. fp8 mixes two dtypes, so a share of one peak would mean nothing.

@@ -41,10 +41,11 @@ class Profiler:
     def __init__(self, what: Profile, rank: int, device: torch.device) -> None:
         self.rank, self.folder, self.device = rank, what.folder, device
         self._profile: Any = None
-        self._written = False
+        self._written, self._steps = False, 0
         if rank in what.ranks:
             kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
             wait = max(0, what.start - 1)
+            self._borders = (wait + 1, wait + 1 + what.steps)  # steps after which the window opens and closes
             self._profile = profile(
                 activities=kinds,
                 schedule=schedule(wait=wait, warmup=1, active=what.steps, repeat=1),
@@ -61,8 +62,14 @@ class Profiler:
         return self._profile is not None and not self._written
 
     def step(self) -> None:
-        if self._profile is not None:
-            self._profile.step()
+        if self._profile is None:
+            return
+        self._steps += 1
+        if self._steps in self._borders and self.device.type == "cuda":
+            torch.cuda.synchronize(
+                self.device
+            )  # kernels of the step before are still running, and would count as this one's
+        self._profile.step()
 
     def close(self) -> None:
         if self._profile is not None:

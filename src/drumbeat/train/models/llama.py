@@ -6,9 +6,10 @@ key-value head; (gate, up) for each eighth of the width), so tensor parallelism 
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
-from typing import Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,23 @@ from torch import Tensor, nn
 from drumbeat.train.layers.attention import causal_attention
 from drumbeat.train.layers.cross_entropy import linear_cross_entropy
 from drumbeat.train.layers.swiglu import GatedMLP
+from drumbeat.train.refusal import Refusal
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class RopeScaling(NamedTuple):
+    """Llama 3.1's: waves longer than the context it was first trained on turn `factor` times slower, short ones as before."""
+
+    factor: float
+    low: float
+    high: float
+    original: int
+
+    def apply(self, rates: Tensor) -> Tensor:
+        waves = self.original * rates / (2 * math.pi)  # how often each turns within the original context
+        keep = ((waves - self.low) / (self.high - self.low)).clamp(0, 1)
+        return rates * (keep + (1 - keep) / self.factor)
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,8 @@ class LlamaShape:
     rope_base: float = 500_000.0
     tied: bool = False
     gate_groups: int = 8  # the largest tensor-parallel degree that cuts gate and up evenly
+    norm_eps: float = 1e-5
+    rope: Optional[RopeScaling] = None
 
     @property
     def head_width(self) -> int:
@@ -81,9 +99,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Block(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.width, eps=1e-5)
+        self.attention_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
         self.attention = Attention(shape)
-        self.mlp_norm = nn.RMSNorm(shape.width, eps=1e-5)
+        self.mlp_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
         self.mlp = GatedMLP(shape.width, shape.inner, shape.gate_groups)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -97,7 +115,7 @@ class Llama(nn.Module):
         self.shape = shape
         self.embed: Optional[nn.Embedding] = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
-        self.norm: Optional[nn.RMSNorm] = nn.RMSNorm(shape.width, eps=1e-5)
+        self.norm: Optional[nn.RMSNorm] = nn.RMSNorm(shape.width, eps=shape.norm_eps)
         self.head: Optional[nn.Linear] = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.tie()
         if self.norm.weight.device.type != "meta":
@@ -142,24 +160,112 @@ class Llama(nn.Module):
         if positions is None:
             positions = torch.arange(self.shape.context, device=device)
         half = torch.arange(0, self.shape.head_width, 2, device=device, dtype=torch.float32) / self.shape.head_width
-        angle = positions.float()[:, None] * self.shape.rope_base**-half
+        rates = self.shape.rope_base**-half
+        if self.shape.rope is not None:
+            rates = self.shape.rope.apply(rates)
+        angle = positions.float()[:, None] * rates
         return angle.cos(), angle.sin()
 
 
-def from_hugging_face(theirs: Dict[str, Tensor], shape: LlamaShape) -> Dict[str, Tensor]:
-    """The state of a transformers LlamaForCausalLM under our names and in our row order."""
-    ours = {"embed.weight": theirs["model.embed_tokens.weight"], "norm.weight": theirs["model.norm.weight"]}
-    ours["head.weight"] = theirs["lm_head.weight"] if "lm_head.weight" in theirs else ours["embed.weight"]
+Segment = Tuple[str, int, int]  # rows of one of transformers' matrices: its name, the first row, the row after the last
+
+
+def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, List[Segment]]:
+    """Which rows of which of transformers' LlamaForCausalLM's matrices stand in each of ours, in our order."""
+    head, group, part = shape.head_width, shape.heads // shape.kv_heads, shape.inner // shape.gate_groups
+    names = {"embed": "model.embed_tokens", "norm": "model.norm"}
+    if not shape.tied:
+        names["head"] = "model.embed_tokens" if head_is_embedding else "lm_head"
+    rows = {"embed": shape.vocabulary, "head": shape.vocabulary}
+    found = {f"{ours}.weight": [(f"{theirs}.weight", 0, rows.get(ours, shape.width))] for ours, theirs in names.items()}
     for i in range(shape.layers):
         old, new = f"model.layers.{i}.", f"blocks.{i}."
-        q, k, v = (theirs[f"{old}self_attn.{name}_proj.weight"] for name in "qkv")
-        by_kv_head = [t.view(shape.kv_heads, -1, shape.head_width, shape.width) for t in (q, k, v)]
-        ours[new + "attention.qkv.weight"] = torch.cat(by_kv_head, dim=1).reshape(-1, shape.width)
-        pair = [theirs[f"{old}mlp.{name}_proj.weight"] for name in ("gate", "up")]
-        by_group = [t.view(shape.gate_groups, 1, -1, shape.width) for t in pair]
-        ours[new + "mlp.gate_up.weight"] = torch.cat(by_group, dim=1).reshape(-1, shape.width)
-        ours[new + "attention.out.weight"] = theirs[old + "self_attn.o_proj.weight"]
-        ours[new + "mlp.down.weight"] = theirs[old + "mlp.down_proj.weight"]
-        ours[new + "attention_norm.weight"] = theirs[old + "input_layernorm.weight"]
-        ours[new + "mlp_norm.weight"] = theirs[old + "post_attention_layernorm.weight"]
-    return ours
+        qkv: List[Segment] = []
+        for kv in range(shape.kv_heads):
+            qkv.append((f"{old}self_attn.q_proj.weight", kv * group * head, (kv + 1) * group * head))
+            qkv += [(f"{old}self_attn.{name}_proj.weight", kv * head, (kv + 1) * head) for name in "kv"]
+        found[new + "attention.qkv.weight"] = qkv
+        found[new + "mlp.gate_up.weight"] = [
+            (f"{old}mlp.{name}_proj.weight", at * part, (at + 1) * part)
+            for at in range(shape.gate_groups)
+            for name in ("gate", "up")
+        ]
+        whole = {"attention.out": "self_attn.o_proj", "mlp.down": "mlp.down_proj"}
+        whole.update(attention_norm="input_layernorm", mlp_norm="post_attention_layernorm")
+        found.update(
+            {f"{new}{ours}.weight": [(f"{old}{theirs}.weight", 0, shape.width)] for ours, theirs in whole.items()}
+        )
+    return found
+
+
+def from_hugging_face(theirs: Mapping[str, Tensor], shape: LlamaShape) -> Dict[str, Tensor]:
+    """The state of a transformers LlamaForCausalLM under our names and in our row order."""
+    ours = {
+        name: torch.cat([theirs[source][first:end] for source, first, end in pieces])
+        for name, pieces in segments(shape).items()
+    }
+    return {**ours, "head.weight": ours["embed.weight"]} if shape.tied else ours
+
+
+def shape_from(config: Mapping[str, Any]) -> LlamaShape:
+    """The shape that a transformers config.json describes; a Refusal where it holds what this model does not compute."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    odd = {
+        f"model_type {config.get('model_type')}": config.get("model_type") != "llama",
+        f"rope_type {kind}": kind not in ("default", "llama3"),
+        f"hidden_act {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
+        "biases": config.get("attention_bias") or config.get("mlp_bias"),
+        "a head_dim of its own": (config.get("head_dim") or width // heads) * heads != width,
+        f"a partial rotary factor of {rope.get('partial_rotary_factor')}": rope.get("partial_rotary_factor", 1.0)
+        != 1.0,
+    }
+    if wrong := [name for name, so in odd.items() if so]:
+        raise Refusal(f"the llama recipe does not compute {wrong[0]}", "train.setup takes any model of transformers")
+    scaling = None
+    if kind == "llama3":
+        keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        scaling = RopeScaling(*(rope[key] for key in keys))
+    inner = config["intermediate_size"]
+    return LlamaShape(
+        width,
+        config["num_hidden_layers"],
+        heads,
+        config.get("num_key_value_heads") or heads,
+        inner,
+        config["vocab_size"],
+        config.get("max_position_embeddings", 2048),
+        rope.get("rope_theta", config.get("rope_theta", 10_000.0)),
+        config.get("tie_word_embeddings", False),
+        max(groups for groups in (8, 4, 2, 1) if inner % groups == 0),
+        config.get("rms_norm_eps", 1e-6),
+        scaling,
+    )
+
+
+def config_of(shape: LlamaShape) -> Dict[str, Any]:
+    """A config.json with which transformers loads what `to_hugging_face` gives."""
+    rope: Dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_base}
+    if shape.rope is not None:
+        rope.update(rope_type="llama3", **shape.rope._asdict())
+        rope["original_max_position_embeddings"] = rope.pop("original")
+        rope["low_freq_factor"], rope["high_freq_factor"] = rope.pop("low"), rope.pop("high")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.inner,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": shape.norm_eps,
+        "tie_word_embeddings": shape.tied,
+        "rope_parameters": rope,
+        "rope_theta": shape.rope_base,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }

@@ -12,7 +12,6 @@ The order matters:
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import inspect
 from collections import Counter
@@ -24,7 +23,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -33,6 +32,7 @@ from drumbeat.train.layers.flash4 import FLASH4
 from drumbeat.train.parallel import hooks
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.ring import RING_ATTENTION
+from drumbeat.train.parallel.tensor_plan import apply_tensor_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 
@@ -79,7 +79,7 @@ def parallelize(
     sharded = shards(meshes)
     precision.check(device, sharded, layout.tp > 1)
     if layout.tp > 1:
-        apply_tensor_plan(model, meshes, tensor_plan)
+        apply_tensor_plan(model, meshes, tensor_plan or {})
     precision.prepare(model, sharded, blocks)
     if sharding is not None and sharding.offload and not sharded:
         raise Refusal(
@@ -127,30 +127,6 @@ def find_blocks(model: nn.Module) -> str:
             if len({type(child) for child in children}) == 1 and size > most:
                 best, most = name, size
     return best
-
-
-def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Optional[Dict[str, ParallelStyle]]) -> None:
-    if not plan:
-        raise Refusal(
-            "tensor parallelism needs a plan: which layer is cut how", "pass tensor_plan, or use another layout"
-        )
-    names = [name for name, _ in model.named_modules()]
-    used = {pattern: style for pattern, style in plan.items() if fnmatch.filter(names, pattern)}
-    tied = [(a, b) for a, b in tied_parameters(model)]
-    parallelize_module(model, meshes.one("tp"), used)
-    for keep, other in tied:  # slicing made two parameters out of one
-        module, _, name = other.rpartition(".")
-        setattr(model.get_submodule(module), name, model.get_parameter(keep))
-
-
-def tied_parameters(model: nn.Module) -> List[Tuple[str, str]]:
-    seen: Dict[int, str] = {}
-    pairs = []
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in seen:
-            pairs.append((seen[id(parameter)], name))
-        seen.setdefault(id(parameter), name)
-    return pairs
 
 
 # Selective recomputation keeps the results of products and attention (expensive) and recomputes the rest (cheap).

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from drumbeat.train.parallel.parallelize import tied_parameters
+from drumbeat.train.parallel.tensor_plan import tied_parameters
 from drumbeat.train.refusal import Refusal
 
 # name -> (class, stages per rank); more stages per rank: a smaller bubble, more communication

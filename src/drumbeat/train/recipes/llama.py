@@ -25,23 +25,26 @@ from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
+from drumbeat.train.export import keep_config, read_config
 from drumbeat.train.fit import Transformer
 from drumbeat.train.layers.attention import attention_kernel
 from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import transformer_flops, utilisation
-from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape
+from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, config_of, segments, shape_from
 from drumbeat.train.parallel.context import Context
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.validation import mean_loss
+from drumbeat.train.weights import Source
 from drumbeat.train.world import join
 
 
 @dataclass(frozen=True)
 class LlamaSettings(Settings):
     model: str = option("byte-tiny", "shape: byte-tiny, 1b, 3b, 8b, 70b")
+    weights: str = option("", "folder with config.json and safetensors: start from these weights, in their shape")
     data: str = option("python", "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file")
     token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
@@ -96,8 +99,6 @@ def check(shape: LlamaShape, meshes: Meshes, length: int) -> None:
             f"groups, {own} tokens and {shape.vocabulary} words",
             "choose a smaller degree",
         )
-    if length > shape.context:
-        raise Refusal(f"sequences of {length} tokens; this shape was made for {shape.context}")
 
 
 def samples(settings: LlamaSettings, shape: LlamaShape, length: int, part: str) -> Samples:
@@ -115,14 +116,16 @@ def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 def run(settings: LlamaSettings) -> Result:
+    if settings.weights and settings.model != "byte-tiny":
+        raise Refusal(f"weights and model={settings.model} together", "the folder's config.json says which shape it is")
     if settings.model not in SHAPES:
         raise Refusal(f"no llama shape '{settings.model}'", f"known: {', '.join(SHAPES)}")
-    settings = replace(settings, lr=settings.lr or RATES.get(settings.model, 2e-4))
+    base = SHAPES[settings.model] if not settings.weights else shape_from(read_config(settings.weights))
+    settings = replace(settings, lr=settings.lr or (2e-5 if settings.weights else RATES[settings.model]))
     world = join()
     meshes = meshes_for(settings, world)
-    base = SHAPES[settings.model]
-    shape = replace(base, tied=base.tied and not settings.untie)
-    length = settings.length or shape.context
+    length = settings.length or min(base.context, 8192)
+    shape = replace(base, tied=base.tied and not settings.untie, context=max(base.context, length))
     check(shape, meshes, length)
     settings = resolved(settings, world, meshes, transformer(shape, length))
     split, tp = meshes.one("cp"), meshes.layout.tp
@@ -132,7 +135,11 @@ def run(settings: LlamaSettings) -> Result:
     anatomy = Anatomy("blocks", ("embed",), ("norm", "head"), tensor_plan=tensor_plan())
     large = shape.matmul_parameters > LARGE
     make = lambda: Llama(shape)  # noqa: E731
-    parts = assemble(settings, world, meshes, make, loss, adamw(settings, meshes), anatomy, large, context)
+    source = Source(settings.weights, segments(shape, base.tied)) if settings.weights else None
+    optimizer = adamw(settings, meshes)
+    parts = assemble(settings, world, meshes, make, loss, optimizer, anatomy, large, context, source=source)
+    if settings.checkpoint and world.lead:
+        keep_config(settings.checkpoint, config_of(shape), settings.weights)
     stream = Stream(
         samples(settings, shape, length, "train"),
         settings.batch,
@@ -148,7 +155,10 @@ def run(settings: LlamaSettings) -> Result:
     if world.lead:
         count = sum(p.numel() for p in parts.parts[0].parameters())
         stage = " in the first stages" if meshes.layout.pp > 1 else ""
-        print(f"llama {settings.model}: {count:,} parameters{stage}; {meshes.layout.equation()}", flush=True)
+        name = settings.weights or f"llama {settings.model}"
+        if length > base.context:
+            print(f"sequences of {length} tokens, and the shape was made for {base.context}", flush=True)
+        print(f"{name}: {count:,} parameters{stage}; {meshes.layout.equation()}", flush=True)
         if world.device.type == "cuda" and (context is None or context.kind == "ulysses"):
             dtype, group = Precision(settings.precision).compute_dtype, shape.heads // shape.kv_heads
             kernel = attention_kernel(world.device, dtype, length, shape.head_width, group, settings.deterministic)

@@ -84,7 +84,7 @@ def run(settings: WideResNetSettings) -> Result:
     def lr(step: int) -> float:
         return top * min((step + 1) / max(1, settings.warmup), (1 + math.cos(math.pi * step / steps)) / 2)
 
-    clock = _Epochs(settings, an_epoch, world.lead)
+    clock = _Epochs(settings, an_epoch, world.lead, "GPUs" if world.device.type != "cpu" else "processes")
 
     def check() -> Dict[str, float]:
         took = clock.training_done()
@@ -104,10 +104,10 @@ def run(settings: WideResNetSettings) -> Result:
 class _Epochs:
     """The lines that readers of this job's output know."""
 
-    def __init__(self, settings: WideResNetSettings, an_epoch: int, lead: bool) -> None:
+    def __init__(self, settings: WideResNetSettings, an_epoch: int, lead: bool, workers: str) -> None:
         self.settings, self.images, self.lead = settings, an_epoch * settings.batch, lead
         self.done, self.good = 0, 0  # since this start; a resumed run goes on with its epoch's number
-        self.best, self.best_epoch = 0.0, 0
+        self.best, self.best_epoch, self.workers = -1.0, 0, workers
         self.began = self.since = time.perf_counter()
 
     def training_done(self) -> float:
@@ -136,12 +136,12 @@ class _Epochs:
             print(f"\nTraining Summary:\nTotal training time: {total:.3f} seconds")
             print(f"Throughput: {self.done * self.images / total:.3f} images/second")
             print(self._target())
-            print(f"Number of nodes: {nodes}\nNumber of GPUs per node: {per_node}")
-            print(f"Total GPUs used: {nodes * per_node}\nTraining completed successfully.", flush=True)
+            print(f"Number of nodes: {nodes}\nNumber of {self.workers} per node: {per_node}")
+            print(f"Total {self.workers} used: {nodes * per_node}\nTraining completed successfully.", flush=True)
 
     def _target(self) -> str:
         target, patience = self.settings.target_accuracy, self.settings.patience
-        best = f"best {self.best:.4f}, in epoch {self.best_epoch}"
+        best = f"best {self.best:.4f}, in epoch {self.best_epoch}" if self.done else "nothing was validated"
         if self.good >= patience:
             return f"Target accuracy {target} reached and held for {self.good} epochs ({best})"
         return f"Target accuracy {target} NOT reached for {patience} epochs in a row ({best})"

@@ -1,0 +1,462 @@
+"""The one process of an agent that touches the run folder while ranks run: storage that hangs holds it, and nobody else.
+
+The agent hands it what is to be written, through a pipe that never blocks; it writes in that order, and answers. It also reads
+from there what the agent wants to know: what the ranks print, and the `stop` file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import select
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+from drumbeat.agent.wire.messages import Welcome
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.processes import close_all_but, fork, name_process
+from drumbeat.base.signals import ignore_stops
+from drumbeat.machine.model import Facts
+from drumbeat.metrics.printed import PrintedMetrics
+from drumbeat.runfolder.files import Tail, append, create, replace, replace_json
+from drumbeat.runfolder.layout import NodeFolder, RunFolder, StopFile, untrusted
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import (
+    END,
+    AttemptEnd,
+    RunRecord,
+    Summary,
+    is_folder_of,
+    next_step,
+    requeues,
+    write_run_record,
+)
+
+# Inside the process that touches the run folder for an agent: frames come by one pipe, answers go by the other. A
+# frame is a line of JSON with what to do and how many bytes follow it. See `folder_child` for the agent's side.
+
+
+_STOP_EVERY = 1.0  # seconds between two looks at the `stop` file
+_THERE_EVERY = 2  # of these looks also see whether the run folder is there
+
+
+class FolderWriter:
+    def __init__(self, commands: int, answers: int, stop: Optional[StopFile], there: str) -> None:
+        self.commands, self.answers, self.stop, self.there = commands, answers, stop, there
+        self.looks = self.missed = 0
+        self.next_look = 0.0
+        self.printed: Optional[PrintedMetrics] = None
+
+    def run(self) -> None:
+        poll = select.poll()
+        poll.register(self.commands, select.POLLIN)
+        data = b""
+        while True:
+            if poll.poll(1000 * _STOP_EVERY if self.stop else None):
+                part = os.read(self.commands, 1 << 20)
+                if not part:
+                    return
+                data = self._do_all(data + part)
+            self._look_around()
+
+    def _do_all(self, data: bytes) -> bytes:
+        """Every whole frame; appends to one file in a row are one write. What is left over."""
+        path, count = "", 0
+        parts: List[bytes] = []  # appends to `path` that wait
+        start = 0
+        while True:
+            end = data.find(b"\n", start)
+            if end < 0:
+                break
+            about = json.loads(data[start:end])
+            after = end + 1 + about["size"]
+            if len(data) < after:
+                break
+            content, start = data[end + 1 : after], after
+            if about["op"] == "append" and (not parts or about["path"] == path):
+                path, count = about["path"], count + 1
+                parts.append(content)
+                continue
+            self._append(path, parts, count)
+            path, parts, count = "", [], 0
+            if about["op"] == "append":
+                path, parts, count = about["path"], [content], 1
+            else:
+                self._do(about, content)
+        self._append(path, parts, count)
+        return data[start:]
+
+    def _append(self, path: str, parts: List[bytes], count: int) -> None:
+        if not count:
+            return
+
+        def write() -> Dict[str, Any]:
+            append(path, b"".join(parts))
+            return {}
+
+        self._tell(write, count)
+
+    def _do(self, about: Dict[str, Any], content: bytes) -> None:
+        def work() -> Dict[str, Any]:
+            if about["op"] == "replace":
+                replace(about["path"], content.decode())
+                return {}
+            if about["op"] == "create":
+                create(about["path"], content)
+                return {}
+            if self.printed is None or self.printed.folder != about["path"]:
+                self.printed = PrintedMetrics(about["path"])
+            return {"records": self.printed.read(about["final"]), "unread": self.printed.unread.take()}
+
+        self._tell(work, 1)
+
+    def _tell(self, work: Callable[[], Dict[str, Any]], count: int) -> None:
+        try:
+            answer = work()
+        except OSError as error:
+            text = "the run folder is gone" if error.errno == errno.ENOENT else error.strerror or str(error)
+            answer = {"error": [error.errno or 0, text, error.filename]}
+        self._send({"done": count, **answer})
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if self.stop is None or now < self.next_look:
+            return
+        self.next_look = now + _STOP_EVERY
+        lines = self.stop.look()
+        if lines:
+            self._send({"stop": lines, "position": self.stop.position})
+        self.looks += 1
+        if self.there and not self.looks % _THERE_EVERY:
+            self.missed = 0 if os.path.exists(self.there) else self.missed + 1
+            if self.missed > 1:  # not just being replaced
+                folder, self.there = os.path.dirname(self.there), ""
+                self._send({"error": [errno.ENOENT, "the run folder is gone", folder]})
+
+    def _send(self, answer: Dict[str, Any]) -> None:
+        data = json.dumps(answer).encode() + b"\n"
+        while data:
+            data = data[os.write(self.answers, data) :]
+
+
+NAME = "drumbeat-folder"  # of the process
+FULL = 8 << 20  # bytes that wait: from here on nothing is taken that can be done without
+STALLED = 10.0  # seconds without an answer after which the storage counts as stalled
+_PIPE, _PIECE = 1 << 20, 1 << 16
+_MOST_STARTS = 3
+_F_SETPIPE_SZ = 1031
+
+Frame = Tuple[Dict[str, Any], bytes]
+
+
+class FolderChild:
+    """`stop`: the run's `stop` file, and `there`: a file of the run folder that must not vanish, where this agent is the one to
+    look at them."""
+
+    def __init__(self, stop: Optional[StopFile] = None, there: str = "") -> None:
+        self._stop, self._there = stop, there
+        self.records: List[Dict[str, Any]] = []  # that ranks have printed
+        self.unread = 0  # printed lines that the child failed to read
+        self.why_unread = ""  # of the first
+        self.stops: List[Tuple[str, str]] = []  # lines of the `stop` file
+        self.dropped = 0  # bytes that were not taken
+        self._frames: Deque[Frame] = deque()  # not answered yet
+        self._waiting = 0  # bytes of them
+        self._out = b""  # of frames that the child has not been sent whole
+        self._in = b""
+        self._unsent = 0  # frames at the end of `_frames` that are not even in `_out`
+        self._answered = time.monotonic()
+        self._printed_asked = False
+        self._starts = 0
+        self.pid = 0
+        self._start()
+
+    # -- what the agent asks -----------------------------------------------------------------------------------------
+
+    def append(self, path: str, data: bytes) -> None:
+        self._put({"op": "append", "path": path}, data)
+
+    def append_if_room(self, path: str, data: bytes) -> None:
+        """For what can be done without: dropped and counted while the storage does not keep up."""
+        if self.full:
+            self.dropped += len(data)
+        else:
+            self.append(path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        """A new file, or one that begins anew; also its folder. `append` adds to it."""
+        self._put({"op": "create", "path": path}, data)
+
+    def replace(self, path: str, text: str) -> None:
+        self._put({"op": "replace", "path": path}, text.encode("utf-8", "replace"))
+
+    def read_printed(self, folder: str, final: bool = False) -> None:
+        """Look through the ranks' logs; what they hold comes into `records`. One look at a time."""
+        if final or not self._printed_asked:
+            self._printed_asked = True
+            self._put({"op": "printed", "path": folder, "final": final}, b"")
+
+    def take_records(self) -> List[Dict[str, Any]]:
+        records, self.records = self.records, []
+        return records
+
+    def take_stops(self) -> List[Tuple[str, str]]:
+        stops, self.stops = self.stops, []
+        return stops
+
+    @property
+    def full(self) -> bool:
+        return self._waiting > FULL
+
+    @property
+    def answers(self) -> int:
+        """A descriptor that is readable when there is something for `pump`."""
+        return self._answers
+
+    def stalled(self, now: float) -> float:
+        """Seconds for which something has waited without any being done; 0 where all is well."""
+        return now - self._answered if self._frames and now - self._answered > STALLED else 0.0
+
+    def pump(self) -> None:
+        """Send what can be sent, take what was answered. OSError where something could not be written."""
+        self._send()
+        try:
+            while True:
+                data = os.read(self._answers, 1 << 16)
+                if not data:
+                    self._start_again()
+                    return
+                self._in += data
+        except BlockingIOError:
+            pass
+        *lines, self._in = self._in.split(b"\n")
+        errors = [error for line in lines for error in self._answer(json.loads(line))]
+        if lines:
+            self._send()
+        if errors:
+            raise errors[0]
+
+    def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
+        """Wait until all is written; false if it is not in that time."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        self.pump()
+        while self._frames and time.monotonic() < deadline:
+            poll.poll(50)
+            meanwhile()
+            self.pump()
+        return not self._frames
+
+    def close(self) -> int:
+        """Let the child go; how many writes it leaves undone."""
+        os.close(self._commands)
+        os.close(self._answers)
+        return sum(1 for about, _ in self._frames if about["op"] != "printed")
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _put(self, about: Dict[str, Any], data: bytes) -> None:
+        if not self._frames:
+            self._answered = time.monotonic()
+        self._frames.append((about, data))
+        self._unsent += 1
+        self._waiting += len(data)
+        self._send()
+
+    def _send(self) -> None:
+        while True:
+            if self._unsent and len(self._out) < _PIECE:
+                parts, size = [self._out], len(self._out)
+                while self._unsent and size < _PIPE:
+                    about, data = self._frames[-self._unsent]
+                    parts += (json.dumps({**about, "size": len(data)}).encode(), b"\n", data)
+                    size += len(data) + 100
+                    self._unsent -= 1
+                self._out = b"".join(parts)
+            if not self._out:
+                return
+            try:
+                self._out = self._out[os.write(self._commands, self._out) :]
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                return  # it has died; its answers end, too
+
+    def _answer(self, answer: Dict[str, Any]) -> List[OSError]:
+        """What could not be done."""
+        self._answered = time.monotonic()
+        for _ in range(answer.get("done", 0)):
+            about, data = self._frames.popleft()
+            self._waiting -= len(data)
+            if about["op"] == "printed":
+                self._printed_asked = False
+        self.records += answer.get("records", ())
+        unread, why = answer.get("unread", (0, ""))
+        self.unread += unread
+        self.why_unread = self.why_unread or why
+        if self._stop and "stop" in answer:
+            self.stops += [(str(name), str(why)) for name, why in answer["stop"]]
+            self._stop.position = answer["position"]  # where another child would go on
+        if "error" not in answer:
+            return []
+        number, text, path = answer["error"]
+        return [OSError(number, text, path)]
+
+    def _start(self) -> None:
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+        for fd in (self._commands, self._answers):
+            os.set_blocking(fd, False)
+        try:
+            fcntl.fcntl(self._commands, _F_SETPIPE_SZ, _PIPE)
+        except OSError:
+            pass  # the user's limit for pipes is reached: smaller pieces, then
+        self._starts += 1
+        self.pid = fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                name_process(NAME)
+                ignore_stops()
+                close_all_but(commands, answers)
+                FolderWriter(commands, answers, self._stop, self._there).run()
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(commands)
+        os.close(answers)
+
+    def _start_again(self) -> None:
+        """Somebody has killed it: another one does what it has not answered."""
+        self.close()
+        if self._starts >= _MOST_STARTS:
+            raise OSError(f"the process that writes the run folder was killed {_MOST_STARTS} times")
+        self._out, self._in, self._unsent = b"", b"", len(self._frames)
+        self._start()
+        self._send()
+
+
+# How an agent finds and prepares its part of the run folder. Storage may hang: each function runs in a child with a
+# deadline.
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a run folder tells about earlier starts of this run: a scheduler may have started the job again."""
+
+    ends: Tuple[AttemptEnd, ...] = ()
+    requeues: int = 0
+
+
+@dataclass(frozen=True)
+class MemberFolder:
+    path: str
+    shared: bool  # it is the lead's
+    notice: str = ""  # why the lead's is not used, though it can be seen
+    problem: str = ""  # why there is none to use
+
+
+def prepare_folder(folder: RunFolder, node: int, facts: Facts) -> None:
+    """This node's own folder, with its facts."""
+    place = folder.node(node)
+    os.makedirs(place.path, exist_ok=True)
+    replace_json(place.facts, facts)
+
+
+def earlier_starts(folder: RunFolder) -> Earlier:
+    return Earlier(tuple(Run.open(folder.path).attempt_ends()), requeues(folder))
+
+
+def member_folder(welcome: Welcome, order: Order, node: int) -> MemberFolder:
+    """The lead's run folder if this node sees it and it is this user's, else one of its own that the lead gathers from."""
+    theirs, notice = RunFolder(welcome.folder), ""
+    if is_folder_of(theirs, welcome.run_id):
+        foreign = untrusted(theirs, node)
+        if not foreign:
+            return MemberFolder(theirs.path, True)
+        notice = f"the lead's run folder is not used here: {foreign}"
+    own = RunFolder(order.folder)
+    foreign = untrusted(own, node)
+    if foreign:
+        problem = f"cannot use the run folder: {foreign}; choose another place with --runs"
+        return MemberFolder(own.path, False, notice, problem)
+    os.makedirs(own.path, exist_ok=True)
+    replace(own.order, dump_order(order))
+    write_run_record(own, RunRecord(welcome.run_id, lead=welcome.host))
+    return MemberFolder(own.path, False, notice)
+
+
+def summary_at_the_end(folder: RunFolder) -> Optional[Summary]:
+    """None where there is none, or where the job is queued again."""
+    return Run.open(folder.path).summary() if next_step(folder) == END else None
+
+
+# Rank logs of a large job: written to the node's own disk, and shipped into one file per node on the shared storage.
+# Two files per rank would be thousands, and quotas count files. A line of the one file is `RANK STREAM text`.
+
+
+LARGE_JOB = 64  # ranks
+_LAST_WORDS = 30.0  # seconds for what the ranks have written at the end of an attempt
+_KEPT = 1 << 20  # bytes of each rank's end that are kept where even that is too short
+
+
+def is_large(order: Order, ranks_per_node: int) -> bool:
+    return order.nodes * ranks_per_node > LARGE_JOB
+
+
+class Shipping:
+    """From `logs`, a node-local folder, to `folder`, by `append(path, data)`. `beat` is called between two pieces at the end."""
+
+    def __init__(
+        self,
+        logs: NodeFolder,
+        folder: NodeFolder,
+        append: Callable[[str, bytes], None],
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.logs, self.folder, self._write, self._beat = logs, folder, append, beat
+        self._tails: Dict[str, Tail] = {}
+
+    def ship(self, attempt: int, final: bool = False, seconds: float = _LAST_WORDS) -> None:
+        """A piece of what has come; `final`: all of it, as far as `seconds` allow, and the end in any case."""
+        until = time.monotonic() + seconds
+        while self._ship_piece(attempt, final) and final:
+            self._beat()
+            if time.monotonic() > until:
+                self._leave_out(attempt)
+
+    def _ship_piece(self, attempt: int, final: bool) -> bool:
+        """Whether there is more."""
+        lines: List[str] = []
+        more = False
+        for rank, stem in sorted(self.logs.ranks(attempt).items()):
+            for stream in ("out", "err"):
+                tail = self._tail(f"{stem}.{stream}")
+                lines += [f"{rank} {stream} {text}\n" for text in tail.lines(final)]
+                more = more or tail.behind
+        self._append(attempt, lines)
+        return more
+
+    def _leave_out(self, attempt: int) -> None:
+        """Go on near the end of each log, and say so in its place."""
+        lines: List[str] = []
+        for rank, stem in sorted(self.logs.ranks(attempt).items()):
+            for stream in ("out", "err"):
+                tail = self._tail(f"{stem}.{stream}")
+                before = tail.position
+                if tail.behind:
+                    tail.skip(_KEPT // 2)
+                    lines.append(f"{rank} {stream} [drumbeat: {tail.position - before} bytes are left out here]\n")
+        self._append(attempt, lines)
+
+    def _tail(self, path: str) -> Tail:
+        return self._tails.setdefault(path, Tail(path))
+
+    def _append(self, attempt: int, lines: List[str]) -> None:
+        if lines:
+            self._write(self.folder.merged(attempt), "".join(lines).encode("utf-8", "replace"))

@@ -1,0 +1,522 @@
+"""One attempt as the lead sees it: who took part, which failure was the first."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import field, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from drumbeat.agent.lead.model import (
+    DOUBTFUL,
+    FAILED,
+    FINISHED,
+    LAUNCHER,
+    REQUEUE,
+    TIME_LIMIT,
+    Act,
+    Assignment,
+    Member,
+    Outcome,
+    Record,
+    StopRequests,
+    record_finding,
+)
+from drumbeat.agent.watchers.world import WorldCount
+from drumbeat.agent.wire.messages import RankEnded
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.ranges import named_commands, named_ranks, ranges
+from drumbeat.base.record import to_plain
+from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
+from drumbeat.causes.table import NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of
+from drumbeat.findings.model import CAUGHT, ENDED_BY_US, ERROR, LIKELY, STOPPED, WARNING, Evidence, Finding
+from drumbeat.plan.argv import has_driver
+from drumbeat.plan.world_seen import Planned, Row
+from drumbeat.runfolder.progress import Progress, merged
+from drumbeat.runfolder.summary import Affected, group
+
+# How one rank of an attempt ended, and whether that was only the consequence of another's end.
+
+
+# Codes of failures that only say that another rank went away or did not come.
+CONSEQUENCES = frozenset((
+    "peer-lost", "collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck", "watchdog-teardown",
+    "jax-coordinator",
+))  # fmt: skip
+
+# The fix for a program that catches its own failure and ends as if all were well.
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    rank: int
+    member: int
+    exit_code: Optional[int]
+    signal: Optional[int]
+    at: float  # on the lead's clock
+    finding: Optional[Finding]
+    by_us: bool
+    node: int = 0  # node rank
+    of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0
+
+    @property
+    def code(self) -> int:
+        """As a shell would say it."""
+        return 128 + self.signal if self.signal else int(self.exit_code or 0)
+
+    @property
+    def what(self) -> str:
+        """In a few words, for the summary. One that had lost a peer was going down by itself, whoever ended it."""
+        ended_by_us = self.by_us and bool(self.signal or self.code > 128)
+        if self.finding is None:
+            return ENDED_BY_US if self.by_us else f"ended with {self.code}"
+        if self.finding.code == STOPPED:
+            return self.finding.title if self.by_us else f"ended with {self.code}"
+        if is_consequence(self):
+            title = self.finding.title.partition(", first seen by ")[0]  # it is about this rank
+            return f"{title}, then {ENDED_BY_US}" if ended_by_us else title
+        return ENDED_BY_US if ended_by_us else self.finding.title
+
+
+def rank_end(ended: RankEnded, member: int, node: int, at: float) -> RankEnd:
+    """As a member has told it; `at` is on the lead's clock."""
+    return RankEnd(
+        ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node, ended.of_command
+    )
+
+
+def named(ends: Sequence[RankEnd]) -> str:
+    """`rank 3`, `ranks 0-1`, `the command on node 1`."""
+    if ends and all(end.of_command for end in ends):
+        return named_commands(end.node for end in ends)
+    return named_ranks((end.rank for end in ends), 8)
+
+
+def is_consequence(end: RankEnd) -> bool:
+    return end.finding is not None and end.finding.code in CONSEQUENCES
+
+
+# What the lead says about members and ranks: findings in words.
+
+
+NODE_LOST = "node-lost"
+
+
+def left_behind_finding(ended: Set[int], total: int, what: str, seconds: float) -> Finding:
+    """`what`: "ranks", or "nodes" where one command per node starts its ranks itself."""
+    left = ranges(number for number in range(total) if number not in ended)
+    rest = f"{what[:-1] if total - len(ended) == 1 else what} {left}"
+    return Finding(
+        "ranks-left-behind", WARNING, f"{len(ended)} of {total} {what} ended {seconds:.0f} s ago; {rest} still run"
+        + ("s" if total - len(ended) == 1 else ""),
+        "they ended with 0; one that waits for them in a collective waits until its timeout",
+        f"drumbeat logs --rank {left.split('-')[0].split(',')[0]} shows what it does" if what == "ranks" else
+        "a script that starts its launcher on one node only (if [ $NODE_RANK = 0 ]) must start it on every node",
+    )  # fmt: skip
+
+
+def lost_finding(node: int, host: str, why: str) -> Finding:
+    return Finding(
+        NODE_LOST, ERROR, f"node {node} ({host}) was lost", why, f"look at {host}; exclude it if this happens again",
+        (Evidence(why),), node=node, host=host,
+    )  # fmt: skip
+
+
+def gone_finding(why: str) -> Finding:
+    return Finding(
+        NODE_LOST, WARNING, why, "the job has a spare for it", "look at what that node printed above",
+        (Evidence(why),),
+    )  # fmt: skip
+
+
+def storage_finding(why: str, node: int, host: str) -> Finding:
+    return Finding(
+        "storage", ERROR, "the run folder could not be written any more", f"node {node}: {why}",
+        "make room, or choose another place with --runs; start the run again", (Evidence(why),), node=node, host=host,
+    )  # fmt: skip
+
+
+def no_room_finding(why: str, node: int, host: str) -> Finding:
+    return Finding(
+        "process-limit", ERROR, f"no further process could be started on node {node} ({host})", why,
+        "fewer processes per rank (data loader workers), or a higher limit (ulimit -u, the job's pids)", (Evidence(why),),
+        node=node, host=host,
+    )  # fmt: skip
+
+
+def guard_lost_finding() -> Finding:
+    return Finding(
+        "guard-lost", ERROR, "the guard of the lead's agent was killed before the run ended",
+        "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
+        "look at the machine's kernel log for 'Out of memory'; start the run again",
+    )  # fmt: skip
+
+
+def stuck_finding(node: int, host: str, what: str) -> Finding:
+    return Finding(
+        "process-stuck", ERROR, f"a process on node {node} ({host}) cannot be ended",
+        "it waits in the kernel, for a driver or a file system, and no signal reaches it there",
+        f"look at {host}'s kernel log (dmesg); the node may need a restart: tell the support desk, and exclude it",
+        (Evidence(what),), node=node, host=host,
+    )  # fmt: skip
+
+
+def stalled_finding(node: int, host: str, folder: str, seconds: float) -> Finding:
+    return Finding(
+        "folder-stalled", WARNING, f"the run folder has taken nothing from node {node} for {seconds:.0f} s",
+        "its storage hangs or is very slow; the ranks go on, and what is to be written waits",
+        f"look at the file system of {folder} on {host}; --runs puts run folders elsewhere",
+        node=node, host=host,
+    )  # fmt: skip
+
+
+def killed_finding(ranks: str) -> Finding:
+    return Finding(
+        "not-saved", WARNING, f"{ranks} did not end when asked to, and had to be killed",
+        "what was not saved by then is lost", "handle the stop signal (docs/run.md); stop-grace gives more time",
+    )  # fmt: skip
+
+
+def failed_save_finding(end: RankEnd) -> Finding:
+    assert end.finding
+    return Finding(
+        "not-saved", WARNING, f"rank {end.rank} failed after it was asked to stop: {end.finding.title}",
+        "its checkpoint may be missing or incomplete", f"look at the log of rank {end.rank} before you resume",
+        end.finding.evidence, rank=end.rank,
+    )  # fmt: skip
+
+
+def lost_unsaved_finding(node: int, host: str) -> Finding:
+    return Finding(
+        "not-saved", WARNING, f"node {node} ({host}) was lost: nobody saw whether its ranks have saved",
+        "its checkpoint may be missing or incomplete", "look at the checkpoint before you resume", node=node, host=host,
+    )  # fmt: skip
+
+
+_LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which it is said that others still run
+
+
+@dataclass
+class Attempt:
+    number: int
+    started: float
+    port: int
+    assignment: Assignment
+    ranks: int  # on all its nodes
+    roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank
+    ends: List[RankEnd] = field(default_factory=list)
+    done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
+    short: Dict[int, int] = field(default_factory=dict)  # rank -> last step, where its reports end before its total
+    first_failure: Optional[float] = None
+    failed_unasked: bool = False  # a rank failed before anybody asked the run to stop
+    suspected: Optional[Finding] = None  # a rank that holds the others up, as a watcher says
+    last_end: float = 0.0  # when a rank, or a node's command, ended last
+    left_told: int = 0  # how many had ended when it was said that others still run
+    broken: List[Finding] = field(default_factory=list)  # hardware that was seen to fail while the ranks ran
+    finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
+    world: Optional[WorldCount] = None  # from the first report of what runs
+
+    def __post_init__(self) -> None:
+        self.roles = {number: node for node, number in enumerate(self.assignment)}
+
+    def rank_ended(self, end: RankEnd, now: float, running: bool) -> None:
+        """`running`: nobody has asked the ranks to end."""
+        self.ends.append(end)
+        self.last_end = now
+        if running and end.failed and not end.by_us and self.first_failure is None:
+            self.first_failure = now
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.done) == len(self.assignment)
+
+    def count(
+        self,
+        order: Order,
+        node: int,
+        rows: Tuple[Row, ...],
+        at: float,
+        first_step: Optional[float],
+        last_step: Optional[float],
+    ) -> None:
+        """What a node sees of its rank processes, at `at`; it is judged once for all nodes that report at a time."""
+        if self.world is None:
+            planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
+            self.world = WorldCount(planned, order.checks.get("world", "off"))
+        if first_step is not None:
+            self.world.first_step, self.world.last_step = first_step, last_step
+        self.world.add(node, rows, at)
+
+    def notice(self, order: Order, now: float) -> Tuple[List[Act], Optional[Finding]]:
+        """Whether the ranks form one world, and whether some go on without the others: what to record, and what to stop for."""
+        if self.world is not None and self.world.is_due(now):
+            verdict, findings, stop = self.world.judge()
+            acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
+            acts += map(record_finding, findings)
+            if acts:
+                return acts, findings[0] if stop else None
+        left = self.left_behind(order, now)
+        return [record_finding(left)] if left else [], None
+
+    def left_behind(self, order: Order, now: float) -> Optional[Finding]:
+        """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
+        seconds = now - self.last_end
+        if not self.ends or self.first_failure is not None or seconds < _LEFT_BEHIND:
+            return None
+        ranks = {end.rank for end in self.ends if not end.of_command}
+        each = _starts_each_rank(order) or (bool(ranks) and has_driver(order))
+        gone = ranks if each else {end.node for end in self.ends}
+        ended = len(gone)
+        if ended <= self.left_told:
+            return None
+        total, what = (self.ranks, "ranks") if each else (len(self.assignment), "nodes")
+        if ended >= total:
+            return None
+        self.left_told = ended
+        return left_behind_finding(gone, total, what, seconds)
+
+    def cause(self) -> Optional[RankEnd]:
+        """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""
+        failed = [end for end in self.ends if end.failed and not end.by_us]
+        causes = [end for end in failed if not is_consequence(end)]
+        return min(causes or failed, key=lambda end: end.at, default=None)
+
+    def member_of(self, finding: Optional[Finding]) -> Optional[int]:
+        """The member on which the cause lies, where the finding names its node."""
+        node = finding.node if finding else None
+        return self.assignment[node] if node is not None and 0 <= node < len(self.assignment) else None
+
+    def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
+        """What all its members reported, by the lead's clock. Node 0's part first: its losses are the run's."""
+        parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
+        return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
+
+    def doubt(self, progress: Progress) -> Optional[Finding]:
+        """The first sign of a failure where all exit codes are 0. An error that a program wrote last and survived is one only if
+        it has not made the steps that it announced."""
+        short = progress.short_of_steps
+        doubtful = [end for end in self.ends if end.finding and not end.failed]
+        doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
+        first = min(doubtful, key=lambda end: (_without_rank(end), end.at), default=None)
+        if first is None and not short:
+            return self._left_early(progress)
+        if first is None or first.finding is None or first.finding.code != CAUGHT:
+            return first.finding if first else None
+        where = f"it ended with exit code 0 at step {progress.step} of {progress.steps}"
+        cause = f"{first.finding.cause}; {where}" if first.finding.cause else where
+        return replace(first.finding, cause=cause, fix=first.finding.fix or NOT_ZERO)
+
+    def _left_early(self, progress: Progress) -> Optional[Finding]:
+        """A rank that was gone, with steps of its own to make, while others made all of theirs."""
+        last = progress.last_t
+        if not self.short or progress.laps or progress.target_reached or progress.steps is None or last is None:
+            return None
+        gone = [end for end in self.ends if end.rank in self.short and not end.of_command and end.at < last]
+        if not gone:
+            return None
+        one = min(gone, key=lambda end: end.at)
+        where = f"at step {self.short[one.rank]} of {progress.steps}, others at step {progress.step}"
+        return Finding(
+            "early-exit", WARNING, f"{named([one])} ended with exit code 0 {where}",
+            "not known: a signal that it caught, a failure that it caught, or its data ran out", f"look at its log; {NOT_ZERO}",
+            node=one.node, rank=one.rank, confidence=LIKELY, seen=("the steps that each rank reported", "when each ended"),
+        )  # fmt: skip
+
+    def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
+        """Ranks that ended because of the first failure, in groups."""
+        if finding is None:
+            return ()
+        return group((end.rank, end.what) for end in self.ends if end.failed and end.rank != finding.rank)
+
+
+def _without_rank(end: RankEnd) -> bool:
+    """Where a launcher fails on one node, those of the others end as well: the one that names a rank tells more."""
+    return end.finding is None or end.finding.rank is None
+
+
+def _starts_each_rank(order: Order) -> bool:
+    """Else one end is that of a node's command, which starts its ranks itself."""
+    return order.launcher in ("ranks", "tasks")
+
+
+# Whose fault was it, where every failure is only a consequence: ranks lost a peer, or waited for one until a time-
+# out. Then the cause is a rank that did not fail by itself: one that a watcher had named, one that ended with 0
+# before the others, or one that was still there and had to be ended.
+
+
+_NOBODY = "hang-all-idle"  # the hang in which no rank stands out
+# Failures that look like a bug of the program, and that a broken GPU causes as well.
+_OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
+
+
+def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callable[[int], str]) -> Optional[Finding]:
+    """The cause behind the failures, if another rank is; None where a failure is its own cause."""
+    failed = [end for end in ends if end.failed and not end.by_us]
+    if not failed or not all(is_consequence(end) for end in failed):
+        return None
+    if suspected is not None and suspected.code != _NOBODY:
+        return suspected
+    first = min(failed, key=lambda end: end.at)
+    early = sorted((end for end in ends if not end.failed and end.at <= first.at), key=lambda end: end.at)
+    if early:
+        return _early_exit(early, first, host_of)
+    failed_ranks = {end.rank for end in failed}
+    waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
+    if waited and len(waited) < len(ends):
+        return _absent(waited, failed, host_of)
+    return suspected
+
+
+def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence[Finding]) -> Optional[Finding]:
+    """The broken hardware that explains a failure, among what was seen to break before it; None where nothing does.
+
+    On the failure's own node it explains whatever a GPU can cause; on another node only what has no cause of its own."""
+    cause = cause_of(finding, exit_code)
+    of_gpu = finding is not None and finding.code in _OF_GPU
+    near = [each for each in broken if finding is not None and each.node == finding.node]
+    if near and (cause in (UNCLEAR, NETWORK, NAN) or (cause is PROGRAM and of_gpu)):
+        chosen = near[0]
+    elif broken and cause in (UNCLEAR, NETWORK):
+        chosen = broken[0]
+    else:
+        return None
+    shown = finding.evidence[:1] if finding else ()
+    what = f"{chosen.cause}; after it: {finding.title}" if finding else chosen.cause
+    return replace(chosen, severity=ERROR, cause=what, evidence=(*chosen.evidence, *shown), confidence=LIKELY)
+
+
+def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], str]) -> Finding:
+    spoke = next((end for end in early if end.finding and end.finding.evidence), None)
+    if spoke is not None and spoke.finding is not None:
+        return _caught(spoke, spoke.finding, first, host_of)
+    one = early[0]
+    return Finding(
+        "early-exit", ERROR, f"{named(early)} ended with exit code 0 while the others went on",
+        f"{named([first])} lost its connection to it; likely the ranks did not have the same number of steps",
+        "give every rank the same number of steps: drop_last, an even sampler, or torch's Join for uneven data",
+        _shown(first), node=one.node, host=host_of(one.member), rank=None if one.of_command else one.rank,
+        confidence=LIKELY, seen=("exit codes and times of all ranks",),
+    )  # fmt: skip
+
+
+def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int], str]) -> Finding:
+    """It left because of an error that it caught: its own last words say which."""
+    return Finding(
+        "early-exit", ERROR, f"{named([one])} ended with exit code 0 after writing: {words.evidence[0].text[:200]}",
+        f"{named([first])} lost its connection to it; likely it failed, caught its own error and left",
+        f"{words.fix}; and {NOT_ZERO}" if words.fix else NOT_ZERO, (*words.evidence[:1], *_shown(first)),
+        node=one.node, host=host_of(one.member), rank=words.rank if one.of_command else one.rank,
+        confidence=LIKELY, seen=("exit codes, times and last lines of all ranks",),
+    )  # fmt: skip
+
+
+def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int], str]) -> Finding:
+    one = absent[0]
+    return Finding(
+        "rank-absent", ERROR, f"{named(failed)} gave up waiting; {named(absent)} had not come",
+        "it was alive but did not reach the collective in time: stuck, asleep, in a loop, or much slower",
+        f"look at what {named(absent)} did last: checks: {{hang: stop}} keeps its stack",
+        _shown(failed[0]), node=one.node, host=host_of(one.member),
+        rank=one.rank if len(absent) == 1 and not one.of_command else None, confidence=LIKELY,
+        seen=("exit codes, times and last lines of all ranks",),
+    )  # fmt: skip
+
+
+def _shown(end: RankEnd) -> tuple[Evidence, ...]:
+    return end.finding.evidence[:2] if end.finding else ()
+
+
+# How an attempt ended, from how its ranks ended and from who had asked it to stop. Pure functions.
+
+
+_OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limit"))  # codes of ends that others caused
+
+
+def concluded(
+    attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], now: float
+) -> Tuple[Outcome, List[Act]]:
+    """The outcome, and what is recorded about it: a hang that was none, the first failure, what followed
+    from it, how far the attempt came."""
+    progress = attempt.progress({number: member.clock_offset for number, member in members.items()})
+    outcome = replace(
+        attempt_outcome(attempt, requests, members, progress), assignment=attempt.assignment, port=attempt.port,
+        t=now, step=progress.step, nan_since=progress.not_finite_since, saved=progress.saved,
+    )  # fmt: skip
+    if outcome.outcome == FAILED:
+        behind = hardware_behind(outcome.finding, outcome.exit_code, attempt.broken)
+        outcome = replace(outcome, finding=behind or outcome.finding)
+    outcome = replace(outcome, member=attempt.member_of(outcome.finding))
+    acts: List[Act] = []
+    if attempt.suspected and outcome.outcome in (FINISHED, DOUBTFUL):
+        attempt.suspected = None
+        acts.append(Record("resumed", {"seconds": 0.0, "ended": True}))
+    if outcome.finding and outcome.outcome != DOUBTFUL:
+        acts.append(record_finding(outcome.finding, "failed"))
+    acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
+    acts += [record_finding(each) for each in (_not_saved(attempt, members, outcome) if requests.outcome else ())]
+    ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
+    return outcome, [*acts, Record("attempt-ended", ended)]
+
+
+def attempt_outcome(
+    attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], progress: Progress
+) -> Outcome:
+    own = _own_failure(attempt) if requests.way == LAUNCHER or (requests.outcome and attempt.failed_unasked) else None
+    if own:  # where its guard was killed with it, nobody has seen its exit code
+        return Outcome(FAILED, own.exit_code or 1, own.finding)
+    if requests.outcome:
+        return _stopped(attempt, requests)
+    if attempt.finding:
+        lost = any(members[number].lost for number in attempt.assignment)
+        code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
+        return Outcome(FAILED, code, attempt.finding)
+    first = attempt.cause()
+    if first is None:
+        doubt = attempt.doubt(progress)
+        return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
+    if first.exit_code == EXIT_REQUEUE:
+        return Outcome(REQUEUE, EXIT_REQUEUE)
+    cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host)
+    if cause is not None:
+        return Outcome(FAILED, first.code, cause)
+    rank = None if first.of_command else first.rank
+    unexplained = Finding("unknown", ERROR, f"{named([first])} ended with {first.code}", rank=rank)
+    return Outcome(FAILED, first.code, first.finding or unexplained)
+
+
+def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
+    codes = [end.exit_code for end in attempt.ends]
+    if EXIT_REQUEUE in codes and not requests.cancelled:
+        return Outcome(REQUEUE, EXIT_REQUEUE)
+    commands = sum(1 for end in attempt.ends if end.of_command)
+    whole = commands == len(attempt.assignment) if commands else len(codes) == attempt.ranks
+    if requests.outcome == TIME_LIMIT and whole and not any(end.failed for end in attempt.ends):
+        return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
+    return Outcome(requests.outcome, requests.exit_code)
+
+
+def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:
+    """Of ranks that were asked to save and end: those that were killed, those that failed instead, and those of lost nodes."""
+    killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
+    failed = [end for end in attempt.ends if end.exit_code not in (None, 0, EXIT_REQUEUE) and _explained(end)]
+    lost = [(node, members[number].host) for node, number in enumerate(attempt.assignment) if members[number].lost]
+    return [
+        *([killed_finding(named(killed))] if killed else ()),
+        *(failed_save_finding(end) for end in [end for end in failed if end.finding != outcome.finding][:1]),
+        *(lost_unsaved_finding(node, host) for node, host in lost[:1]),
+    ]
+
+
+def _explained(end: RankEnd) -> bool:
+    return end.finding is not None and end.finding.code not in _OUTSIDE and not is_consequence(end)
+
+
+def _own_failure(attempt: Attempt) -> Optional[RankEnd]:
+    """The first rank that failed by itself, as its words or its exit code say, before it was told to stop."""
+    failed = [end for end in attempt.ends if end.failed and not end.by_us and not is_consequence(end)]
+    own = [end for end in failed if end.exit_code != EXIT_REQUEUE and end.finding and end.finding.code not in _OUTSIDE]
+    return min(own, key=lambda end: end.at, default=None)

@@ -1,0 +1,301 @@
+"""The lead's connections to its members: who comes in, how far each clock is off, who has fallen silent."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections import deque
+from dataclasses import field
+from typing import Callable, Deque, Dict, List, Mapping, Optional, Protocol, Set, Tuple
+
+from drumbeat.agent.guard import warn
+from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.files import take
+from drumbeat.agent.wire.meet import Door, listen, listening_address, most_strangers, raise_open_files
+from drumbeat.agent.wire.messages import (
+    Beat,
+    FilePart,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Prepare,
+    Refuse,
+    Welcome,
+    WireError,
+    encode,
+)
+from drumbeat.base import clock
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.runfolder.layout import RunFolder
+
+_TRIPS = 3  # round trips by which a member's clock is compared with ours
+_BEAT = encode(Beat())
+
+
+@dataclass
+class Connection:
+    channel: Channel
+    member: Optional[int] = None  # once it may join
+    hello: Optional[Hello] = None
+    heard: float = 0.0
+    silent: bool = False  # and it was said
+    pinged: float = 0.0
+    trips: List[Tuple[float, float]] = field(default_factory=list)  # how long each took, and the clock offset by it
+
+
+class Listener(Protocol):
+    """Who wants to know what comes by the connections."""
+
+    def refuse(self, hello: Hello) -> Optional[Refuse]:
+        """None: it may join."""
+
+    def refused(self, hello: Hello, why: str) -> None: ...
+
+    def joined(self, hello: Hello, clock_offset: float) -> None: ...
+
+    def from_member(self, member: int, message: Message) -> None: ...
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which a member is lost, though its connection is not broken."""
+
+    def silent(self, member: int, seconds: float) -> None:
+        """Nothing was heard for `Timing.lost_node`; said once."""
+
+    def heard_again(self, member: int, seconds: float) -> None: ...
+
+    def lost(self, member: int, why: str, silent: bool = False) -> None: ...
+
+
+class Connections:
+    def __init__(self, order: Order, selector: selectors.BaseSelector, token: str, listener: Listener) -> None:
+        self.order, self.selector, self.token, self.listener = order, selector, token, listener
+        self.by_socket: Dict[socket.socket, Connection] = {}
+        self.by_member: Dict[int, Connection] = {}
+        self.reached = ""  # our address by which a member has reached us
+        self._door: Optional[Door] = None
+        self._unsent: Set[int] = set()  # members whose connections were full
+        self._looks = 0
+
+    # -- coming in ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Let members in."""
+        order = self.order
+        most = most_strangers(order.members, raise_open_files())
+        listener = listen(listening_address(order.master, order.emulated), order.muster_ports)
+        self._door = Door(listener, self.token, most, self.selector, self._admit, self._another_token)
+        self._door.tick(time.monotonic())
+
+    def close_door(self) -> None:
+        """Nobody else is expected. Harmless where it is closed already."""
+        if self._door is not None:
+            self._door.close()
+
+    def _admit(self, channel: Channel, messages: List[Message]) -> None:
+        """One who knows the token has come in."""
+        sock = channel.sock
+        self.by_socket[sock] = Connection(channel, heard=time.monotonic())
+        self.selector.register(sock, selectors.EVENT_READ, lambda: self._receive(sock))
+        self._handle(sock, lambda: messages)
+
+    def _another_token(self, address: str, why: str) -> None:
+        warn(f"a node at {address} was sent away: {why}; all nodes of a run must have the same DRUMBEAT_TOKEN")
+
+    def _receive(self, sock: socket.socket) -> None:
+        connection = self.by_socket.get(sock)
+        if connection is not None:
+            self._handle(sock, connection.channel.receive)
+
+    def _handle(self, sock: socket.socket, receive: Callable[[], List[Message]]) -> None:
+        connection = self.by_socket[sock]
+        channel, why = connection.channel, "its agent's connection broke"
+        try:
+            for message in receive():
+                self._on_message(connection, message)
+        except WireError as error:
+            why = f"its agent's connection was closed: {error}"
+            channel.close()
+        if channel.closed:
+            self._drop(sock, why)
+
+    def _drop(self, sock: socket.socket, why: str, silent: bool = False) -> None:
+        connection = self.by_socket.pop(sock, None)
+        if connection is None:
+            return
+        self.selector.unregister(sock)
+        connection.channel.close()
+        if connection.member is not None:
+            del self.by_member[connection.member]
+            self.listener.lost(connection.member, why, silent)
+
+    def _on_message(self, connection: Connection, message: Message) -> None:
+        now = time.monotonic()
+        if connection.silent and connection.member is not None:
+            connection.silent = False
+            self.listener.heard_again(connection.member, now - connection.heard)
+        connection.heard = now
+        if connection.member is not None:
+            self.listener.from_member(connection.member, message)
+        elif isinstance(message, Hello) and connection.hello is None:
+            if not self._refuse(connection, message):
+                connection.hello = message
+                self._ping(connection)
+        elif isinstance(message, Pong) and connection.hello is not None:
+            self._pong(connection, message)
+
+    def _refuse(self, connection: Connection, hello: Hello) -> bool:
+        answer = self.listener.refuse(hello)
+        if answer is None:
+            return False
+        connection.channel.send(answer)
+        warn(f"refused a node: {answer.why}")
+        self.listener.refused(hello, answer.why)
+        return True
+
+    def _ping(self, connection: Connection) -> None:
+        connection.pinged = clock.now()
+        connection.channel.send(Ping())
+
+    def _pong(self, connection: Connection, pong: Pong) -> None:
+        """The shortest of several round trips tells the clock offset best."""
+        now, hello = clock.now(), connection.hello
+        assert hello
+        connection.trips.append((now - connection.pinged, (connection.pinged + now) / 2 - pong.t))
+        if len(connection.trips) < _TRIPS:
+            self._ping(connection)
+            return
+        if self._refuse(connection, hello):  # another one may have come before it
+            return
+        assert hello.member is not None
+        connection.member = hello.member
+        self.by_member[hello.member] = connection
+        self.reached = connection.channel.sock.getsockname()[0]
+        connection.channel.send(Welcome(self.order.run_id, self.order.folder, socket.gethostname()))
+        self.listener.joined(hello, round(min(connection.trips)[1], 6))
+
+    # -- once per second ---------------------------------------------------------------------------------------------
+
+    def tick(self, now: float, late: float) -> None:
+        """What takes longer with every member. `late`: see `_check_silence`."""
+        self._check_silence(now, late)
+        self._beat_members()
+        if self._door is not None and self._door.is_open:
+            self._door.tick(now)
+
+    def _check_silence(self, now: float, late: float) -> None:
+        """Silence is said early, and is a loss only when the patience is over: a network that stalls may come back.
+
+        `late`: seconds by which this look comes too late. We were stopped or busy, so they are nobody's silence."""
+        limit, patience = self.order.timing.lost_node, self.listener.patience
+        for sock, connection in list(self.by_socket.items()):
+            connection.heard += late
+            silence = now - connection.heard
+            if connection.member is None or silence <= limit:
+                continue
+            if silence > patience:
+                self._drop(sock, f"its agent has been silent for {patience:g} s", silent=True)
+            elif not connection.silent:
+                connection.silent = True
+                self.listener.silent(connection.member, silence)
+
+    def _beat_members(self) -> None:
+        """Each member hears from us at least twice in the time after which it gives us up; every second another part of them."""
+        every = max(1, int(self.order.timing.longest_beat))
+        self._looks += 1
+        for number, connection in self.by_member.items():
+            if number % every == self._looks % every and not connection.channel.closed:
+                connection.channel.send_encoded(_BEAT)
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def deliver(self, member: int, message: Message, data: bytes) -> None:
+        """`data` is the message, encoded."""
+        connection = self.by_member.get(member)
+        if connection is None or connection.channel.closed:
+            return
+        connection.channel.queue(data)
+        if isinstance(message, Prepare):
+            return  # each member's Start comes next
+        connection.channel.flush()
+        if connection.channel.wants_write:
+            self._unsent.add(member)
+
+    def send_rest(self) -> None:
+        """What members have not taken yet."""
+        self._unsent = {number for number in self._unsent if self._flush(number)}
+
+    def _flush(self, member: int) -> bool:
+        """Send what a member has not taken yet; whether there is still some left."""
+        connection = self.by_member.get(member)
+        if connection is None:
+            return False
+        connection.channel.flush()
+        return connection.channel.wants_write
+
+
+# What the lead has to tell its members: sent in order, but in a large job not all in one turn, so that beats keep
+# flowing.
+
+
+_SLICE = 0.1  # seconds of sending in one turn of the loop
+
+
+class Outbox:
+    """`deliver(member, message, data)` sends a message to one member; `data` is the message, encoded once for all."""
+
+    def __init__(self, deliver: Callable[[int, Message, bytes], None]) -> None:
+        self._deliver = deliver
+        self._waiting: Deque[Tuple[Message, Deque[int]]] = deque()
+
+    def put(self, message: Message, members: Tuple[int, ...]) -> None:
+        self._waiting.append((message, deque(members)))
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def send_some(self) -> None:
+        """For one turn. Telling the lead's own node may put more messages into the box."""
+        until = time.monotonic() + _SLICE
+        while self._waiting and time.monotonic() < until:
+            message, members = self._waiting[0]
+            data = encode(message)
+            while members and time.monotonic() < until:
+                self._deliver(members.popleft(), message, data)
+            if not members:
+                self._waiting.popleft()
+
+
+# At the end, where nodes share no storage: the lead takes the files that its members still send.
+
+
+def gather_files(
+    connections: Mapping[socket.socket, Connection], folder: RunFolder, most: float, silence: float
+) -> None:
+    """For a child: until all members have gone, nothing has come for `silence` seconds, or `most` seconds are over."""
+    deadline = time.monotonic() + most
+    quiet = time.monotonic() + silence
+    with selectors.DefaultSelector() as selector:
+        for sock in connections:
+            selector.register(sock, selectors.EVENT_READ, connections[sock])
+        while selector.get_map() and time.monotonic() < min(deadline, quiet):
+            for key, _ in selector.select(0.1):
+                quiet = time.monotonic() + silence
+                if not _take(key.data, folder):
+                    selector.unregister(key.fileobj)
+            for connection in connections.values():
+                connection.channel.flush()
+
+
+def _take(connection: Connection, folder: RunFolder) -> bool:
+    """Write the files that have come by one connection; False when it is closed."""
+    try:
+        for message in connection.channel.receive():
+            if isinstance(message, FilePart) and connection.member is not None:
+                take(folder.node(connection.member), message)
+    except WireError:
+        connection.channel.close()
+    return not connection.channel.closed

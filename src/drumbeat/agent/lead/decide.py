@@ -1,0 +1,262 @@
+"""What to do after an attempt: one pure function, called by the lead alone. The rules per cause are in causes.py."""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from drumbeat.agent.lead.model import FAILED, Assignment, Member, Outcome, reassign, replacements
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.causes.table import CONFIGURATION, HARDWARE, NAN, NEVER, PORT, SAME_WORDS, SCHEDULER, UNCLEAR
+from drumbeat.findings.model import CERTAIN
+from drumbeat.runfolder.summary import END, REQUEUE
+
+# What the attempts so far tell: how many ended alike or cost a restart, whether a failure is an old one. Pure
+# functions.
+
+
+def attempts_in_a_row(history: Sequence[Outcome]) -> int:
+    """How many attempts at the end of the history ended for the same cause."""
+    cause, count = history[-1].cause, 0
+    for outcome in reversed(history):
+        if outcome.cause is not cause:
+            break
+        count += 1
+    return count
+
+
+def spent_restarts(history: Sequence[Outcome]) -> int:
+    """Attempts that cost a restart. Neither a taken port nor a role that went to a spare does."""
+    followers: List[Optional[Outcome]] = [*history[1:], None]
+    return sum(
+        1
+        for outcome, following in zip(history, followers)
+        if not outcome.cause.free and not (following and _was_replaced(outcome, following))
+    )
+
+
+def _was_replaced(outcome: Outcome, following: Outcome) -> bool:
+    before, after = outcome.assignment, following.assignment
+    return before is not after and len(before) == len(after) and before != after
+
+
+def is_repeated(history: Sequence[Outcome]) -> bool:
+    """The same failure at the same step has happened before: another start would only repeat it."""
+    last = history[-1]
+    return last.cause.repeats != NEVER and any(_same(last, earlier) for earlier in history[:-1])
+
+
+def _same(one: Outcome, other: Outcome) -> bool:
+    if one.finding is None or other.finding is None or one.finding.code != other.finding.code:
+        return False
+    if one.step is not None and other.step is not None:
+        return abs(one.step - other.step) <= 1 and one.exit_code == other.exit_code  # steps are reported a little late
+    both_without = one.step is None and other.step is None
+    return both_without and one.cause.repeats == SAME_WORDS and one.finding.title == other.finding.title
+
+
+def same_again(last: Outcome) -> str:
+    assert last.finding
+    where = f"at step {last.step}" if last.step is not None else "before the first step"
+    if last.cause is UNCLEAR or last.finding.confidence != CERTAIN:  # nothing says whose fault it was
+        return f"ended in the same way {where} twice, and would likely do so again: {last.finding.title}"
+    return f"the same failure {where} twice, so it is the program's own: {last.finding.title}"
+
+
+@dataclass(frozen=True)
+class Stop:
+    why: str
+    action: str = "stop"
+
+
+@dataclass(frozen=True)
+class Restart:
+    why: str
+    assignment: Assignment
+    wait: float = 0.0  # seconds until then
+    excluded: Mapping[int, str] = field(default_factory=dict)  # members that no attempt uses any more, and why
+    action: str = "restart"
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """Only the scheduler can give the run another node."""
+
+    why: str
+    exclude: Tuple[str, ...]  # machines, as the scheduler calls them
+    action: str = "requeue"
+
+
+Decision = Union[Stop, Restart, Requeue]
+
+
+def decide(
+    history: Sequence[Outcome],
+    members: Mapping[int, Member],
+    restarts: int,
+    fewest: Optional[int] = None,
+    can_requeue: bool = False,
+    spares: int = 0,
+) -> Decision:
+    """`history` holds every attempt so far, the last one last. `fewest`: with so many nodes the job may go on.
+    `can_requeue`: a scheduler can start the run again on other nodes. `spares`: so many the job asked for."""
+    last = history[-1]
+    if last.outcome != FAILED:
+        return Stop(f"the attempt ended: {last.outcome}")
+    cause = last.cause
+    if cause is CONFIGURATION:
+        what = last.finding.code if last.finding else f"exit code {last.exit_code}"
+        return Stop(f"{what}: {cause.why}")
+    if is_repeated(history):
+        return Stop(same_again(last))
+    if cause is SCHEDULER and can_requeue and last.finding and last.finding.confidence == CERTAIN:
+        return Requeue(f"{last.finding.title}: this costs no restart", ())
+    excluded = _newly_bad(history, members)
+    unfit = [number for number in last.assignment if number in excluded or not members[number].fit]
+    if not unfit:
+        return _again(history, last.assignment, restarts)
+    return _elsewhere(history, members, excluded, unfit, restarts, fewest, can_requeue, spares)
+
+
+def without_nodes(lost: Mapping[int, Member], restarts: int, can_requeue: bool, spares: int) -> Union[Stop, Requeue]:
+    """What follows when nodes are lost (node rank -> who it was) and no spare can take their place."""
+    names = ", ".join(f"{node} ({member.machine})" for node, member in sorted(lost.items()))
+    what = f"node {names} is lost" if len(lost) == 1 else f"nodes {names} are lost"
+    if spares:
+        what += ", and no spare is left"
+    if can_requeue:
+        return Requeue(what, tuple(member.machine for _, member in sorted(lost.items())))
+    other = "another one" if len(lost) == 1 else "others"
+    why = f"{what}, and nobody can give the job {other} here: --spares {spares + len(lost)} would"
+    return Stop(why + ("; a restart needs all nodes, so none is used" if restarts else ""))
+
+
+# -- the same members again ----------------------------------------------------------------------------------------------
+
+
+def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) -> Decision:
+    last = history[-1]
+    cause, in_a_row = last.cause, attempts_in_a_row(history)
+    if cause.free:
+        if in_a_row == 1:
+            return Restart("the rendezvous port was in use; another one costs no restart", assignment)
+        twice = f"{in_a_row} rendezvous ports in a row were in use, which were free when they were chosen: {cause.hint}"
+        if cause.most is None or in_a_row <= cause.most:
+            return Restart(f"{twice}; one more is tried", assignment)
+        return Stop(twice)
+    if not restarts:
+        return Stop("the job asks for no restart")
+    older = _older_checkpoint(last) if cause is NAN else ""
+    if cause is NAN and last.nan_since is not None and last.saved is not None and last.saved >= last.nan_since:
+        return Stop(
+            f"the checkpoint of step {last.saved} was saved after the loss had become NaN at step {last.nan_since}, "
+            f"and a restart would load it: {older}"
+        )
+    if cause.most is not None and in_a_row > cause.most:
+        times = "once" if cause.most == 1 else f"{cause.most} times"
+        hints = "; ".join(hint for hint in (older, cause.hint) if hint)
+        return Stop(f"{cause.name} again, though it was started again {times}: {hints}")
+    spent = spent_restarts(history)
+    if spent > restarts:
+        return Stop(f"all {restarts} restarts are spent")
+    limit = restarts if cause.most is None else min(restarts, spent - in_a_row + cause.most)
+    wait = cause.delay(in_a_row)
+    why = f"restart {spent} of {limit}" + (f" in {wait:g} s ({cause.name})" if wait else "")
+    return Restart(f"{why}; {older}" if older else why, assignment, wait)
+
+
+def _older_checkpoint(last: Outcome) -> str:
+    """What a program that stopped at NaN has to start from."""
+    bad = last.nan_since if last.nan_since is not None else last.step
+    when = f"step {bad}" if bad is not None else "the first bad step"
+    return f"only a checkpoint older than {when} helps"
+
+
+# -- other members -------------------------------------------------------------------------------------------------------
+
+
+def _newly_bad(history: Sequence[Outcome], members: Mapping[int, Member]) -> Dict[int, str]:
+    """The member that must not be used again after the last attempt, and why; at most one."""
+    last = history[-1]
+    number = last.member
+    if number is None or number not in members or not members[number].fit:
+        return {}
+    what = last.finding.title if last.finding else f"exit code {last.exit_code}"
+    if last.cause.breaks_member:
+        return {number: what}
+    costly = [outcome for outcome in history if outcome.cause is not PORT]
+    before = costly[-2] if len(costly) > 1 and costly[-1] is last else None
+    if last.cause.suspects_member and before and before.member == number and before.cause.suspects_member:
+        return {number: f"failed first twice in a row, and nothing else says why: {what}"}
+    return {}
+
+
+def _elsewhere(
+    history: Sequence[Outcome],
+    members: Mapping[int, Member],
+    excluded: Mapping[int, str],
+    unfit: Sequence[int],
+    restarts: int,
+    fewest: Optional[int],
+    can_requeue: bool,
+    spares: int,
+) -> Decision:
+    """Somebody who had a role must not have it again: a spare, fewer nodes, or other nodes from the scheduler."""
+    last = history[-1]
+    known = {**members, **{number: replace(members[number], bad=why) for number, why in excluded.items()}}
+    assignment = reassign(last.assignment, known)
+    if assignment is not None:
+        taken = frozenset(assignment)
+        left = sum(1 for number, member in known.items() if member.fit and number not in taken)
+        why = "; ".join(replacements(last.assignment, assignment, known))
+        return Restart(f"{why}; {left} spare{'' if left == 1 else 's'} left", assignment, 0.0, excluded)
+    fewer = tuple(number for number in last.assignment if known[number].fit)
+    spent = spent_restarts(history)
+    if fewest and len(fewer) >= fewest and fewer[:1] == last.assignment[:1] and spent <= restarts:
+        why = f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes"
+        return Restart(why, fewer, 0.0, excluded)
+    machines = tuple(members[number].machine for number in unfit)
+    lost = {node: members[number] for node, number in enumerate(last.assignment) if members[number].lost}
+    if lost:
+        return without_nodes(lost, restarts, can_requeue, spares)
+    no_spare = "no spare is left" if spares else "the job has no spare"
+    if can_requeue:
+        return Requeue(f"{', '.join(machines)} must not be used again, and {no_spare}", machines)
+    if any(not members[number].fit for number in unfit):
+        return Stop("processes of the last attempt could not be ended, and would disturb the next")
+    number = unfit[0]
+    earlier = [outcome for outcome in history[:-1] if outcome.member == number and outcome.cause is HARDWARE]
+    if earlier and last.cause is HARDWARE:
+        return Stop(f"{machines[0]} has failed twice ({excluded[number]}), and {no_spare}")
+    return _again(history, last.assignment, restarts)
+
+
+# After a run has ended: is its job queued again, and does that count? One pure function, called by the lead alone.
+
+
+@dataclass(frozen=True)
+class Next:
+    step: str  # END or REQUEUE
+    why: str
+    counts: bool = False  # against `requeues` of the job
+
+
+def after_end(
+    saved: bool, wanted: str, asked_to_stop: bool, cancelled: bool, requeues_so_far: int, allowed: int
+) -> Next:
+    """`saved`: the ranks ended with 75, which asks for another start. `wanted`: why the lead wants one (a node was lost, say);
+    empty: it does not.
+
+    A rank that ends with 75 because it was told to stop (the notice before a time limit, a preemption) may come back as
+    often as that happens: each start had its time. Everything else is bounded by `allowed`.
+    """
+    if cancelled:
+        return Next(END, "it was cancelled")
+    if saved and asked_to_stop:
+        return Next(REQUEUE, "its ranks ask to be started again (exit code 75)")
+    if asked_to_stop or not (saved or wanted):
+        return Next(END, "it has ended")
+    why = wanted or "its ranks ask to be started again"
+    if requeues_so_far >= allowed:
+        return Next(END, f"{why}, but the job was queued again {requeues_so_far} times already (requeues: {allowed})")
+    return Next(REQUEUE, f"{why}: requeue {requeues_so_far + 1} of {allowed}", counts=True)

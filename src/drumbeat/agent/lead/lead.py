@@ -1,0 +1,464 @@
+"""The lead: node 0's agent decides start, stop, restart and which failure was the first. A state machine without I/O.
+
+Messages of the members come in (its own too), actions go out: tell members, record an event, end the run.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import field, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.agent.lead.attempt import (
+    NODE_LOST,
+    Attempt,
+    concluded,
+    guard_lost_finding,
+    lost_finding,
+    rank_end,
+    stuck_finding,
+)
+from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, without_nodes
+from drumbeat.agent.lead.model import (
+    DOUBTFUL,
+    END_NOW,
+    FAILED,
+    FINISHED,
+    LAUNCHER,
+    LIMIT,
+    PORT_IN_USE,
+    SIGNAL,
+    Act,
+    Assignment,
+    Finish,
+    Member,
+    Outcome,
+    Record,
+    StopRequest,
+    StopRequests,
+    Tell,
+    reassign,
+    record_finding,
+    replacements,
+)
+from drumbeat.agent.lead.muster import Muster, refused_finding
+from drumbeat.agent.wire.messages import (
+    Beat,
+    Common,
+    Counted,
+    Done,
+    End,
+    Hello,
+    Prepare,
+    RankEnded,
+    Start,
+    Stop,
+    World,
+    make_world,
+)
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.record import to_plain
+from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
+from drumbeat.causes.table import HARDWARE, cause_of
+from drumbeat.findings.model import UNKNOWN, Finding
+from drumbeat.runfolder.summary import AttemptEnd
+
+# How an attempt begins: what every member must know of the others, and what each is told.
+
+
+def world_of(assignment: Assignment, members: Mapping[int, Member], common: Common) -> World:
+    """All but where the ranks meet: that is chosen by it."""
+    ranks = [members[number].ranks for number in assignment]
+    roles = {number: node for node, number in enumerate(assignment)}
+    replaced = tuple((node, members[number].host) for node, number in enumerate(assignment) if node != number)
+    return make_world(ranks, common, roles, ("", 0), replaced)
+
+
+def start_acts(attempt: Attempt, world: World, members: Mapping[int, Member]) -> List[Act]:
+    assignment = attempt.assignment
+    started = {
+        "world_size": attempt.ranks,
+        "spares": [number for number, member in members.items() if member.fit and number not in attempt.roles],
+        "hosts": [members[number].host for number in assignment] if world.replaced else [],
+        "master_addr": world.master_addr,
+        "master_port": world.master_port,
+    }
+    starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
+    # The lead's own ranks last: starting them takes its time.
+    return [Record("attempt-started", started), Tell(assignment, Prepare(world)), *starts[1:], starts[0]]
+
+
+# What follows an attempt, and a node that is lost between two: the decision, and how it is recorded. Pure functions.
+
+
+def after_attempt(order: Order, history: Sequence[Outcome], members: Mapping[int, Member]) -> Tuple[Decision, Record]:
+    """A scheduler that starts the run again leaves out every machine that is unfit, not only those of the last attempt."""
+    last = history[-1]
+    decision = decide(history, members, order.restarts, order.fewest_nodes, _can_requeue(order), order.spares)
+    cause = last.cause.name if last.outcome == FAILED else ""
+    decided: Dict[str, Any] = {"action": decision.action, "why": decision.why, "cause": cause}
+    if isinstance(decision, Restart):
+        decided["wait"] = decision.wait
+        decided["replaced"] = replacements(last.assignment, decision.assignment, members)
+    if isinstance(decision, Requeue):
+        unfit = (member.machine for _, member in sorted(members.items()) if not member.fit)
+        decision = replace(decision, exclude=tuple(dict.fromkeys((*decision.exclude, *unfit))))
+    return decision, Record("decided", decided)
+
+
+def between_attempts(order: Order, assignment: Assignment, members: Mapping[int, Member]) -> Tuple[Decision, Record]:
+    """A node was lost while the next attempt, with this assignment, waits for its time."""
+    again = reassign(assignment, members)
+    if again is not None:
+        replaced = replacements(assignment, again, members)
+        why = "; ".join(replaced)
+        return Restart(why, again), Record("decided", {"action": "restart", "why": why, "replaced": replaced})
+    lost = {node: members[number] for node, number in enumerate(assignment) if members[number].lost}
+    decision = without_nodes(lost, order.restarts, _can_requeue(order), order.spares)
+    return decision, Record("decided", {"action": decision.action, "why": decision.why, "cause": HARDWARE.name})
+
+
+def _can_requeue(order: Order) -> bool:
+    return order.queued and order.resources.requeues > 0
+
+
+_LONG = 30.0  # seconds: a command of this length may have trained, though no step of it was recognised
+_HELD = 0.3  # seconds that a signal waits: mpirun ends its tasks about one second after its first one
+_ANSWER = 5.0  # seconds after a loss in which a launcher ends the other agents for it
+
+
+@dataclass
+class Lead:
+    """`pick_port` chooses where the ranks meet: it gets the world without it and the member that is node 0, and answers with
+    address and port."""
+
+    order: Order
+    pick_port: Callable[[World, int], Tuple[str, int]]
+    started: float
+    members: Dict[int, Member] = field(default_factory=dict)
+    attempts: List[Attempt] = field(default_factory=list)
+    history: List[Outcome] = field(default_factory=list)
+    phase: str = "muster"  # muster, running, stopping, waiting (for the next attempt), ended
+    resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
+    requests: StopRequests = field(default_factory=StopRequests)
+    held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when it is passed on to the ranks
+    lost_at: float = 0.0  # when the last member was lost
+    progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
+    without_storage: bool = False  # the run folder cannot be written any more
+    requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
+    earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    requeues: int = 0  # how often drumbeat has queued this job again before, as far as it counts
+    first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
+    first_attempt: int = 0  # more than 0 where a scheduler started this job again
+    port_taken: Callable[[], bool] = lambda: (
+        False
+    )  # whether somebody else has the port that the last attempt's ranks got
+
+    def __post_init__(self) -> None:
+        self.muster = Muster(self.order, self.members)
+
+    # -- muster ------------------------------------------------------------------------------------------------------
+
+    def refuse(self, hello: Hello) -> str:
+        """Why this member may not join; '' if it may."""
+        return self.muster.refusal(hello) if self.phase == "muster" else "the run has already started"
+
+    def refused(self, hello: Hello, why: str) -> List[Act]:
+        """The muster cannot succeed any more if one of this run's own members may not join. Members of other runs change
+        nothing: two runs may share a token and a port."""
+        if self.phase != "muster" or self.muster.is_of_another_run(hello):
+            return []
+        return self._end(Outcome(FAILED, EXIT_MUSTER, refused_finding(hello, why)))
+
+    def hello(self, hello: Hello, clock_offset: float, now: float) -> List[Act]:
+        """A member that may join (see `refuse`)."""
+        acts, broken = self.muster.join(hello, clock_offset)
+        if broken:
+            return acts + self._end(Outcome(FAILED, EXIT_PREFLIGHT, broken))
+        return acts + (self._begin(now) if self.muster.is_complete else [])
+
+    def waits_in_vain(self, why: str) -> List[Act]:
+        """A member has ended before it could join, and whoever started it says so."""
+        if self.phase != "muster":
+            return []
+        acts, failed = self.muster.lose(why)
+        return acts + (self._end(Outcome(FAILED, EXIT_MUSTER, failed)) if failed else [])
+
+    def _tick_muster(self, elapsed: float, now: float) -> List[Act]:
+        if self.muster.is_enough(elapsed):
+            return self._begin(now)
+        if elapsed > self.order.timing.muster:
+            return self._end(Outcome(FAILED, EXIT_MUSTER, self.muster.timed_out()))
+        return self.muster.notice(elapsed)
+
+    def _begin(self, now: float) -> List[Act]:
+        """The first attempt, with the first members that are fit: the others are spares."""
+        self.muster.seconds = now - self.started
+        return self._start(self.muster.fit()[: self.order.nodes], now)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def beat(self, member: int, beat: Beat) -> None:
+        if beat.step is not None:
+            self.progress[member] = beat
+
+    def rank_ended(self, member: int, ended: RankEnded, now: float) -> List[Act]:
+        if not self.is_current(ended.attempt):
+            return []
+        at = ended.t + self.members[member].clock_offset
+        end = rank_end(ended, member, self.node_rank(member), at)
+        attempt = self.attempts[-1]
+        attempt.rank_ended(end, now, self.phase == "running")
+        if attempt.first_failure is not None and not self.requests.outcome and not self.held:
+            attempt.failed_unasked = True
+        return []
+
+    def member_done(self, member: int, done: Done, now: float) -> List[Act]:
+        """All processes of this member's attempt are gone, or cannot be ended."""
+        if not self.is_current(done.attempt):
+            return []
+        attempt = self.attempts[-1]
+        attempt.done[member] = done.progress
+        attempt.short.update({int(rank): step for rank, step in done.short.items() if rank.isdigit()})
+        acts: List[Act] = []
+        if done.stuck:
+            self.members[member] = replace(self.members[member], stuck=True)
+            finding = stuck_finding(self.node_rank(member), self.members[member].host, done.stuck)
+            acts.append(record_finding(finding))
+            if not self.requests.outcome and attempt.cause() is None:
+                attempt.finding = attempt.finding or finding
+        return acts + (self._conclude(now) if attempt.is_over else [])
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence, on a connection that is not broken, after which a member is lost. While ranks run, nobody knows
+        whether more than the agents' network stalls: healthy ranks keep as much time as they have to save."""
+        return self.order.timing.lost_node + (self.order.stop_grace if self.phase == "running" else 0.0)
+
+    def member_silent(self, number: int, seconds: float) -> List[Act]:
+        member = self.members.get(number)
+        if self.phase == "ended" or member is None:
+            return []
+        said = {"peer": number, "peer_host": member.host, "seconds": round(seconds, 1), "patience": self.patience}
+        return [Record("node-silent", said)]
+
+    def member_heard(self, number: int, seconds: float) -> List[Act]:
+        member = self.members.get(number)
+        if self.phase == "ended" or member is None:
+            return []
+        return [Record("node-heard", {"peer": number, "peer_host": member.host, "seconds": round(seconds, 1)})]
+
+    def member_lost(self, number: int, why: str, now: float, silent: bool = False) -> List[Act]:
+        """`silent`: its connection did not break, so its ranks may be well: all ranks have their time to save."""
+        member = self.members.get(number)
+        if self.phase == "ended" or member is None or member.lost:
+            return []
+        idle = self.phase != "muster" and number not in self._assignment()
+        lost = {"peer": number, "peer_host": member.host, "why": why, "spare": idle}
+        acts: List[Act] = [Record("node-lost", lost)]
+        if self.phase == "muster":
+            del self.members[number]
+            return acts
+        self.members[number] = replace(member, lost=True)
+        self.lost_at = now
+        if self.phase == "waiting":
+            return acts + self._plan_again()
+        attempt = self.attempts[-1]
+        if idle:
+            return acts
+        attempt.done[number] = {}
+        if self.phase == "running":
+            attempt.finding = attempt.finding or lost_finding(self.node_rank(number), member.host, why)
+            with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
+            if (
+                silent or self.held
+            ):  # perhaps somebody has asked the run to stop: then its ranks have their time to save
+                with_signal, grace = self.order.stop_signal, self.order.stop_grace
+            acts += self._stop_ranks("a node was lost", with_signal, grace)
+        return acts + (self._conclude(now) if attempt.is_over else [])
+
+    def give_up(self) -> List[Act]:
+        """The lead's agent has to end now: the members end with it instead of waiting for orders."""
+        if self.phase == "ended":
+            return []
+        return self._end(Outcome(FAILED, 128 + signal.SIGTERM, guard_lost_finding()))
+
+    def storage_lost(self, finding: Finding) -> List[Act]:
+        """Nothing can be recorded any more: the ranks save and end, and no further attempt begins."""
+        self.without_storage = True
+        if self.phase in ("muster", "waiting"):
+            return self._end(Outcome(FAILED, EXIT_STORAGE, finding))
+        if self.phase != "running":
+            return []
+        self.attempts[-1].finding = self.attempts[-1].finding or finding
+        return self._stop_ranks(finding.title, self.order.stop_signal, self.order.stop_grace)
+
+    def watcher_stop(self, finding: Finding, now: float) -> List[Act]:
+        """A watcher says that the job does not run the way it was meant to."""
+        if self.phase != "running":
+            return []
+        self.attempts[-1].finding = self.attempts[-1].finding or finding
+        return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
+
+    def found(self, member: int, finding: Finding) -> None:
+        """A watcher of this member warns. Hardware that breaks while the ranks run explains a failure that follows; what a
+        driver says of a GPU whose processes are being ended does not."""
+        if self.phase == "running" and finding.node == self.node_rank(member) and cause_of(finding, 1) is HARDWARE:
+            self.attempts[-1].broken.append(finding)
+
+    def suspect(self, finding: Optional[Finding]) -> None:
+        """A watcher has named a rank that holds the others up; None: it goes on again."""
+        if self.attempts:
+            self.attempts[-1].suspected = finding
+
+    def counted(self, member: int, counted: Counted) -> None:
+        """What a node sees of its rank processes. It is put together in `tick`, once for all nodes that report at a time."""
+        if self.phase != "running" or not self.is_current(counted.attempt):
+            return
+        attempt = self.attempts[-1]
+        first_step = self.first_step[1] if self.first_step and self.first_step[0] == attempt.number else None
+        at = counted.t + self.members[member].clock_offset
+        steps = [beat.t + self.members[each].clock_offset for each, beat in self.progress.items() if beat.t is not None]
+        attempt.count(self.order, self.node_rank(member), counted.rows, at, first_step, max(steps, default=None))
+
+    def signalled(self, request: StopRequest, now: float) -> List[Act]:
+        """An agent was sent a signal. That may be its launcher's answer to an end that we are about to see, an MPI_Abort or an
+        agent that died: so the ranks are not told at once."""
+        in_place = self.order.spares or self.order.fewest_nodes is not None  # then it leaves the others alone
+        may_be_answer = request.way == LAUNCHER or (request.number == signal.SIGTERM and not in_place)
+        if may_be_answer and self.phase == "running":
+            self.held = self.held or (now + _HELD, request)
+            return []
+        return [] if may_be_answer and self._has_just_lost(now) else self.stop(request)
+
+    def _has_just_lost(self, now: float) -> bool:
+        """A launcher that now ends all agents because one has died asks for nothing that is not under way."""
+        finding = self.attempts[-1].finding if self.phase == "stopping" and not self.requests.outcome else None
+        return finding is not None and finding.code == NODE_LOST and now - self.lost_at < _ANSWER
+
+    def stop(self, request: StopRequest) -> List[Act]:
+        """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
+        if self.phase == "ended":
+            return []
+        if self.held:
+            (_, first), self.held = self.held, None
+            return self.stop(first) + self.stop(request)
+        step = self.requests.on(request)
+        if self.phase in ("muster", "waiting"):
+            asked = Record("stopping", {"why": request.why, "signal": int(request.number), "grace": 0.0})
+            return [asked, *self._end(Outcome(self.requests.outcome, self.requests.exit_code))]
+        if step == END_NOW:
+            return self._stop_ranks(request.why, self.order.stop_signal, 0.0)
+        if step is None or self.phase == "stopping":
+            return []  # they are ending already; the outcome is now the request's
+        passed_on = request.way == SIGNAL and request.number == signal.SIGUSR2  # the script's own choice of signal
+        number = signal.SIGUSR2 if passed_on else self.order.stop_signal
+        return self._stop_ranks(request.why, number, self.order.stop_grace)
+
+    def tick(self, now: float) -> List[Act]:
+        timing, limit = self.order.timing, self.order.time_limit
+        elapsed = now - self.started
+        if limit and elapsed > limit and not self.requests.outcome and self.phase in ("muster", "running", "waiting"):
+            return self.stop(StopRequest(LIMIT, self.order.stop_signal, f"the time limit of {limit:g} s is reached"))
+        if self.held and now >= self.held[0]:
+            (_, request), self.held = self.held, None
+            return [] if self._has_just_lost(now) else self.stop(request)
+        if self.phase == "muster":
+            return self._tick_muster(elapsed, now)
+        if self.phase == "waiting" and now >= self.resume[0]:
+            return self._start(self.resume[1], now)
+        if self.phase == "running":
+            attempt = self.attempts[-1]
+            if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
+                return self._stop_ranks("a rank failed", signal.SIGTERM, timing.failure_grace)
+            acts, stop = attempt.notice(self.order, now)
+            return acts + (self.watcher_stop(stop, now) if stop else [])
+        return []
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def is_current(self, attempt: int) -> bool:
+        return bool(self.attempts) and self.attempts[-1].number == attempt and self.phase in ("running", "stopping")
+
+    def node_rank(self, member: int) -> int:
+        return self.attempts[-1].roles.get(member, member)
+
+    def _start(self, assignment: Assignment, now: float) -> List[Act]:
+        world = world_of(assignment, self.members, self.muster.common)
+        address, port = self.pick_port(world, assignment[0])
+        world = replace(world, master_addr=address, master_port=port)
+        number, ranks = self.first_attempt + len(self.attempts), sum(world.ranks_per_node())
+        self.attempts.append(Attempt(number, now, port, assignment, ranks))
+        self.phase = "running"
+        acts: List[Act] = []
+        if len(self.attempts) == 1:
+            about = {"seconds": round(self.muster.seconds, 3), "master_addr": address, "master_port": port}
+            acts.append(Record("mustered", about))
+        return acts + start_acts(self.attempts[-1], world, self.members)
+
+    def _assignment(self) -> Assignment:
+        """Who has a role: now, or in the attempt that comes next."""
+        return self.resume[1] if self.phase == "waiting" else self.attempts[-1].assignment
+
+    def _present(self) -> Tuple[int, ...]:
+        return tuple(number for number, member in sorted(self.members.items()) if not member.lost)
+
+    def _stop_ranks(self, why: str, number: int, grace: float) -> List[Act]:
+        self.phase = "stopping"
+        record = Record("stopping", {"why": why, "signal": int(number), "grace": grace})
+        return [record, Tell(self._present(), Stop(int(number), grace, why))]
+
+    def _conclude(self, now: float) -> List[Act]:
+        attempt = self.attempts[-1]
+        if self.held and not self._has_just_lost(now):
+            self.requests.on(self.held[1])  # whoever signalled us may have signalled the ranks as well
+        self.held = None
+        outcome, acts = concluded(attempt, self.requests, self.members, now)
+        if outcome.finding is not None and outcome.finding.code == PORT_IN_USE:
+            outcome = replace(outcome, port_taken=self.port_taken())
+        trained = self.first_step is not None and self.first_step[0] == attempt.number
+        perhaps = outcome.outcome in (FINISHED, DOUBTFUL) and now - attempt.started > _LONG
+        verdict = attempt.world.at_end() if attempt.world else None
+        if verdict and (trained or perhaps or verdict.answer != UNKNOWN):
+            acts.insert(0, Record("verdict", {"verdict": to_plain(verdict), "peer": 0}))
+        self.history.append(outcome)
+        if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
+            return acts + self._end(outcome, concluded=True)
+        decision, record = after_attempt(self.order, self.history, self.members)
+        acts.append(record)
+        if isinstance(decision, Restart):
+            return acts + self._restart(decision, now)
+        self.requeue = decision if isinstance(decision, Requeue) else None
+        return acts + self._end(outcome, concluded=True)
+
+    def _restart(self, decision: Restart, now: float) -> List[Act]:
+        acts: List[Act] = []
+        for number, why in decision.excluded.items():
+            self.members[number] = replace(self.members[number], bad=why)
+            acts.append(Record("excluded", {"peer": number, "peer_host": self.members[number].host, "why": why}))
+        if not decision.wait:
+            return acts + self._start(decision.assignment, now)
+        self.phase = "waiting"
+        self.resume = (now + decision.wait, decision.assignment)
+        return acts
+
+    def _plan_again(self) -> List[Act]:
+        """A node was lost between two attempts."""
+        at, assignment = self.resume
+        decision, record = between_attempts(self.order, assignment, self.members)
+        if isinstance(decision, Restart):
+            self.resume = (at, decision.assignment)
+            return [record] if decision.assignment != assignment else []
+        self.requeue = decision if isinstance(decision, Requeue) else None
+        return [record, *self._end(self.history[-1], concluded=True)]
+
+    def _end(self, outcome: Outcome, concluded: bool = False) -> List[Act]:
+        self.phase = "ended"
+        acts: List[Act] = []
+        if not concluded:
+            self.history.append(outcome)
+            if outcome.finding:
+                acts.append(record_finding(outcome.finding, "failed"))
+        acts.append(Record("run-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
+        return [*acts, Tell(self._present(), End(outcome.exit_code)), Finish(outcome.exit_code)]

@@ -1,0 +1,187 @@
+"""What the lead may ask for: tell members something, record an event, end the run. `lead_side` carries it out."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+
+from drumbeat.agent.wire.messages import Message
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import to_plain
+from drumbeat.base.regex import regex
+from drumbeat.base.signals import EXIT_TIME_LIMIT
+from drumbeat.causes.table import PROGRAM, Cause, cause_of
+from drumbeat.findings.model import Finding
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send one message to these members."""
+
+    members: Tuple[int, ...]
+    message: Message
+
+
+@dataclass(frozen=True)
+class Record:
+    kind: str
+    data: Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finish:
+    exit_code: int
+
+
+Act = Union[Tell, Record, Finish]
+
+
+def record_finding(finding: Finding, kind: str = "finding") -> Record:
+    return Record(kind, {"finding": to_plain(finding)})
+
+
+# Members and their roles: who is which node rank, and who takes whose place.
+
+
+@dataclass(frozen=True)
+class Member:
+    """An agent on a machine, stable for the run. Which node rank it is, each attempt's assignment says."""
+
+    number: int  # its place in the scheduler's order
+    host: str
+    address: str = ""
+    ranks: int = 1
+    clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
+    lost: bool = False
+    stuck: bool = False  # processes of an attempt could not be ended there
+    bad: str = ""  # why no attempt may run there any more; empty: it may
+    name: str = ""  # as the scheduler calls the machine, where that is known
+    gpus: int = 0  # that the job may use there
+
+    @property
+    def fit(self) -> bool:
+        return not (self.lost or self.stuck or self.bad)
+
+    @property
+    def machine(self) -> str:
+        """What to call it towards the scheduler."""
+        return self.name or self.host
+
+
+Assignment = Tuple[int, ...]  # the member that is node rank 0, 1, 2 and so on
+
+
+def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assignment]:
+    """Who keeps a role keeps its node rank; one that is unfit is replaced by a member without a role."""
+    taken = frozenset(before)
+    spares = [number for number, member in members.items() if number not in taken and member.fit]
+    assignment = []
+    for number in before:
+        if not members[number].fit:
+            if not spares:
+                return None
+            number = spares.pop(0)
+        assignment.append(number)
+    return tuple(assignment)
+
+
+def replacements(before: Assignment, after: Assignment, members: Mapping[int, Member]) -> List[str]:
+    """Who takes whose place, in words."""
+    if len(before) != len(after):
+        return []
+    pairs = [(node, old, new) for node, (old, new) in enumerate(zip(before, after)) if old != new]
+    return [
+        f"node {new} ({members[new].machine}) takes the place of node {old} ({members[old].machine})"
+        + (f" as node {node}" if node != old else "")
+        for node, old, new in pairs
+    ]
+
+
+# How one attempt ended, as far as what follows depends on it.
+
+
+FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
+DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure, or it ended before its last step
+
+PORT_IN_USE = "port-in-use"
+_PORT = regex(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one attempt ended, and who took part."""
+
+    outcome: str
+    exit_code: int
+    finding: Optional[Finding] = None
+    assignment: Assignment = ()
+    port: int = 0  # where its ranks met; 0: they did not
+    port_taken: bool = False  # somebody else had that port when the attempt was over
+    member: Optional[int] = None  # on which it failed first; none: not known
+    step: Optional[int] = None  # the last one reported; none: none was
+    nan_since: Optional[int] = None  # the first of the steps at the end whose loss was NaN or infinite; none: not known
+    saved: Optional[int] = None  # the step of the last checkpoint; none: not known
+    t: float = 0.0  # when it ended, on the lead's monotonic clock
+
+    @property
+    def cause(self) -> Cause:
+        if self.finding is not None and self.finding.code == PORT_IN_USE and not self._was_our_port():
+            return PROGRAM  # a port that the program chose itself would be taken again
+        return cause_of(self.finding, self.exit_code)
+
+    def _was_our_port(self) -> bool:
+        """As the failure's own line says; where it names no port, as the machine says."""
+        assert self.finding
+        named = {int(port) for each in self.finding.evidence for port in _PORT.findall(each.text)}
+        return self.port in named if named and self.port else self.port_taken
+
+
+# Requests to stop: one request is one, however many ways it arrives. A scheduler signals every process of a step,
+# its launcher passes the same signal on, and the batch script writes a line into the run's `stop` file: all of that
+# is one request, and the ranks keep their grace. Only a second act of the user ends the run now: a second Ctrl-C at
+# the desk, a second `drumbeat cancel`.
+
+
+SIGNAL = "signal"  # an agent was sent a signal, by its desk or by the scheduler
+LAUNCHER = "launcher"  # mpirun has signalled its tasks: its user stops it, or a rank has called MPI_Abort
+NOW = "now"  # the desk was interrupted a second time
+NOTICE = "notice"  # the scheduler says that it will end the job soon
+LIMIT = "limit"  # the run's own time limit is reached
+USER = "user"  # the user asked in person: an interrupt at the desk of an allocation
+CANCEL = "cancel"  # `drumbeat cancel`: the run must not come back
+
+BEGIN, END_NOW = "begin", "end now"
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    way: str  # how it arrived: one of the words above
+    number: int = int(signal.SIGTERM)
+    why: str = ""
+
+
+@dataclass
+class StopRequests:
+    """All requests of one run, as the lead hears them."""
+
+    outcome: str = ""  # of the first request; empty: nobody has asked
+    number: int = 0
+    way: str = ""  # of the first request
+    cancelled: bool = False
+    _acts: int = 0  # of the user
+
+    def on(self, request: StopRequest) -> Optional[str]:
+        """BEGIN for the first request, END_NOW for one that takes the grace away, None for one more way of the same."""
+        first = not self.outcome
+        if first:
+            self.outcome = TIME_LIMIT if request.way in (NOTICE, LIMIT) else CANCELLED
+            self.number, self.way = request.number, request.way
+        self.cancelled = self.cancelled or request.way == CANCEL
+        self._acts += request.way in (USER, CANCEL)
+        if request.way == NOW or (self._acts > 1 and request.way in (USER, CANCEL)):
+            return END_NOW
+        return BEGIN if first else None
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_TIME_LIMIT if self.outcome == TIME_LIMIT else 128 + self.number

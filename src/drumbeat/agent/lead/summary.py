@@ -1,0 +1,136 @@
+"""What the lead writes when a run ends: summary.json, and the verdict for whatever started the agents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import Callable, Dict, List, Sequence
+
+from drumbeat.agent.lead.decide import Next, after_end
+from drumbeat.agent.lead.lead import Lead
+from drumbeat.agent.lead.model import NOTICE, REQUEUE, SIGNAL
+from drumbeat.base import clock
+from drumbeat.base.order import Order
+from drumbeat.base.regex import regex
+from drumbeat.runfolder.derived import replaced_nodes
+from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.files import open_to_write
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.ledger import ledger
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.records import Member
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import hangs_of, ranks_seen, world_of
+from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary, write_verdict
+
+
+def what_follows(lead: Lead) -> Next:
+    """After the last attempt, before its end is written."""
+    asked, saved = lead.requests, lead.history[-1].outcome == REQUEUE
+    allowed = lead.order.resources.requeues
+    wanted = lead.requeue.why if lead.requeue else ""
+    return after_end(saved, wanted, bool(asked.outcome), asked.cancelled, lead.requeues, allowed)
+
+
+def write_end(folder: RunFolder, lead: Lead) -> None:
+    after = what_follows(lead)
+    exclude = lead.requeue.exclude if lead.requeue else ()
+    asked, last = lead.requests, lead.history[-1]
+    stopped = (
+        bool(asked.outcome) and last.outcome == asked.outcome and asked.way in (SIGNAL, NOTICE) and not asked.cancelled
+    )
+    write_verdict(folder, last.exit_code, after.step, exclude, after.counts, stopped)
+    events = Run.open(folder.path).run_events()
+    write_summary(folder, summary_of(lead, events, clock.now(), queued=os.path.exists(folder.script)))
+
+
+def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = False) -> Summary:
+    """`events` are the lead's own; `now` is the wall clock; `queued`: a scheduler started the job."""
+    last = lead.history[-1]
+    affected = lead.attempts[-1].affected(last.finding) if lead.attempts else ()
+    hang = lead.attempts[-1].suspected if lead.attempts else None
+    roles = lead.attempts[-1].assignment if lead.attempts else tuple(sorted(lead.members))
+    members = [
+        Member(node, member.host, member.address, member.clock_offset, member.ranks)
+        for node, member in enumerate(lead.members[number] for number in roles)
+    ]
+    parts = ledger(lead.order.created, now, events, queued)
+    gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
+    replaced, world = replaced_nodes(events), world_of(events)
+    return summarize(
+        lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus, world, hangs_of(events),
+        ranks_seen(events),
+    )  # fmt: skip
+
+
+def _attempts(lead: Lead) -> List[AttemptEnd]:
+    """Those of earlier starts of this job, then our own; one that never started ranks has the next number."""
+    first = lead.first_attempt
+    own = [
+        AttemptEnd(first + index, outcome.outcome, outcome.exit_code, outcome.finding)
+        for index, outcome in enumerate(lead.history)
+    ]
+    return [*lead.earlier, *own]
+
+
+def _progress(lead: Lead) -> Progress:
+    """Of the last attempt that made steps; how the losses began is the first attempt's."""
+    offsets = {number: member.clock_offset for number, member in lead.members.items()}
+    each = [attempt.progress(offsets) for attempt in lead.attempts]
+    with_steps = [progress for progress in each if progress.first_t is not None] or each[-1:] or [Progress()]
+    total = with_steps[-1]
+    began = next((progress for progress in with_steps if progress.first_loss is not None), total)
+    total.first_loss, total.first_loss_step = began.first_loss, began.first_loss_step
+    validations = (progress.first_validation for progress in with_steps if progress.first_validation is not None)
+    total.first_validation = next(validations, None)
+    return total
+
+
+# The job's `on-end` command: run once, when the run has ended for good, with a deadline. It changes no exit code.
+# `{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` in its words are filled in; the same values are
+# in DRUMBEAT_RUN_ID, DRUMBEAT_OUTCOME, DRUMBEAT_EXIT_CODE, DRUMBEAT_SECONDS and DRUMBEAT_FOLDER. No shell sees it.
+
+
+DEADLINE = 15.0  # seconds; a batch script ends what is left 20 s after the verdict
+_PRIVATE = ("DRUMBEAT_TOKEN",)
+_PLACE = regex(r"\{(run_id|outcome|exit_code|seconds|folder)\}")
+
+
+def run_on_end(order: Order, folder: RunFolder, summary: Summary, meanwhile: Callable[[], None]) -> str:
+    """What went wrong, in one line; empty if all went well or there is no such command. `meanwhile` is called often."""
+    if not order.on_end:
+        return ""
+    values: Dict[str, str] = {
+        "run_id": summary.run_id,
+        "outcome": summary.outcome,
+        "exit_code": str(summary.exit_code),
+        "seconds": f"{summary.elapsed:.0f}",
+        "folder": folder.path,
+    }
+    argv = [_PLACE.sub(lambda match: values[match.group(1)], word) for word in order.on_end]
+    env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+    env.update((f"DRUMBEAT_{name.upper()}", value) for name, value in values.items())
+    try:
+        with open_to_write(folder.on_end_log, os.O_APPEND) as log:
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                cwd=order.workdir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    except OSError as error:
+        return f"on-end: {argv[0]}: {error.strerror}"
+    until = time.monotonic() + DEADLINE
+    while process.poll() is None and time.monotonic() < until:
+        meanwhile()
+        time.sleep(0.05)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"on-end: {argv[0]} was ended after {DEADLINE:g} s"
+    return f"on-end: {argv[0]} ended with {process.returncode}: {folder.on_end_log}" if process.returncode else ""

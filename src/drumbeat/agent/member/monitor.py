@@ -1,0 +1,139 @@
+"""Samples this node until the job ends, in a child process of the agent: a driver that hangs holds only that process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import traceback
+from typing import Any, Callable, Dict, List, Protocol
+
+from drumbeat.base import clock
+from drumbeat.base.order import Order
+from drumbeat.base.processes import close_all_but, die_with_parent, fork, name_process
+from drumbeat.base.signals import ignore_stops, stops_held_back
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Facts
+from drumbeat.machine.sample import Sampler
+from drumbeat.machine.vendors.nvml import open_nvml
+from drumbeat.runfolder.layout import NodeFolder
+
+EVERY = 5.0  # seconds between samples
+_LARGE_JOB = 64  # nodes: from here on several samples go to the shared storage in one write
+
+
+class TextFile(Protocol):
+    """The run's numbers for node-exporter."""
+
+    def update(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+OpenTextFile = Callable[[str, str], TextFile]  # of that folder, for that run
+
+
+def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenTextFile, ended: List[int]) -> None:
+    """Sample until `ended` holds something. The lead's monitor, that of node 0, also keeps node-exporter's text file."""
+    textfile = open_textfile(order.textfile, order.folder) if order.textfile and folder.node == 0 else None
+    batch = 1 if order.nodes <= _LARGE_JOB else 6
+    kept: List[str] = []
+    gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
+    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    sampler = Sampler(LiveHost(), gpus, nvml)
+    due = time.monotonic()
+    while True:
+        last = bool(ended)
+        kept.append(_line(folder.node, facts.host, sampler.sample()))
+        if last or len(kept) >= batch:
+            _write(folder.telemetry, kept)
+        if last:
+            if textfile:
+                textfile.remove()
+            return
+        if textfile:
+            textfile.update()
+        due = max(due + EVERY, time.monotonic())
+        while time.monotonic() < due and not ended:
+            time.sleep(0.2)
+
+
+def _line(node: int, host: str, found: Dict[str, Any]) -> str:
+    about = {"t": round(clock.now(), 3), "node": node, "host": host}
+    return json.dumps({**about, **found}, separators=(",", ":"))
+
+
+def _write(path: str, kept: List[str]) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(fd, "".join(line + "\n" for line in kept).encode())
+        os.close(fd)
+    except OSError:
+        pass  # a full disk is the agent's to report
+    kept.clear()
+
+
+# The agent's side of its monitor: started once for all attempts, and ended by its pid.
+
+
+NAME = "drumbeat-sample"  # of the process
+_LAST_SAMPLE = 1.0  # seconds
+
+
+class MonitorProcess:
+    def __init__(self, folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenTextFile) -> None:
+        self.pid = 0  # 0: it is not there
+        if order.emulated and folder.node:
+            return  # one machine needs one
+        agent = os.getpid()
+        with stops_held_back():  # until the child has handlers of its own
+            self.pid = fork()
+            if self.pid:
+                return
+            code = 1
+            try:
+                ended = _leave(agent, folder.agent_log)
+                monitor(folder, facts, order, open_textfile, ended)
+                code = 0
+            except BaseException:
+                os.write(2, traceback.format_exc().encode())
+            finally:
+                os._exit(code)
+
+    def ended(self, pid: int) -> bool:
+        """Whether the child that was reaped is the monitor."""
+        if not self.pid or pid != self.pid:
+            return False
+        self.pid = 0
+        return True
+
+    def end(self) -> None:
+        """It writes one last sample. If it hangs in a driver, whoever sweeps after us ends it."""
+        if not self.pid:
+            return
+        try:
+            os.kill(self.pid, signal.SIGTERM)
+            deadline = time.monotonic() + _LAST_SAMPLE
+            while time.monotonic() < deadline and not os.waitpid(self.pid, os.WNOHANG)[0]:
+                time.sleep(0.02)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        self.pid = 0
+
+
+def _leave(agent: int, log: str) -> List[int]:
+    """In the child: close what belongs to the agent, and leave its process group. The list gets the signal that ends it."""
+    ended: List[int] = []
+    name_process(NAME)
+    os.setsid()
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    ignore_stops(but=(signal.SIGTERM,))
+    die_with_parent(agent)
+    close_all_but()
+    for number, path in enumerate((os.devnull, os.devnull, log)):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(os.path.sep)
+    return ended

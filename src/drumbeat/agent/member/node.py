@@ -1,0 +1,466 @@
+"""The node: starts this node's processes, ends them, and says how each one went. What it does, the lead has decided."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+from drumbeat.agent.folder.child import FolderChild, Shipping, is_large
+from drumbeat.agent.guard import warn
+from drumbeat.agent.looks.kernel_log import KernelLog, own_log
+from drumbeat.agent.member.looks import NodeLooks
+from drumbeat.agent.member.monitor import MonitorProcess
+from drumbeat.agent.member.progress import NodeMetrics
+from drumbeat.agent.ranks import adapters
+from drumbeat.agent.ranks.ends import Ends, Exit, Explainer, RankExit, rank_meant, with_last_step
+from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited
+from drumbeat.agent.ranks.launchers import launcher_of
+from drumbeat.agent.ranks.tasks import Tasks
+from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
+from drumbeat.agent.watchers.contract import Record, Tell, Watching
+from drumbeat.agent.watchers.nccl_log import LogFiles
+from drumbeat.agent.watchers.transport import OpenGate
+from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Message, RankEnded
+from drumbeat.base import clock
+from drumbeat.base.folders import make_private, make_temporary
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar, Order
+from drumbeat.base.processes import children, describe, kill_children, on_storage, rank_in_environment, sweep
+from drumbeat.base.record import to_json
+from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding
+from drumbeat.machine.model import Facts, Peers
+from drumbeat.plan.argv import node_identity, processes
+from drumbeat.plan.binding import Binding, binding, right_binding
+from drumbeat.plan.environment import environment
+from drumbeat.runfolder.files import EventLog
+from drumbeat.runfolder.layout import NodeFolder
+
+# Caches of compiled kernels on a node's own disk. What lies in them is loaded and run, so nobody else may write
+# there. Their paths are the same for every run, so that a cache is found again, and so others know them: each folder
+# is made with mode 0700, and one that somebody else made or can write to is not used.
+
+
+_CACHES = ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+
+
+def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar], List[Finding]]:
+    """The variables, each planned cache now a private folder: the planned one, or a new one below `own` where that is
+    not safe. What the user or the site names stays as it is."""
+    chosen: List[EnvVar] = []
+    problems: Dict[str, str] = {}  # planned path -> why it is not used
+    for variable in variables:
+        if variable.name in _CACHES and variable.source == "default":
+            path = variable.value
+            if path not in problems:
+                problems[path] = make_private(path)
+            if problems[path]:
+                path = os.path.join(own, os.path.basename(path))
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                why = f"empty and for this run only: {problems[variable.value]}"
+                variable = replace(variable, value=path, why=why, source="detected")
+        chosen.append(variable)
+    findings = [
+        Finding(
+            "cache-not-private",
+            WARNING,
+            "a kernel cache is not used: others could put code into it",
+            why,
+            f"remove {path} if it is yours, or name another folder in the job's env; kernels are compiled anew until then",
+            (Evidence(why),),
+        )
+        for path, why in problems.items()
+        if why
+    ]
+    return chosen, findings
+
+
+# What one attempt starts with on this node: cores and GPUs for each rank, and the variables that all of them share.
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    facts: Facts  # as all tasks of the node see it together
+    right: Binding  # the binding that the GPUs ask for
+    bound: Binding  # the one that is used
+    variables: List[EnvVar]
+    findings: Tuple[Finding, ...]
+
+
+def plan_node(
+    order: Order, own: Facts, tasks: Tasks, peers: Peers, node: int, attempt: int, metrics: str, folder: str, local: str
+) -> NodePlan:
+    """`metrics`: where ranks report; `folder`: the attempt's part of the run folder; `local`: a folder on the node's own disk."""
+    facts = tasks.facts(own)
+    right = right_binding(order, facts, node)
+    bound, findings = _bind(order, tasks, facts, right, node)
+    variables, unsafe_caches = private_caches(environment(order, own, peers, node), local)
+    variables += node_identity(order, peers, node, attempt, metrics, os.path.abspath(folder))
+    return NodePlan(facts, right, bound, variables, (*findings, *unsafe_caches))
+
+
+def _bind(order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int) -> Tuple[Binding, Tuple[Finding, ...]]:
+    """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
+    if order.cpu_bind or not tasks.views:
+        return binding(order, facts, node), ()
+    bound = tasks.bound(right, facts)
+    return bound, tuple(bound.findings[len(right.findings) :])
+
+
+# What watches this node's ranks: the transport gate, the watchers of each attempt, and the kernel's log.
+
+
+class NodeWatch:
+    """`local`: a folder on the node's own disk; `record` writes an event of this node; `tell` sends a message to the lead."""
+
+    def __init__(self, order: Order, member: int, facts: Facts, local: str, record: Record, tell: Tell) -> None:
+        self.order, self.member, self.facts, self.local = order, member, facts, local
+        self._record, self._tell = record, tell
+        self._gates: List[OpenGate] = []
+        self._watching = Watching((), (), record, tell)
+        self._kernel_log: Optional[KernelLog] = None
+
+    def open_gates(
+        self,
+        node_rank: int,
+        variables: List[EnvVar],
+        folder: str,
+        rank_of: Callable[[int], Optional[int]],
+        out_of: Callable[[Optional[int]], str],
+    ) -> List[EnvVar]:
+        """Before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run folder;
+        `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
+        order = self.order
+        self._gates = gate_of(order, lambda: OpenGate(order, node_rank, self.facts, self.local, rank_of, out_of))
+        for gate in self._gates:
+            variables = gate.open(variables, folder)
+        return variables
+
+    def begin(self, scene: Scene) -> None:
+        scene = replace(scene, kernel_log=self._follow_kernel_log())
+        self._watching = build_watchers(self.order, scene, self._gates, self._record, self._tell)
+        self.tick(time.monotonic())  # how the counters stood before
+
+    def feed(self, kind: str, data: Dict[str, Any]) -> None:
+        self._watching.feed(kind, data, time.monotonic())
+
+    def tick(self, now: float) -> None:
+        self._watching.tick(now)
+
+    def end(self) -> None:
+        self._watching.end(time.monotonic())
+
+    def rank_failed(self) -> None:
+        for gate in self._gates:
+            gate.failed = True
+
+    @property
+    def kept_logs(self) -> List[LogFiles]:
+        """What helps to explain a failure."""
+        return [gate.log for gate in self._gates if gate.log and gate.keeps_log]
+
+    @property
+    def pid(self) -> int:
+        """Of the process that reads the kernel's log; 0: there is none."""
+        return self._kernel_log.pid if self._kernel_log else 0
+
+    def _follow_kernel_log(self) -> List[KernelLog]:
+        """From now on, where the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
+        own = own_log(self.member)
+        gpus = any(not gpu.integrated for gpu in self.facts.gpus)
+        if not own and (not gpus or (self.order.emulated and self.member)):
+            return []
+        self._kernel_log = KernelLog(own)
+        return [self._kernel_log]
+
+
+_MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and for the logs that are kept at its end
+_SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck
+
+
+class Node:
+    """`tell` sends a message to the lead; `beat` is called where something takes its time; `child` writes the run folder."""
+
+    def __init__(
+        self,
+        order: Order,
+        member: int,
+        facts: Facts,
+        folder: NodeFolder,
+        bundle: str,
+        tell: Callable[[Message], None],
+        tasks: Tasks,
+        beat: Callable[[], None],
+        child: FolderChild,
+        monitor: MonitorProcess,
+    ) -> None:
+        self.order, self.member, self.facts, self.folder, self.bundle = order, member, facts, folder, bundle
+        self.tell, self.tasks, self.beat, self.child, self.monitor = tell, tasks, beat, child, monitor
+        self.events = EventLog(folder.events, member, child.append)
+        self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
+        self.attempt = 0
+        self.node_rank = member
+        self.active = False
+        self.stopped_by_us = False
+        self.kill_at: Optional[float] = None  # when the grace ends
+        self.sweep_until: Optional[float] = None  # all is being killed; what is there then is stuck
+        self.ranks = Ranks(tasks)
+        self.watch = NodeWatch(order, member, facts, self.local, self.events.write, tell)
+        self.reaped = 0
+        self.logs = folder
+        shipping: Optional[Shipping] = None
+        if is_large(order, order.ranks_per_node or len(facts.gpus) or 1):
+            self.logs = NodeFolder(tempfile.mkdtemp(prefix=f"drumbeat-logs-{order.run_id[:40]}-{member}-"), member)
+            shipping = Shipping(self.logs, folder, child.append, self._make_room)
+        self.local_logs = self.logs.path if shipping else ""
+        self.metrics = NodeMetrics(folder, self.local, shipping, child)
+        self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
+        self.starter = Starter(order, folder, self.launcher, tasks, self.events)
+        self.ends = self._new_ends()
+        self.looks = NodeLooks(order, facts, self.local, folder, self.metrics, child, tell)
+        self._first_step_told = False
+
+    # -- what the lead asks ------------------------------------------------------------------------------------------
+
+    def start(self, attempt: int, node_rank: int, peers: Peers) -> None:
+        assert not self.active, "an attempt begins when nothing of the last one is alive"
+        self.attempt = self.events.attempt = attempt
+        self.node_rank = node_rank
+        self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
+        self.ranks = Ranks(self.tasks)
+        self.looks.begin_attempt(attempt, node_rank)
+        on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
+        plan = plan_node(
+            self.order, self.facts, self.tasks, peers, node_rank, attempt, self.metrics.path,
+            self.folder.attempt(attempt), self.local,
+        )  # fmt: skip
+        for finding in plan.findings:
+            self._note(finding)
+        bound, variables = plan.bound, plan.variables
+        known = {**inherited(), **{variable.name: variable.value for variable in variables}}
+        helpers = [*self.launcher.prepare(attempt, node_rank, peers, bound), *adapters.install(self.local, known)]
+        folder = self.folder.attempt(attempt)
+        variables = self.watch.open_gates(node_rank, variables, folder, self._rank_of, self._out_of)
+        record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
+        self.child.replace(self.folder.environment, to_json(record) + "\n")
+        self.watch.begin(self._scene(peers, plan, variables))
+        self.ends = self._new_ends()
+        to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
+        self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
+        self.watch.feed("started", {"pids": self.ranks.pids})
+        self.metrics.begin_attempt(self.logs.attempt(attempt))
+        self._first_step_told = False
+
+    def stop(self, number: int, grace: float) -> None:
+        """Signal what trains, once; a second request can only make the grace end earlier."""
+        if not self.active:
+            return
+        ends = time.monotonic() + grace
+        self.kill_at = ends if self.kill_at is None else min(ends, self.kill_at)
+        if not self.stopped_by_us:
+            self.stopped_by_us = True
+            self.ranks.stop(number, self.beat)
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def on_exit(self, pid: int, status: int) -> None:
+        """A child was reaped; it may be an orphan that only became ours."""
+        if self.monitor.ended(pid):
+            return
+        self.reaped += 1
+        rank = self.ranks.own_ended(pid)
+        if rank:
+            self._process_ended(rank, status)
+
+    def on_task_started(self, local_id: int, pid: int) -> None:
+        rank = self.ranks.guarded(local_id)
+        if rank:
+            self.ranks.guarded_pids[local_id] = pid
+            self.starter.note_started(rank.process, pid, ())
+
+    def on_task_ended(self, local_id: int, status: int) -> None:
+        rank = self.ranks.task_ended(local_id)
+        if rank:
+            self._process_ended(rank, status)
+
+    def tick(self, now: float) -> None:
+        self._ship()
+        if not self.active:
+            return
+        self.watch.tick(now)
+        self.looks.poll()
+        for rank in self.ranks:
+            self.ends.hear(rank.process, self.stopped_by_us)
+        self.ends.poll()
+        grace_is_over = self.kill_at is not None and now >= self.kill_at
+        if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
+            self.sweep_until = now + _SWEEP
+            self.tasks.kill()
+        if self.sweep_until is not None:
+            self._sweep(now)
+
+    def kill(self) -> None:
+        """End everything now, whatever the lead thinks: it may be gone."""
+        self.stopped_by_us = True
+        self.tasks.kill()
+        for stuck in sweep(self._kept(), reaped=self.on_exit):
+            warn(f"cannot be ended: {stuck}")
+        self.ends.give_up()
+        self.active = False
+
+    def mute(self) -> None:
+        """The run folder cannot be written any more: go on without it, until the ranks have saved."""
+        self.events.muted = True
+
+    def close(self, seconds: float) -> None:
+        self._ship(final=True)
+        self.monitor.end()
+        times = os.times()
+        self.events.write(
+            "agent-ended",
+            {
+                "cpu_seconds": round(times.user + times.system, 3),
+                "seconds": round(seconds, 3),
+                "reaped": self.reaped,
+            },
+        )
+        self.events.close()
+        shutil.rmtree(self.local, ignore_errors=True)
+
+    def progress_beat(self) -> Beat:
+        if not self.active:
+            return Beat()
+        return self.metrics.ranks.beat(self.metrics.progress.last_t, time.monotonic())
+
+    def look(self, request: Look) -> None:
+        """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
+        if self.active and request.attempt == self.attempt:
+            self.looks.start(request, self.ranks, self.launcher)
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    def _make_folders(self, attempt: int) -> None:
+        """In a child: the attempt's folders, and what the job brings."""
+        os.makedirs(self.folder.attempt(attempt), exist_ok=True)
+        os.makedirs(self.logs.attempt(attempt), exist_ok=True)
+        bring(self.order, self.folder.attempt(attempt))
+
+    def _note(self, finding: Finding) -> None:
+        """The user is told of what may be wrong; the rest is only recorded."""
+        finding = replace(finding, node=self.node_rank)
+        if finding.severity in (WARNING, ERROR):
+            self.tell(Found(replace(finding, host=self.facts.host)))
+        else:
+            self.events.write("finding", {"finding": finding})
+
+    def _scene(self, peers: Peers, plan: NodePlan, variables: List[EnvVar]) -> Scene:
+        first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
+        ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
+        return Scene(
+            self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.local, self.attempt,
+            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
+            lambda: self.launcher.is_rank, self.launcher.met, self.beat,
+        )  # fmt: skip
+
+    def _new_ends(self) -> Ends:
+        run_folder = os.path.dirname(os.path.dirname(self.folder.path))
+        kept = self.folder.merged(self.attempt) if self.local_logs else ""
+        explainer = Explainer(
+            self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts.has_no_gpu,
+            self.facts.identity,
+        )  # fmt: skip
+        return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
+
+    def _rank_of(self, pid: int) -> Optional[int]:
+        rank = self.ranks.own(pid)
+        return rank.process.rank if rank else rank_in_environment(pid)
+
+    def _out_of(self, rank: Optional[int]) -> str:
+        if rank is None:
+            return self.launcher.log(self.attempt, 0, "out")
+        return self.logs.log(self.attempt, rank, "out")
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def _process_ended(self, rank: Rank, status: int) -> None:
+        seconds = round(time.monotonic() - rank.started, 3)
+        self.ends.add(Exit(rank.process, status, clock.now(), seconds, self.stopped_by_us))
+
+    def _rank_ended(self, ended: RankExit) -> None:
+        end, finding = ended.end, ended.end.finding
+        about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
+        self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
+        step = self.metrics.ranks.last(end.rank, time.monotonic())[0] or self.metrics.progress.step
+        self.metrics.ranks.ended(None if end.of_command else end.rank)
+        self.watch.feed("exited", about)
+        if finding is not None:
+            finding = replace(
+                with_last_step(finding, step),
+                rank=rank_meant(self.launcher, end, finding),
+                node=self.node_rank,
+                host=self.facts.host,
+            )
+        if end.exit_code != 0 and not ended.by_us:
+            self.watch.rank_failed()
+        about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
+        self.tell(RankEnded(*about_end))
+
+    def _sweep(self, now: float) -> None:
+        """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""
+        alive = kill_children(self._kept())
+        if self.ends:  # the child that reads them has a deadline of its own
+            self.sweep_until = now + _SWEEP
+            return
+        if not alive and not len(self.ranks):
+            self._finish("")
+        elif self.sweep_until is not None and now >= self.sweep_until:
+            stuck = [describe(pid) for pid in children() if pid not in self._kept()]
+            self.ranks.forget()
+            self._finish("; ".join(stuck) or "a task of the scheduler does not answer")
+
+    def _finish(self, stuck: str) -> None:
+        """An error is for the loop, which mutes this node: the next tick then comes here again."""
+        self.looks.end()
+        try:
+            self.metrics.finish(self.beat)
+            self._ship(final=True)
+            self.watch.end()
+            kept = self.watch.kept_logs
+            if kept:
+                on_storage(lambda: self._keep(kept), _KEEP, self.beat, self.folder.path)
+        except OSError:
+            if not self.events.muted:
+                raise
+        self.active, self.sweep_until = False, None
+        self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck, self.metrics.ranks.short()))
+
+    def _keep(self, logs: List[LogFiles]) -> None:
+        """In a child; the rest goes with the node's own folder."""
+        for log in logs:
+            log.keep(self.folder.attempt(self.attempt))
+
+    def _make_room(self) -> None:
+        """Between two pieces of a long log: what waits to be written stays small."""
+        self.beat()
+        self.child.pump()
+        if self.child.full:
+            self.child.flush(1.0, self.beat)
+
+    def _ship(self, final: bool = False) -> None:
+        if self.events.muted:
+            return
+        for began in self.launcher.new_stages():
+            self.metrics.stage_began(self.launcher.first_rank, began)
+        for record in self.metrics.ship(self.attempt, final):
+            self.watch.feed("metric", record)
+        if self.metrics.progress.first_t is not None and not self._first_step_told:
+            self._first_step_told = True
+            self.tell(FirstStep(self.metrics.progress.first_t))
+
+    def _kept(self) -> Set[int]:
+        """The monitor and the folder's child go on between attempts; whoever reads how ranks ended has a deadline. The kernel's
+        log is read until the attempt is over."""
+        return {self.child.pid, self.monitor.pid, self.ends.pid, self.watch.pid} - {0}

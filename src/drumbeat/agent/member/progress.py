@@ -1,0 +1,249 @@
+"""What this node's ranks report: shipped from the node's own disk to the run folder, and added up to its progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from dataclasses import field
+from statistics import median
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+from drumbeat.agent.folder.child import FolderChild, Shipping
+from drumbeat.agent.wire.messages import Beat, Pace
+from drumbeat.base import clock
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.runfolder.files import Tail, decode
+from drumbeat.runfolder.layout import NodeFolder
+from drumbeat.runfolder.progress import STAGE, Progress
+from drumbeat.runfolder.records import Metric, parse_metric, so_far_line
+
+# How far each rank of this node is, and how fast: from its reports. What goes into a heartbeat is small and
+# constant.
+
+
+_OVERDUE, _TIMES = 5.0, 5.0  # seconds, or times the usual
+_ENOUGH = 3  # reports that show how a rank reports
+_MOST_SHORT = 16
+_KEPT = 32  # times between two reports, of each rank
+
+
+@dataclass
+class _Rank:
+    step: Optional[int] = None
+    steps: Optional[int] = None  # announced, in all
+    heard: float = 0.0  # when its last report of any kind was read
+    stepped: Optional[float] = None  # when its last step was
+    gaps: Deque[float] = field(
+        default_factory=lambda: deque(maxlen=_KEPT)
+    )  # seconds between two steps that it reported
+    own: Deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # seconds per step, as it says itself
+    phase: str = ""  # announced, and not over
+    reports: int = 0  # of steps
+    widest: int = 1  # steps between two reports
+    back: bool = False  # it has counted anew, as in epochs or stages
+
+    def count(self, metric: Metric) -> None:
+        """Its steps; more of them may be read after its end."""
+        if metric.step is not None:
+            if self.step is not None:
+                self.widest, self.back = max(self.widest, metric.step - self.step), self.back or metric.step < self.step
+            self.step, self.reports = metric.step, self.reports + 1
+        if metric.steps is not None:
+            self.steps = None if metric.of_epoch else metric.steps
+
+    @property
+    def short(self) -> bool:
+        """Its reports surely end before the steps that it announced."""
+        if self.step is None or self.steps is None or self.back or self.reports < _ENOUGH:
+            return False
+        return self.steps - self.step > self.widest
+
+    @property
+    def done(self) -> bool:
+        """It has made all its steps; the last one may have the number steps - 1."""
+        return self.step is not None and self.steps is not None and self.step >= self.steps - 1
+
+    def overdue(self, now: float) -> bool:
+        """Silent for much longer than this rank's own reports were apart."""
+        return len(self.gaps) > 2 and now - self.heard > max(_OVERDUE, _TIMES * median(self.gaps))
+
+
+class RankProgress:
+    """Of one attempt."""
+
+    def __init__(self) -> None:
+        self._ranks: Dict[int, _Rank] = {}
+        self._gone: Dict[int, _Rank] = {}
+
+    def add(self, metric: Metric, now: float) -> None:
+        if metric.rank in self._gone:
+            if metric.kind == "step":
+                self._gone[metric.rank].count(metric)
+            return
+        rank = self._ranks.setdefault(metric.rank, _Rank())
+        if metric.kind != "step":
+            if metric.announces:
+                rank.phase = metric.kind
+            elif rank.phase == metric.kind:
+                rank.phase = ""
+            rank.heard = now
+            return
+        if rank.stepped is not None and now > rank.stepped and not rank.phase:
+            rank.gaps.append(now - rank.stepped)
+        rank.phase, rank.heard, rank.stepped = "", now, now
+        rank.count(metric)
+        if metric.seconds is not None:
+            rank.own.append(metric.seconds)
+
+    def ended(self, number: Optional[int]) -> None:
+        """Its silence means nothing any more. None: all have ended."""
+        for each in [number] if number is not None else list(self._ranks):
+            rank = self._ranks.pop(each, None)
+            if rank:
+                self._gone[each] = rank
+
+    def short(self) -> Dict[str, int]:
+        """Ranks whose reports end before their last step, and where; of many the first ones."""
+        found = {**self._gone, **self._ranks}
+        short = [number for number in sorted(found) if found[number].short]
+        return {str(number): found[number].step or 0 for number in short[:_MOST_SHORT]}
+
+    def last(self, number: int, now: float) -> Tuple[Optional[int], Optional[float]]:
+        """Last step of a rank, and seconds since its last report."""
+        rank = self._ranks.get(number)
+        return (rank.step, round(now - rank.heard, 1)) if rank else (None, None)
+
+    def beat(self, t: Optional[float], now: float) -> Beat:
+        stepped = {number: rank for number, rank in self._ranks.items() if rank.stepped is not None}
+        if not stepped:
+            phase = next((rank.phase for rank in self._ranks.values() if rank.phase), "")
+            return Beat(phase=phase)
+        steps = [rank.step for rank in stepped.values() if rank.step is not None]
+        gaps = [median(rank.gaps) for rank in stepped.values() if rank.gaps]
+        quiet = {number: now - rank.heard for number, rank in stepped.items() if rank.overdue(now)}
+        behind = max(quiet, key=lambda number: quiet[number], default=None)
+        return Beat(
+            step=max(steps, default=None),
+            t=t,
+            silent=round(min(now - rank.heard for rank in stepped.values()), 2),
+            stale=round(quiet[behind], 2) if behind is not None else None,
+            stale_rank=behind,
+            every=round(median(gaps), 3) if gaps else None,
+            phase=next((rank.phase for rank in self._ranks.values() if rank.phase), ""),
+            slowest=self._slowest(stepped),
+            usual=self._usual(stepped),
+            done=all(rank.done for rank in stepped.values()),
+        )
+
+    @staticmethod
+    def _slowest(stepped: Dict[int, _Rank]) -> Optional[Pace]:
+        own = {number: median(rank.own) for number, rank in stepped.items() if len(rank.own) > 2}
+        slowest = max(own, key=lambda number: own[number], default=None)
+        return Pace(slowest, round(own[slowest], 4)) if slowest is not None else None
+
+    @staticmethod
+    def _usual(stepped: Dict[int, _Rank]) -> Optional[float]:
+        own = [median(rank.own) for rank in stepped.values() if len(rank.own) > 2]
+        return round(median(own), 4) if own else None
+
+
+_LOOK_EVERY = 0.25  # seconds between two looks at what ranks print
+_SO_FAR_EVERY = 8 << 10  # bytes of metrics; readers of large runs look at no less than the last 12 KiB of a file
+_LAST_LOOK = 10.0  # seconds for the last one
+_CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
+
+
+class NodeMetrics:
+    """`local` is a folder on the node's own disk: ranks make many small writes. `child` alone touches the run folder."""
+
+    def __init__(self, folder: NodeFolder, local: str, shipping: Optional[Shipping], child: FolderChild) -> None:
+        self.folder, self.shipping, self.child = folder, shipping, child
+        self.progress = Progress()
+        self.ranks = RankProgress()
+        self._began = clock.now()
+        self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
+        self._reported = Tail(self.path)
+        self._notes: List[str] = []  # records of our own that are not shipped yet
+        self._stages = 1
+        self._logs = ""  # the folder of what ranks print
+        self._next_look = 0.0
+        self._steps_reported = False
+        self._unsaid = 0  # bytes of metrics since the last line that says what they add up to
+
+    def begin_attempt(self, folder: str) -> None:
+        """Progress counts from here. What scripts print is read too: from the logs in this folder."""
+        counted = self.progress.first_t is not None
+        self.progress, self.ranks = Progress(), RankProgress()
+        self._logs, self._notes, self._stages = folder, [], 1
+        if counted:
+            self._say_so_far()
+
+    def stage_began(self, rank: int, t: float) -> None:
+        """The script has started another launcher. `rank`: this node's first."""
+        self._stages += 1
+        record = {"t": t, "rank": rank, "kind": STAGE, "stage": self._stages}
+        self._notes.append(json.dumps(record))
+
+    def finish(self, meanwhile: Callable[[], None]) -> None:
+        """The ranks have ended: have the rest of what they printed read, as long as the storage answers."""
+        if self._logs:
+            self.child.read_printed(self._logs, final=True)
+            self.child.flush(_LAST_LOOK, meanwhile)
+
+    def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:
+        """Carry on what has come, in few writes; the records that could be used."""
+        if self.shipping and self._logs and (final or not self.child.full):  # else it waits on the node's own disk
+            self.shipping.ship(attempt, final)
+        lines = self._notes + in_our_time(self._reported.lines(final)) + self._printed_records(final)
+        self._notes = []
+        if lines:
+            data = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
+            self.child.append_if_room(self.folder.metrics, data)
+            self._unsaid += len(data)
+        records = []
+        for line in lines:
+            record = decode(line) or {}
+            metric = parse_metric(record, self.folder.node)
+            if metric and not self._began - _CLOCK_ERROR <= metric.t <= clock.now() + _CLOCK_ERROR:
+                metric = None  # no time of this run: it would make durations and rates of nonsense
+            if metric:  # any script may write this file: what cannot be used is left to the readers to count
+                self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
+                self.progress.add(metric)
+                self.ranks.add(metric, time.monotonic())
+                records.append(record)
+        if self._unsaid >= _SO_FAR_EVERY:
+            self._say_so_far()
+        return records
+
+    def _say_so_far(self) -> None:
+        """After what was counted, so that a reader of the file's end need not read it all."""
+        self._unsaid = 0
+        line = so_far_line(self.progress.snapshot(), clock.now())
+        self.child.append_if_room(self.folder.metrics, line.encode())
+
+    def _printed_records(self, final: bool) -> List[str]:
+        """What the child has found since; at the end the caller waits for it before."""
+        now = time.monotonic()
+        if self._logs and not final and now >= self._next_look:
+            self._next_look = now + _LOOK_EVERY
+            self.child.read_printed(self._logs)
+        records = self.child.take_records()
+        if self._steps_reported:  # a program that reports its steps itself is not counted twice
+            records = [record for record in records if record["kind"] != "step"]
+        return [json.dumps({**record, "t": clock.own(record["t"])}) for record in records]
+
+
+def in_our_time(lines: List[str]) -> List[str]:
+    """Where the machine's clock was set forward or back, what ranks have just reported gets the time that we go on with."""
+    if not clock.stepped():
+        return lines
+    shifted = []
+    for line in lines:
+        record = decode(line)
+        t = record.get("t") if record else None
+        if record and isinstance(t, (int, float)):
+            line = json.dumps({**record, "t": clock.own(t)})
+        shifted.append(line)
+    return shifted

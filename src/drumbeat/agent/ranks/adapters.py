@@ -1,0 +1,34 @@
+"""Adapters tell frameworks that do not read RANK and its kin who a rank is.
+
+Their folder stands first on the ranks' PYTHONPATH. Python loads its `sitecustomize` at every start; that one waits until a
+framework is imported, and only then runs the framework's adapter. `DRUMBEAT_ADAPTERS=off` leaves the ranks' Python alone.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from typing import List, Mapping
+
+from drumbeat.base.order import EnvVar
+from drumbeat.plan.argv import ADAPTERS, WHO
+
+OFF = "off"
+_FILES = ("sitecustomize.py", "jax_cluster.py")
+
+
+def install(local: str, environ: Mapping[str, str]) -> List[EnvVar]:
+    """Write the adapters below `local`, a private folder on the node's own disk; return the variables that lead to them.
+
+    `environ` is what the ranks would get without them.
+    """
+    if environ.get(ADAPTERS) == OFF:
+        return []
+    folder = os.path.join(local, "adapters")
+    os.makedirs(folder, exist_ok=True)
+    for name in _FILES:
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(pkgutil.get_data("drumbeat.inrank.adapters", name) or b"")
+    path = os.pathsep.join(filter(None, (folder, environ.get("PYTHONPATH"))))
+    values = {ADAPTERS: folder, "PYTHONPATH": path}
+    return [EnvVar(name, value, WHO[name], "default") for name, value in values.items()]

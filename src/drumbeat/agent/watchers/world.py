@@ -1,0 +1,316 @@
+"""Census: which processes of this node carry a rank, and of which world. Read from outside, so it holds for any command."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
+
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
+from drumbeat.agent.watchers.rank_processes import added, look
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.processes import in_child, start_time
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.plan.world_seen import AS_PLANNED, Planned, Row, copies, ended_early, judge
+
+_SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
+_OF_AGE = 0.1  # the wait for the next look, as a share of the time since anything was new
+_COST = 25.0  # seconds to wait for each second of CPU time that a look takes: a node may have thousands of processes
+_AGAIN = 5.0  # seconds after which the lead is told once more what has not changed
+_SETTLED = 0.9  # seconds for which looks must show the same: processes come and go while ranks start
+_TWICE = 2  # times that the lead is told what is complete: one look is no proof
+_LOOK_WITHIN = 5.0
+_GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more
+
+_Process = Tuple[int, Optional[int], Optional[int]]  # pid, rank, world size
+
+
+class CensusLooks:
+    """A sensor: the rank processes below those that the agent started. It looks often while there is something new, and no
+    more once all ranks of this node are seen and connected. What it has seen of a process is kept while that lives."""
+
+    def __init__(
+        self,
+        node: int,
+        ranks: int,
+        mains: Callable[[], Sequence[int]],
+        port: int,
+        shared_loopback: bool,
+        beat: Callable[[], None],
+        met: Callable[[], Optional[int]] = lambda: None,
+        are_ranks: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`are_ranks`: whether `mains` are; else they are the node's command, which starts them."""
+        self.are_ranks = are_ranks
+        self.node, self.ranks, self.mains, self.port, self.shared_loopback = node, ranks, mains, port, shared_loopback
+        self.beat, self.met = beat, met
+        self._begin: Optional[float] = None
+        self._next = 0.0
+        self._news = 0.0  # when a look last showed something new
+        self._known: Dict[_Process, Row] = {}
+        self._complete = 0  # looks in a row that showed all of them
+        self._complete_since = 0.0
+
+    def look_soon(self, now: float) -> None:
+        """The ranks have reported something: now they are all there."""
+        if self._begin is not None:
+            self._news, self._next = now, min(self._next, now + _SOONEST)
+
+    def poll(self, now: float, final: bool = False) -> List[Saw]:
+        if self._begin is None:
+            self._begin, self._news, self._next = now, now, now + _SOONEST
+        if final or now < self._next or self._is_done(now) or now - self._begin > _GIVE_UP:
+            return []
+        rows, cost = self._look()
+        if rows is None:
+            self._next = now + _LATEST
+            return []
+        rows, before = self._with_earlier(rows), self._known
+        self._known = {_process(row): row for row in rows}
+        self._news = self._news if _steady(before.values()) == _steady(rows) else now
+        self._next = now + max(min(max(_SOONEST, _OF_AGE * (now - self._news)), _LATEST), _COST * cost)
+        proven = len(rows) == self.ranks and all(row.rank is not None and row.joined for row in rows)
+        together = all(row.rank is not None and (row.joined or row.alone is None) for row in rows)
+        whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
+        self._complete_since = self._complete_since if self._complete else now
+        self._complete = self._complete + 1 if whole else 0
+        others = [row for row in rows if row.rank is not None and row.pid not in self.mains()]
+        launchers = self.met() if others else None
+        if launchers is not None and launchers > 1:
+            rows = [replace(row, later=True) for row in rows]
+        data = {"rows": rows, "complete": whole, "proven": whole and proven, "unmet": launchers == 0}
+        return [Saw("census", data)]
+
+    def _is_done(self, now: float) -> bool:
+        """Whether looks have shown all ranks for so long that `Census` has told it."""
+        return self._complete > 1 and now - self._complete_since > 2 * _SETTLED + _SOONEST
+
+    def _with_earlier(self, rows: Sequence[Row]) -> List[Row]:
+        """What earlier looks have shown of these processes counts, and of others without a RANK for as long as they live:
+        those are known by their connections alone, which come and go."""
+        found = {_process(row): added(row, self._known.get(_process(row))) for row in rows}
+        if all(row.rank is None for row in rows):
+            kept = {key: row for key, row in self._known.items() if row.rank is None and start_time(row.pid)}
+            found = {**kept, **found}
+        return sorted(found.values(), key=lambda row: row.pid)
+
+    def _look(self) -> Tuple[Optional[List[Row]], float]:
+        """In a child: a process that hangs in the kernel can block whoever reads about it. Also the CPU time of it."""
+        mains = self.mains()
+        commands = () if self.are_ranks() else mains
+
+        def work() -> bytes:
+            rows = to_plain(look(self.node, mains, self.port, self.shared_loopback, commands))
+            return json.dumps({"rows": rows, "cost": time.process_time()}).encode()  # a child's counts from its fork
+
+        answer = in_child(work, _LOOK_WITHIN, self.beat)
+        if answer is None:
+            return None, 0.0
+        found: Dict[str, Any] = json.loads(answer)
+        return [from_plain(Row, row) for row in found["rows"]], found["cost"]
+
+
+def _process(row: Row) -> _Process:
+    return row.pid, row.rank, row.world_size
+
+
+def _steady(rows: Iterable[Row]) -> Tuple[Row, ...]:
+    """The rows without what changes at every look."""
+    return tuple(replace(row, cpu=0.0, mapped=0) for row in rows)
+
+
+class Census:
+    """A watcher: tells the lead what looks have shown alike for a second, and at once where connections prove it. It says it
+    again as long as it is not all. `on_step` is called at the first report of a rank."""
+
+    def __init__(self, node: int = 0, on_step: Callable[[float], None] = lambda now: None) -> None:
+        self.node, self.on_step = node, on_step
+        self._stepped = False
+        self._last: Optional[Tuple[Row, ...]] = None
+        self._since = 0.0  # when that was seen first
+        self._told: Optional[Tuple[Row, ...]] = None
+        self._told_at = 0.0
+        self._times = 0  # that it was told
+        self._unmet_told = self.node != 0  # the script is the same everywhere
+
+    def on(self, saw: Saw, now: float) -> List[Action]:
+        if saw.kind == "metric" and not self._stepped:
+            self._stepped = True
+            self.on_step(now)
+        if saw.kind != "census":
+            return []
+        rows = tuple(saw.data["rows"])
+        steady = _steady(rows)
+        plain = tuple(replace(row, links=()) for row in steady)  # connections come and go
+        if plain != self._last:
+            self._last, self._since = plain, now
+        if now - self._since < _SETTLED and not saw.data.get("proven"):
+            return []
+        actions: List[Action] = []
+        if saw.data.get("unmet") and not self._unmet_told:
+            self._unmet_told = True
+            actions.append(Warn(unmet_finding(rows)))
+        again = now - self._told_at >= _AGAIN if not saw.data["complete"] else self._times < _TWICE
+        if steady != self._told or again:
+            self._times = self._times + 1 if steady == self._told else 1
+            self._told, self._told_at = steady, now
+            actions.append(Emit("census", {"rows": rows}))
+        return actions
+
+
+def unmet_finding(rows: Sequence[Row]) -> Finding:
+    """The script has started a launcher past its stand-in."""
+    return Finding(
+        "launcher-not-met", WARNING, "the ranks have no logs of their own: the script starts its launcher past drumbeat's",
+        "by a path that a command puts together, by its path behind exec or timeout, or by its name after a change of PATH",
+        "call it by its name, from bash; until then the ranks' lines are in launcher.out and launcher.err of each node",
+        tuple(Evidence(f"process {row.pid} on node {row.node} has RANK={row.rank}") for row in rows[:4]),
+        seen=("RANK of the processes below the script",),
+    )  # fmt: skip
+
+
+# The lead's side of the census: what the nodes have counted, put together for one attempt.
+
+
+_EVERY = 2.0  # seconds between two judgements
+_READ_LATE = 5.0  # seconds by which the report of a step may be read late
+_SILENT = 20.0  # seconds for which ranks without a step must have computed alone
+_LOADED = 9.0  # seconds of these at the end in which they must have imported nothing more
+_COMPUTES = 0.1  # cores, of each rank
+_SAME_REPORTS = 2  # reports in a row that must show the same before a run is called wrong
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Processes without connections to each other."""
+
+    processes: FrozenSet[Tuple[int, int]]
+    since: float
+    training: bool  # steps were reported before they were seen so
+    mapped: Tuple[int, ...]  # files that each has in memory,
+    loaded: float  # since when,
+    cpu: Tuple[float, ...]  # and the CPU time of each then
+    stepping: float = 0.0  # when they were first seen so with a step reported
+
+
+class WorldCount:
+    """`level`: off, warn or stop. Times are the lead's wall clock."""
+
+    def __init__(self, planned: Planned, level: str) -> None:
+        self.planned, self.level = planned, level
+        self.rows: Dict[int, Tuple[float, Tuple[Row, ...]]] = {}  # node -> when, and what it saw last
+        self.most: Dict[int, Tuple[Row, ...]] = {}  # node -> the last look that showed most of its ranks
+        self.first_step: Optional[float] = None
+        self.last_step: Optional[float] = None
+        self._alone: Optional[Alone] = None
+        self._same: Dict[int, int] = {}  # node -> how many of its last reports showed the same ranks
+        self._said = ""  # the answer that was given already
+        self._count = 0  # ranks that it named
+        self._confidence = ""
+        self._copies_said = False
+        self._changed = False
+        self._next = 0.0
+
+    def add(self, node: int, rows: Tuple[Row, ...], at: float) -> None:
+        before = self.rows[node][1] if node in self.rows else ()
+        same = node in self.rows and [_rank_of(row) for row in before] == [_rank_of(row) for row in rows]
+        self._same[node] = self._same[node] + 1 if same else 1
+        self.rows[node] = (at, rows)
+        if len(rows) >= len(self.most.get(node, ())):
+            self.most[node] = rows
+        self._changed = True
+
+    def is_due(self, now: float) -> bool:
+        """Whether there is something new to judge. Not at every report: there is one of each node, and each is about all."""
+        if not self._changed or now < self._next or len(self.rows) < self.planned.nodes:
+            return False
+        self._changed, self._next = False, now + _EVERY
+        return True
+
+    def judge(self) -> Tuple[Optional[Verdict], List[Finding], bool]:
+        """A verdict that was not given yet, findings for the user, and whether to stop the run for them."""
+        if self.level == "off" or len(self.rows) < self.planned.nodes:
+            return None, [], False
+        rows = [row for node in sorted(self.rows) for row in self.rows[node][1]]
+        training = self.first_step is not None and all(at > self.first_step for at, _ in self.rows.values())
+        training = training and not any(row.later for row in rows)
+        verdict = judge(rows, self.planned, training)
+        lonely = copies(rows, self.planned)
+        if not self._train_alone(rows, lonely is not None, training):
+            if lonely and verdict is not None and verdict.answer == UNKNOWN:
+                verdict = None
+            lonely = None
+        if verdict is not None and (self._is_known(verdict) or (verdict.answer == UNKNOWN and self._between())):
+            verdict = None
+        if verdict is not None and verdict.findings and min(self._same.values()) < _SAME_REPORTS:
+            verdict = None
+        findings = list(verdict.findings) if verdict else []
+        if verdict:
+            verdict = self._withdrawing(verdict)
+            self._said, self._count, self._confidence = verdict.answer, verdict.count or 0, verdict.confidence
+        if lonely and not self._copies_said:
+            self._copies_said = True
+            findings.append(lonely)
+        stop = self.level == "stop" and any(finding.severity == ERROR for finding in findings)
+        if not stop:
+            findings = [replace(each, severity=WARNING) if each.severity == ERROR else each for each in findings]
+        return verdict, findings, stop
+
+    def _is_known(self, verdict: Verdict) -> bool:
+        """Whether this was said already. Ranks that are gone again were one world all the same; ranks without a number may
+        turn out to be more, and what was certain may become doubtful."""
+        if verdict.answer == self._said:
+            doubtful = self._confidence == CERTAIN != verdict.confidence
+            return (verdict.count or 0) <= self._count and not doubtful
+        return bool(self._said) and verdict.answer == UNKNOWN
+
+    def _between(self) -> bool:
+        """Whether more ranks have been seen than are there now: between two stages of a script, or at its end."""
+        return any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
+
+    def _withdrawing(self, verdict: Verdict) -> Verdict:
+        """An answer that refutes an earlier one says so."""
+        before = "separate copies" if self._copies_said else self._said if self._said != UNKNOWN else ""
+        if verdict.answer != AS_PLANNED or before in ("", AS_PLANNED):
+            return verdict
+        self._copies_said = False
+        return replace(verdict, summary=f"{verdict.summary}; withdrawn: {before}, as said before")
+
+    def _train_alone(self, rows: Sequence[Row], alone: bool, training: bool) -> bool:
+        """Whether these very processes, seen without a connection, went on training: by steps that were reported later, since
+        at its end a program may have closed its connections; or by the time that they computed with all libraries loaded."""
+        at = max(at for at, _ in self.rows.values())
+        if not alone:
+            self._alone = None
+            return False
+        processes = frozenset((row.node, row.pid) for row in rows)
+        mapped = tuple(row.mapped for row in rows)
+        if self._alone is None or self._alone.processes != processes:
+            self._alone = Alone(processes, at, training, mapped, at, tuple(row.cpu for row in rows), at)
+        elif self._alone.mapped != mapped:
+            self._alone = replace(self._alone, mapped=mapped, loaded=at, cpu=tuple(row.cpu for row in rows))
+        if training and not self._alone.training:  # what was seen before the first step does not count
+            self._alone = replace(self._alone, training=True, stepping=at)
+        if training and (self.last_step or 0.0) > self._alone.stepping + _READ_LATE:
+            return True
+        seconds = at - self._alone.loaded
+        worked = [row.cpu - before for row, before in zip(rows, self._alone.cpu)]
+        return seconds >= _LOADED and at - self._alone.since >= _SILENT and min(worked) >= _COMPUTES * seconds
+
+    def at_end(self) -> Optional[Verdict]:
+        """What the looks had shown when all ranks have ended, if no answer could be given before."""
+        rows = [row for node in sorted(self.most) for row in self.most[node]]
+        if self._said or self._copies_said or self.level == "off" or not rows:
+            return None
+        verdict = judge(rows, self.planned, True)
+        if verdict is None or verdict.answer not in (AS_PLANNED, UNKNOWN):
+            return None  # as it was at one moment, and nobody saw it twice
+        if verdict.answer == AS_PLANNED or all(row.rank is None for row in rows):
+            return verdict
+        return replace(verdict, summary=ended_early(rows, self.planned))
+
+
+def _rank_of(row: Row) -> Tuple[object, ...]:
+    return row.pid, row.rank, row.world, row.starts_others, row.complete

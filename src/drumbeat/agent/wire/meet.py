@@ -1,0 +1,357 @@
+"""The lead's door: its listener, and the connections of those who have not proved yet that they belong to the run.
+
+Anybody who reaches the port can connect. A stranger gets a short time to prove that it knows the token, and the number of
+strangers is bounded: when there are too many, the one that has waited longest goes, of the address that holds most of them. So
+a flood from elsewhere costs the members nothing, and one from a member's own machine costs it another try at most.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import resource
+import secrets
+import select
+import selectors
+import socket
+import time
+from collections import OrderedDict
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+
+from drumbeat.agent.wire.channel import Channel, plain_address
+from drumbeat.agent.wire.messages import Message, WireError
+from drumbeat.base.processes import in_child
+
+PROVE_WITHIN = 3.0  # seconds, where strangers hold more than half of the places
+_UNHURRIED = 15.0  # seconds, where they do not: a node of a large job may be slow to start
+_AT_ONCE = 256  # connections accepted in one turn of the loop: others wait for their turn, too
+_OWN_FILES = 128  # open files that the lead needs besides one per member
+_SPARE_STRANGERS = 1024
+_NAMED = 8  # addresses with another token that are named; more is a flood
+
+
+class Door:
+    """`admit(channel, messages)` gets each connection once it is proved; `refused(address, why)` names a member's address
+    that has another token."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: str,
+        most: int,
+        selector: selectors.BaseSelector,
+        admit: Callable[[Channel, List[Message]], None],
+        refused: Callable[[str, str], None],
+    ) -> None:
+        self.most = most
+        self._listener, self._token, self._selector = listener, token, selector
+        self._admit, self._refused = admit, refused
+        self._strangers: Dict[socket.socket, Channel] = {}
+        self._since: Dict[str, OrderedDict[socket.socket, float]] = {}  # address -> its strangers, oldest first
+        self._source: Dict[socket.socket, str] = {}
+        self._named: Set[str] = set()
+        self._clock = 0.0
+        self.is_open = True
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def strangers(self) -> int:
+        """How many there are."""
+        return len(self._strangers)
+
+    def tick(self, now: float) -> None:
+        """Send those away who have not proved themselves in time. `now` must be given at least once per second."""
+        self._clock = now
+        waiting = [(sock, since) for source in self._since.values() for sock, since in source.items()]
+        limit = PROVE_WITHIN if 2 * len(waiting) > self.most else _UNHURRIED
+        late = [sock for sock, since in waiting if now - since > limit]
+        for sock in late:
+            self._hear(sock)  # its proof may have come while we were busy
+            if sock in self._strangers:
+                self._drop(sock)
+
+    def close(self) -> None:
+        """Nobody else is expected: the port is free again, and strangers are gone."""
+        if self.is_open:
+            self.is_open = False
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            for sock in list(self._strangers):
+                self._drop(sock)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                sock, address = self._listener.accept()
+            except OSError:  # nobody more, or one who is gone already
+                return
+            source = _origin(str(address[0])) if isinstance(address, tuple) else ""
+            self._strangers[sock] = Channel(sock, self._token, lead=True)
+            self._source[sock] = source
+            self._since.setdefault(source, OrderedDict())[sock] = self._clock
+            self._selector.register(sock, selectors.EVENT_READ, lambda sock=sock: self._hear(sock))
+            while len(self._strangers) > self.most:
+                busiest = max(self._since.values(), key=len)
+                self._drop(next(iter(busiest)))
+
+    def _hear(self, sock: socket.socket) -> None:
+        channel = self._strangers.get(sock)
+        if channel is None:
+            return  # sent away earlier in this turn
+        messages: List[Message] = []
+        try:
+            messages = channel.receive()
+        except WireError as error:
+            self._name(self._source[sock], str(error))
+            channel.closed = True
+        if channel.closed:
+            self._drop(sock)
+        elif channel.opened:
+            self._forget(sock)
+            self._admit(channel, messages)
+
+    def _name(self, source: str, why: str) -> None:
+        """A member with another token, or behind a relay, is a mistake that its user should hear of."""
+        if ("token" in why or "relay" in why) and source not in self._named and len(self._named) < _NAMED:
+            self._named.add(source)
+            self._refused(source, why)
+
+    def _forget(self, sock: socket.socket) -> Channel:
+        self._selector.unregister(sock)
+        source = self._source.pop(sock)
+        del self._since[source][sock]
+        if not self._since[source]:
+            del self._since[source]
+        return self._strangers.pop(sock)
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._forget(sock).close()
+
+
+def raise_open_files() -> int:
+    """As many open files as this process may have: the lead has one connection per member. Returns that number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            return soft
+    return hard if hard != resource.RLIM_INFINITY else 1 << 20
+
+
+def most_strangers(nodes: int, files: int) -> int:
+    """How many connections may wait for their proof: all members at once and some more, where open files allow it.
+
+    WireError where they do not even suffice for the members.
+    """
+    left = files - _OWN_FILES - nodes
+    if left < 8:
+        raise WireError(
+            f"{nodes} nodes need {nodes + _OWN_FILES + 8} open files on the lead's node, and it allows {files}: "
+            "raise the hard limit there (ulimit -Hn: nofile in limits.conf, LimitNOFILE of the scheduler's daemon, a "
+            "container's --ulimit)"
+        )
+    return min(left, nodes + _SPARE_STRANGERS)
+
+
+def _origin(address: str) -> str:
+    """One source of connections: an IPv4 address, or the network (/64) of an IPv6 one, all of which its owner has."""
+    address = plain_address(address)
+    try:
+        return str(ipaddress.ip_network((address, 64), strict=False)) if ":" in address else address
+    except ValueError:
+        return address
+
+
+# A node finds its lead: it tries the candidate ports in turn until one answers as ours, or time is up.
+
+
+FIRST_NOTICE = 10.0  # seconds after which the user is told that we wait
+NOTICE_EVERY = 30.0
+_RESOLVE_WITHIN = 30.0  # a name of the scheduler's or the user's own that no name server knows for so long is wrong
+_SPELLING = "check its spelling, or give an address (--master, MASTER_ADDR)"
+_ANSWER_WITHIN = 3.0  # seconds for a port's owner to greet us
+_PROVE_WITHIN = (
+    15.0  # seconds for one that has greeted to prove that it is our lead: of a large job it has many to answer
+)
+
+
+def dial(
+    host: str,
+    ports: tuple[int, ...],
+    token: str,
+    seconds: float,
+    beat: Callable[[], None],
+    tell: Callable[[str], None],
+    unresolved: float = _RESOLVE_WITHIN,
+) -> Channel:
+    """An opened channel to the lead. `beat` is called while we wait, so that the guard does not lose patience; `tell` says
+    after a while what we wait for, and at once which port answers as somebody else. A name that does not resolve for
+    `unresolved` seconds is taken for wrong."""
+    begin = time.monotonic()
+    deadline, notice = begin + seconds, begin + FIRST_NOTICE
+    unknown_until = begin + unresolved
+    strangers: Dict[str, None] = {}
+    while time.monotonic() < deadline:
+        address = resolve(host, beat)
+        if address:
+            unknown_until = time.monotonic() + unresolved
+        elif time.monotonic() > unknown_until:
+            raise WireError(f"the lead's name {host} does not resolve here, for {unresolved:g} s; {_SPELLING}")
+        if time.monotonic() > notice:
+            notice = time.monotonic() + NOTICE_EVERY
+            tell(
+                f"waiting for the lead at {host}{'' if address else ', a name that does not resolve here'}{_and(strangers)}"
+            )
+        for port in ports if address else ():
+            assert address is not None
+            try:
+                channel = _try(address, port, token, beat)
+            except WireError as error:
+                text = f"port {port} answers, but {error}"
+                if text not in strangers:
+                    strangers[text] = None
+                    tell(f"at {host} {text}; going on to look for the lead")
+                continue
+            if channel:
+                return channel
+        for _ in _pauses(0.3):
+            beat()
+    known = "" if resolve(host, beat) else f"; the name {host} does not resolve here"
+    raise WireError(
+        f"no lead at {host} on ports {', '.join(map(str, ports))} within {seconds:g} s{known}{_and(strangers)}"
+    )
+
+
+def _and(strangers: Iterable[str]) -> str:
+    return "".join(f"; {text}" for text in list(strangers)[-3:])
+
+
+def resolve(host: str, beat: Callable[[], None]) -> Optional[str]:
+    """The address of a host. A name server may hang, so a child asks it, with a deadline."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+            return host
+        except OSError:
+            pass
+
+    def ask() -> bytes:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]).encode()
+
+    return (in_child(ask, 5.0, beat) or b"").decode() or None
+
+
+def _try(address: str, port: int, token: str, beat: Callable[[], None]) -> Optional[Channel]:
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    sock.settimeout(_ANSWER_WITHIN)
+    try:
+        sock.connect((address, port))
+    except OSError:
+        sock.close()
+        return None
+    channel = Channel(sock, token, lead=False)
+    begin = time.monotonic()
+    while time.monotonic() - begin < (_PROVE_WITHIN if channel.greeted else _ANSWER_WITHIN):
+        beat()
+        select.select([sock], [], [], 0.1)
+        try:
+            channel.receive()
+        except WireError:
+            channel.close()
+            raise
+        if channel.opened:
+            return channel
+        if channel.closed:
+            raise WireError("it hung up: it is not our lead, or has another token")
+    channel.close()
+    raise WireError("it does not speak our protocol")
+
+
+def _pauses(seconds: float) -> Iterator[None]:
+    """Turns of at most a tenth of a second until the time is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(min(0.05, max(0.0, end - time.monotonic())))
+
+
+# Ports: the lead listens on the first candidate that is free; the ranks meet on one that nobody holds now.
+
+
+def listening_address(master: str, emulated: bool) -> str:
+    """As narrow as is safe: where all members dial one address of this machine, that address alone. A name may mean one of
+    our networks here and another one elsewhere, so it is all of them, IPv4 and IPv6, until the nodes have come together."""
+    if emulated:
+        return master
+    everywhere = _everywhere()
+    try:
+        address = ipaddress.ip_address(master)
+        if address.is_loopback:
+            return everywhere
+        with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:
+            probe.bind((master, 0))
+    except (ValueError, OSError):
+        return everywhere
+    return master
+
+
+def _everywhere() -> str:
+    """All addresses of this machine, as one to listen on: IPv4 alone where the kernel has no IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind(("::", 0))
+        return "::"
+    except OSError:
+        return "0.0.0.0"  # noqa: S104
+
+
+def listen(address: str, ports: Tuple[int, ...]) -> socket.socket:
+    """Listen on the first candidate port that is free; a taken one costs nothing but the try."""
+    last: Optional[OSError] = None
+    for port in ports:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address != "::")
+            sock.bind((address, port))
+            sock.listen(4096)
+        except OSError as error:
+            last = error
+            sock.close()
+            continue
+        sock.setblocking(False)
+        return sock
+    raise WireError(f"none of the ports {', '.join(map(str, ports))} is free on {address}: {last}")
+
+
+def free_port(address: str, wanted: Sequence[int]) -> int:
+    """The first wanted port that nobody holds now; if all are held, any above the range the kernel gives away."""
+    start = 61000 + secrets.randbelow(4000)
+    candidates: List[int] = [*wanted, *range(start, 65536), *range(61000, start)]
+    for port in candidates:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+            try:
+                sock.bind((address, port))
+            except OSError:
+                continue
+            return port
+    raise WireError(f"no free port from 61000 to 65535 on {address}")
+
+
+def is_held(port: int) -> bool:
+    """Whether somebody has this port on any address of this machine; one that was only used a moment ago is free."""
+    for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind((everywhere, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
+    return False

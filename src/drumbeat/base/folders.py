@@ -1,0 +1,83 @@
+"""Where a user's own files are: $HOME, else what the user database says."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from typing import Mapping
+
+
+def home_folder(environ: Mapping[str, str]) -> str:
+    """Empty where nobody knows."""
+    import pwd
+
+    if environ.get("HOME"):
+        return environ["HOME"]
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def users_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
+    """The folder that `variable` (XDG_STATE_HOME, say) names, else the usual one in the home folder."""
+    return environ.get(variable) or os.path.join(home_folder(environ), *usual)
+
+
+# Folders that only this user can write to: what is read from them later may be run as code.
+
+
+def make_private(path: str) -> str:
+    """Make the folder with mode 0700, or make sure that the one that is there is safe; returns why it is not, or ''.
+
+    Only the folder itself is judged: a link is refused, as somebody else may have made what it points to.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    why = unsafe(found)
+    if why or not stat.S_ISDIR(found.st_mode):
+        return f"{path} {why or 'is not a folder'}"
+    if found.st_mode & 0o077:
+        os.chmod(path, 0o700)
+    return ""
+
+
+def unsafe(found: os.stat_result) -> str:
+    """Why others may have changed this file or folder; '' if only this user (or root) can."""
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    if found.st_uid != os.geteuid():
+        return f"belongs to another user (uid {found.st_uid})"
+    if found.st_mode & 0o022:
+        return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def make_temporary(prefix: str) -> str:
+    """A new private folder for programs and sockets, in the first temporary folder where no other user can put another in its
+    place; where there is none, in the usual one."""
+    usual = tempfile.gettempdir()
+    for folder in dict.fromkeys((usual, "/tmp", "/var/tmp", "/dev/shm")):  # noqa: S108
+        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(folder):
+            return tempfile.mkdtemp(prefix=prefix, dir=folder)
+    return tempfile.mkdtemp(prefix=prefix)
+
+
+def replaceable(folder: str) -> bool:
+    """Whether other users can rename or remove what this user makes in the folder."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return True
+    if found.st_uid not in (os.geteuid(), 0):
+        return True
+    return bool(found.st_mode & 0o022) and not found.st_mode & stat.S_ISVTX

@@ -1,0 +1,367 @@
+"""Owning processes: a subreaper gets every orphan below it as a direct child, and can prove that none is left."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import time
+from typing import Any, Callable, Container, Iterable, List, Mapping, Optional, Set, Tuple
+
+from drumbeat.base.signals import ignore_stops
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_NO_ROOM = 5.0  # seconds for which a fork is tried
+_CHASE = 0.1  # seconds in one call for processes that fork faster than we look
+_QUIET_LOOKS = 5
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def name_process(name: str) -> None:
+    """As `ps -o comm` shows it, up to 15 characters: a forked child is told from its parent by it."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
+
+
+def become_subreaper() -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, with_signal: int = signal.SIGKILL) -> None:
+    """Be sent `with_signal` when the parent dies; also when it died before we could ask for that."""
+    _prctl(_PR_SET_PDEATHSIG, with_signal)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), with_signal)
+
+
+def fork() -> int:
+    """As os.fork. Where there is no room for another process, the next moment may have some: other programs end, or are ended."""
+    until = time.monotonic() + _NO_ROOM
+    while True:
+        try:
+            return os.fork()
+        except BlockingIOError:
+            if time.monotonic() > until:
+                why = "no room for another process: a limit of this user (ulimit -u), of the job or of the machine is reached"
+                raise OSError(errno.EAGAIN, why) from None
+            time.sleep(0.05)
+
+
+def open_files(pid: int, proc: str = "/proc") -> List[str]:
+    """What a process holds open: paths, and words such as `socket:[123]`. OSError where that cannot be read."""
+    found = []
+    for name in os.listdir(f"{proc}/{pid}/fd"):
+        try:
+            found.append(os.readlink(f"{proc}/{pid}/fd/{name}"))
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return found
+
+
+def children(of: Optional[int] = None) -> List[int]:
+    """Direct children, by /proc/*/stat: the `children` file of procfs is a kernel option."""
+    parent = os.getpid() if of is None else of
+    found = []
+    for name in os.listdir("/proc"):
+        fields = _stat(name) if name.isdigit() else None
+        if fields and int(fields[1]) == parent:
+            found.append(int(name))
+    return found
+
+
+def start_time(pid: int) -> Optional[str]:
+    """Clock ticks since boot at which a live process started: with the pid, its name for good. None for a zombie."""
+    fields = _stat(str(pid))
+    return fields[19].decode() if fields and fields[0] != b"Z" else None
+
+
+def cpu_seconds(pid: int) -> Tuple[bool, float]:
+    """Whether a process could run this moment, and the seconds of a core that it has had."""
+    fields = _stat(str(pid))
+    if not fields:
+        return False, 0.0
+    return fields[0] == b"R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: str) -> Optional[List[bytes]]:
+    """The fields of /proc/PID/stat behind the name, which may itself hold blanks and brackets."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return None
+    return stat[stat.rindex(b")") + 2 :].split() if b")" in stat else None  # empty: it ended while we read
+
+
+def rank_in_environment(pid: int) -> Optional[int]:
+    """$RANK of a process: under another launcher only it knows which rank it is."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read(1 << 20).split(b"\0")
+    except OSError:
+        return None
+    value = next((each[5:] for each in variables if each.startswith(b"RANK=")), b"")
+    return int(value) if value.isdigit() else None
+
+
+def sweep(
+    keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None
+) -> List[str]:
+    """Kill direct children and reap until there are none but `keep`.
+
+    Each killed child's own children become ours, so an empty answer of waitpid is the proof that nobody is left. A
+    process in uninterruptible sleep cannot be killed by anybody: what is still there after `seconds` is returned, in words.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        alive = kill_children(keep)
+        if not alive:
+            return []
+        for pid in alive:
+            done, status = _wait(pid, deadline)
+            if done and reaped:
+                reaped(pid, status)
+        if time.monotonic() > deadline:
+            return [describe(pid) for pid in children() if pid not in keep]
+
+
+def kill_children(keep: Container[int] = ()) -> List[int]:
+    """Send SIGKILL to every direct child but `keep`; those that are there, reaped or not.
+
+    A process that forks and exits in turn is another one each time we look, so its whole group is killed. One that also
+    leaves its group each time is looked for again at once, in the quick way, until several looks in a row find nobody new.
+    """
+    found = children()
+    alive = [pid for pid in found if pid not in keep]
+    kill(alive)
+    _kill_groups({_group(pid) for pid in alive} - {_group(pid) for pid in found if pid in keep})
+    known, quiet, until = set(alive), 0, time.monotonic() + _CHASE
+    while known and quiet < _QUIET_LOOKS and time.monotonic() < until:
+        new = [pid for pid in _children_now() if pid not in known and pid not in keep]
+        kill(new)
+        known.update(pid for pid in new if not is_reaped(pid))
+        quiet = 0 if new else quiet + 1
+    return alive
+
+
+def is_reaped(pid: int) -> bool:
+    """Orphans that only became ours now: nobody asks how they ended, and thousands of zombies would slow the chase."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # it is gone; or it runs as another user, as sudo does, and `sweep` names it
+
+
+def _kill_groups(groups: Set[int]) -> None:
+    """All members at one moment: the kernel finishes no fork of a process for which a signal waits. Ours are spared, and those of
+    the processes above us."""
+    pid = os.getpid()
+    while pid > 0:
+        groups.discard(_group(pid))
+        fields = _stat(str(pid))
+        pid = int(fields[1]) if fields else 0
+    for group in groups - {0}:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # all are gone, or run as other users
+
+
+def _group(pid: int) -> int:
+    """The process group; 0 where there is none any more."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _children_now() -> List[int]:
+    """As `children`, in microseconds, but it may miss some; none where the kernel does not offer it."""
+    found: List[int] = []
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found
+
+
+_STATES = {
+    "D": "in uninterruptible sleep",
+    "T": "stopped",
+    "t": "traced",
+    "R": "running",
+    "S": "sleeping",
+    "Z": "a zombie",
+}
+
+
+def describe(pid: int) -> str:
+    """A process in words: its name, its state, and where in the kernel it waits. Reads nothing that could block."""
+    fields = _stat(str(pid))
+    if fields is None:
+        return f"process {pid} (gone)"
+    state = fields[0].decode()
+    name, waits = _line(f"/proc/{pid}/comm"), _line(f"/proc/{pid}/wchan")
+    place = f" in {waits}" if waits not in ("", "0") else ""
+    return f"process {pid} ({name or 'unknown'}): {_STATES.get(state, state)} (state {state}){place}"
+
+
+def _line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(200).strip()
+    except OSError:
+        return ""
+
+
+def _wait(pid: int, deadline: float) -> tuple[bool, int]:
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return False, 0
+        if done:
+            return True, status
+        if time.monotonic() > deadline:
+            return False, 0
+        time.sleep(0.002)
+
+
+def close_all_but(*kept: int) -> None:
+    """In a forked child that lives long: its parent's connections and pipes must end with the parent."""
+    low = 3
+    for fd in sorted(kept):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < (1 << 20) else 1 << 20)
+
+
+def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
+    """Open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
+    ranks need them, so they must survive whatever stands between the launcher and the ranks."""
+    found = []
+    for name, value in environ.items():
+        if name.endswith("_FD") and name.startswith(("PMI", "HYD", "I_MPI", "MV2", "MPI")) and value.isdigit():
+            try:
+                os.fstat(int(value))
+                found.append(int(value))
+            except (OSError, OverflowError):
+                pass  # it was closed before it came to us
+    return found
+
+
+# Work in a forked child with a deadline: whatever blocks in the kernel, a hung file system say, holds only the
+# child.
+
+
+_WHOLE = b"\0"  # ends the answer of a forked child that has done its work
+
+
+class Forked:
+    """One piece of work in a forked child, with a deadline: whatever blocks in the kernel holds only the child.
+
+    Poll it until it is over. Whoever reaps this process's children reaps the child as well.
+    """
+
+    def __init__(self, work: Callable[[], bytes], seconds: float) -> None:
+        self.fd, write_fd = os.pipe()
+        parent = os.getpid()
+        self.pid = fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                os.close(self.fd)
+                die_with_parent(parent)
+                ignore_stops()
+                data = work() + _WHOLE
+                while data:
+                    data = data[os.write(write_fd, data) :]
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(write_fd)
+        os.set_blocking(self.fd, False)
+        self.over = False
+        self.answer: Optional[bytes] = None  # what `work` returned, once it is over; None if it failed or took too long
+        self._until = time.monotonic() + seconds
+        self._data = b""
+
+    def poll(self) -> bool:
+        """Whether it is over."""
+        ended = False
+        try:
+            while not (ended or self.over):
+                data = os.read(self.fd, 1 << 16)
+                ended = not data
+                self._data += data
+        except BlockingIOError:
+            ended = time.monotonic() >= self._until
+        if ended:
+            self.answer = self._data[: -len(_WHOLE)] if self._data.endswith(_WHOLE) else None
+            self.end()
+        return self.over
+
+    def end(self) -> None:
+        if not self.over:
+            self.over = True
+            kill((self.pid,))
+            os.close(self.fd)
+
+
+def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], None]) -> Optional[bytes]:
+    """What `work` returns, worked out in a forked child; None if it fails or takes longer than `seconds`.
+
+    `meanwhile` is called about ten times per second.
+    """
+    child = Forked(work, seconds)
+    poll = select.poll()  # not select(): the lead of a large job has more open files than that takes
+    poll.register(child.fd, select.POLLIN)
+    while not child.poll():
+        meanwhile()
+        poll.poll(100)
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline and not is_reaped(
+        child.pid
+    ):  # one that cannot be killed is left to the next sweep
+        time.sleep(0.002)
+    return child.answer
+
+
+def on_storage(work: Callable[[], Any], seconds: float, meanwhile: Callable[[], None], path: str) -> Any:
+    """What `work` returns, a JSON value, from a child: it reads or writes below `path`, whose storage may hang.
+
+    Raises the OSError that `work` met, or TimeoutError.
+    """
+
+    def tried() -> bytes:
+        try:
+            return json.dumps({"answer": work()}).encode()
+        except OSError as error:
+            return json.dumps({"error": [error.errno or 0, error.strerror or str(error), error.filename]}).encode()
+
+    data = in_child(tried, seconds, meanwhile)
+    if data is None:
+        raise TimeoutError(errno.ETIMEDOUT, f"the storage has not answered for {seconds:g} s", path)
+    told = json.loads(data)
+    if "error" in told:
+        raise OSError(*told["error"])
+    return told["answer"]

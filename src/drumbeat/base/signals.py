@@ -1,0 +1,67 @@
+"""Exit codes and stop signals: one list for the agents, the desk, the backends and the training runtime."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import Iterator, Sequence
+
+# Exit codes of drumbeat itself. A job's own code passes through unchanged; a rank killed by signal N gives 128+N.
+EXIT_USAGE = 2  # bad input: nothing was started
+EXIT_MUSTER = 69  # EX_UNAVAILABLE: the nodes did not come together
+EXIT_STORAGE = 74  # EX_IOERR: the run folder cannot be written
+EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved after a stop signal, start me again
+EXIT_PREFLIGHT = 78  # EX_CONFIG: a node would have failed
+EXIT_TIME_LIMIT = 124  # as timeout(1)
+EXIT_NOT_FOUND = 127
+
+# Sent to a rank's main process when it should save and end, unless the job chooses another. USR1 belongs to NCCL.
+STOP_SIGNAL = signal.SIGTERM
+
+# Each of these asks drumbeat to end a run: Ctrl-C, a kill, a closed terminal, a scheduler's notice before the end.
+STOP_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+STOPS = (*STOP_REQUESTS, signal.SIGQUIT)  # QUIT, by the desk to its agents: without grace
+
+
+# Which signals a process heeds: a launcher before its handlers are there, a forked helper, a program before exec.
+
+
+@contextmanager
+def stops_held_back() -> Iterator[None]:
+    """Processes started here begin with the stop signals blocked; they let them in with `let_stops_in`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_stops_in() -> None:
+    """Once the handlers are installed: what came before is delivered now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def heed_interrupts() -> None:
+    """A script's `command &` and some CI runners start programs with SIGINT ignored; a launcher must still hear it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def ignore_stops(but: Sequence[int] = ()) -> None:
+    """In a forked child that works for its parent: signals are meant for the parent, which ends the child itself."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        if number not in but:
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def plain_signals() -> None:
+    """In a forked child, before exec: Python's ignored and handled signals must not reach the program."""
+    signal.set_wakeup_fd(-1)
+    for number in (
+        signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+        signal.SIGUSR2, signal.SIGCHLD,
+    ):  # fmt: skip
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])

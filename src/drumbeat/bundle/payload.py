@@ -1,0 +1,89 @@
+"""The part of drumbeat.pyz that travels to pods, in a config map or a secret, which hold 1 MiB.
+
+Nobody keeps a list of it: it is what the node's commands import, at the top of a file or inside a function, with the data of
+every package that those files name. Byte code and docstrings stay at the desk; every line keeps its number.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zipfile
+from typing import Iterator, Mapping, Set
+
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+
+LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text it is a quarter more
+_ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
+# Read as text, copied beside the ranks or run there: no import leads to it.
+_IN_RANKS = "drumbeat/inrank/"
+_DOCSTRING = regex(rb'(\A|:\n[ \t]+)"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n)', re.DOTALL)
+_DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
+_IMPORT = regex(rb"(?m)^[ \t]*from (drumbeat[\w.]*) import (?:\(([^)]*)\)|([^\n]*))")
+
+
+def packed(bundle: str) -> bytes:
+    """Return the payload of a bundle, compressed: the same bytes for the same bundle."""
+    with zipfile.ZipFile(bundle) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".pyc")}
+    files["__main__.py"] = files["__main__.py"].replace(_WHOLE.encode(), _ENTRY.encode())
+    needed = node_files(files)
+    plain = io.BytesIO()
+    with zipfile.ZipFile(plain, "w", zipfile.ZIP_STORED) as target:
+        for name, data in sorted(files.items()):
+            if name in needed or not name.startswith("drumbeat/"):
+                text = without_docstrings(data) if name.startswith("drumbeat/") and name.endswith(".py") else data
+                target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
+            elif name.endswith(".yaml") and name[: -len("yaml")] + "json" in needed:
+                # Its JSON twin is what is read; the name alone is looked for.
+                target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), b"")
+    whole = gzip.compress(plain.getvalue(), 9, mtime=0)
+    if len(whole) > LARGEST:
+        raise Problem(f"drumbeat.pyz is {len(whole)} bytes packed, more than travels to pods ({LARGEST})")
+    return whole
+
+
+def node_files(files: Mapping[str, bytes]) -> Set[str]:
+    """Return the names of the files that a node's commands can reach."""
+    needed: Set[str] = set()
+    modules = [_ENTRY, *(_module(name) for name in files if name.startswith(_IN_RANKS) and name.endswith(".py"))]
+    while modules:
+        module = modules.pop()
+        file = _file(module, files)
+        if not file or file in needed:
+            continue
+        needed.add(file)
+        parts = module.split(".")
+        modules += [".".join(parts[:count]) for count in range(1, len(parts))]
+        modules += _imports(files[file])
+    data = {found.groups() for name in needed for found in _DATA.finditer(files[name])}
+    for name in files:
+        folder, _, file = name.rpartition("/")
+        package, (stem, _, ending) = _module(folder).encode(), file.partition(".")
+        if ending in ("json", "sh") and {(package, stem.encode()), (package, None)} & data:
+            needed |= {name, f"{folder}/__init__.py"}
+    return needed
+
+
+def without_docstrings(data: bytes) -> bytes:
+    """Replace each docstring by an empty one of as many lines. A test compares the syntax trees of all our files."""
+    return _DOCSTRING.sub(lambda found: found[1] + b'""' + b"\n" * found[0][len(found[1]) :].count(b"\n"), data)
+
+
+def _imports(data: bytes) -> Iterator[str]:
+    for found in _IMPORT.finditer(data):
+        package = found[1].decode()
+        yield package
+        for name in (found[2] or found[3]).decode().split(","):
+            yield f"{package}.{name.split(' as ')[0].strip()}"
+
+
+def _file(module: str, files: Mapping[str, bytes]) -> str:
+    path = module.replace(".", "/")
+    return next((name for name in (f"{path}.py", f"{path}/__init__.py") if name in files), "")
+
+
+def _module(name: str) -> str:
+    return name[: -len(".py")].replace("/", ".") if name.endswith(".py") else name.replace("/", ".")

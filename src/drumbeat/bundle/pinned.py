@@ -1,0 +1,106 @@
+"""Start exactly the drumbeat.pyz and the order that were submitted.
+
+A run folder may lie where others can write, and days may pass before a job starts. So its order holds the SHA-256 of
+drumbeat.pyz, and whatever starts a node (the script that a scheduler keeps, an argument that a launcher hands on) holds the
+SHA-256 of the order, with the few lines of Python below. They read both files once, check them, and run private copies: the
+program is read again and again while the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import shlex
+import shutil
+from typing import Iterator, List, Sequence, Tuple
+
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.signals import EXIT_PREFLIGHT, EXIT_STORAGE
+
+LOADER = f"""
+import hashlib, json, os, shutil, stat, sys, tempfile
+
+def end(code, words):
+    sys.stderr.write("drumbeat: " + words + "\\n")
+    sys.exit(code)
+
+def checked(path, digest):
+    with open(path, "rb") as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != digest:
+        end({EXIT_PREFLIGHT}, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
+    return data
+
+def replaceable(folder):
+    while True:
+        found = os.stat(folder)
+        others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if others or found.st_uid not in (os.geteuid(), 0):
+            return True
+        if folder == os.sep:
+            return False
+        folder = os.path.dirname(folder)
+
+def private_folder():
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
+        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
+            return tempfile.mkdtemp(prefix="drumbeat-", dir=folder)
+    return tempfile.mkdtemp(prefix="drumbeat-")
+
+word, request, digest = sys.argv[1:]
+private = ""
+try:
+    order = checked(request, digest)
+    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
+    private = private_folder()
+    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
+        with open(os.path.join(private, name), "wb") as file:
+            file.write(data)
+except OSError as error:
+    shutil.rmtree(private, ignore_errors=True)
+    end({EXIT_STORAGE}, str(error))
+words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
+os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)
+""".strip()
+
+
+def pinned(order: Order, bundle: str) -> Order:
+    """The order that runs with this very bundle."""
+    with open(bundle, "rb") as file:
+        return dataclasses.replace(order, program=hashlib.sha256(file.read()).hexdigest())
+
+
+def start_argv(python: str, request: str, text: str, word: str = "_node") -> Tuple[str, ...]:
+    """Start `drumbeat.pyz WORD` with the file `request`, which must hold `text`; the bundle lies beside it.
+
+    -I -S: neither the caller's PYTHONPATH nor an installed package may change what drumbeat is.
+    """
+    return (python, "-I", "-S", "-c", LOADER, word, request, hashlib.sha256(text.encode()).hexdigest())
+
+
+def shell_start(python: str, folder: str, name: str, text: str, word: str = "_node") -> Tuple[List[str], str]:
+    """The same for a shell script: lines that stand before, and the command. `python` and `folder` are words of shell."""
+    digest = start_argv("", "", text)[-1]
+    lines = [
+        "# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this",
+        "# starts, and others may be able to write to the run folder.",
+        f"LOADER={shlex.quote(LOADER)}",
+    ]
+    return lines, f'{python} -I -S -c "$LOADER" {word} "{folder}/{name}" {digest}'
+
+
+@contextlib.contextmanager
+def removed_after(private: Sequence[str]) -> Iterator[None]:
+    """Remove the private copies that the loader has made and named behind its word."""
+    try:
+        yield
+    finally:
+        for folder in private:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def node_start(python: str, folder: str, order: Order) -> Tuple[List[str], str]:
+    """Lines and command that start a node's agent from a shell script."""
+    return shell_start(python, folder, "order.json", dump_order(order))

@@ -1,0 +1,80 @@
+"""The commands that only drumbeat calls, on nodes. What travels to pods is what these can reach, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Callable, Dict, List
+
+from drumbeat.base.signals import EXIT_USAGE, heed_interrupts
+
+if TYPE_CHECKING:
+    from drumbeat.watch.prometheus import TextFile
+
+
+def main(arguments: List[str]) -> int:
+    """Start a pod's drumbeat.pyz, which has no other command."""
+    from drumbeat.cli.streams import open_streams
+
+    open_streams()
+    word = arguments[0] if arguments else ""
+    if word not in COMMANDS:
+        sys.stderr.write(
+            f"drumbeat: this file holds what runs on nodes; type `drumbeat {word}` where you submit jobs\n"
+        )
+        return EXIT_USAGE
+    return COMMANDS[word](arguments[1:])
+
+
+def _agent(arguments: List[str]) -> int:
+    from drumbeat.agent.main import run_agent
+
+    return run_agent(arguments, _open_textfile)
+
+
+def _node(arguments: List[str]) -> int:
+    heed_interrupts()
+    from drumbeat.bundle.pinned import removed_after
+    from drumbeat.desk.start.scheduled_node import run_node
+
+    with removed_after(arguments[1:]):
+        return run_node(arguments[0])
+
+
+def _files(arguments: List[str]) -> int:
+    from drumbeat.runfolder.mirror import serve
+
+    return serve(arguments[0], sys.stdin.buffer, sys.stdout.buffer)
+
+
+def _code(arguments: List[str]) -> int:
+    from drumbeat.desk.start.code_sync import receive
+
+    return receive(arguments[0], arguments[1], arguments[2:])
+
+
+def _shim(arguments: List[str]) -> int:
+    from drumbeat.agent.ranks.shim import run_shim
+
+    return run_shim(arguments)
+
+
+def _stand_in(arguments: List[str]) -> int:
+    from drumbeat.agent.ranks.stand_ins import run_stand_in
+
+    return run_stand_in(arguments)
+
+
+def _open_textfile(folder: str, run_path: str) -> TextFile:
+    from drumbeat.watch.prometheus import TextFile
+
+    return TextFile(folder, run_path)
+
+
+COMMANDS: Dict[str, Callable[[List[str]], int]] = {
+    "_agent": _agent,
+    "_code": _code,
+    "_files": _files,
+    "_node": _node,
+    "_shim": _shim,
+    "_stand_in": _stand_in,
+}

@@ -1,0 +1,460 @@
+"""Reading a launch command that already exists, behind whatever stands before it.
+
+Such a launcher is started once per node, with what it says about nodes and rendezvous replaced by what the muster found
+(and shown, so that nobody wonders); all else it says is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import field, replace
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
+from drumbeat.commands import launchers
+from drumbeat.commands.launchers import Options, split
+
+# Programs that people put before their command, and that end in running it: env, uv run, numactl, nsys, … `peel`
+# takes one of them off. What stays before the launcher is kept: it wraps what drumbeat starts in its place.
+
+
+_ASSIGNMENT = regex(r"[A-Za-z_]\w*=")
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    values: Mapping[str, int] = field(default_factory=dict)  # option -> how many words follow it; others: none
+    every: int = 0  # how many words follow an option that is not in `values`
+    subcommand: str = ""  # must stand before the command: run, profile
+    words: int = 0  # of its own before the command: a duration, a mask
+    other_python: bool = False  # the command sees another PATH than the one out here
+
+
+class Peeled(NamedTuple):
+    name: str
+    prefix: Tuple[str, ...]
+    inner: Tuple[str, ...]
+    other_python: bool
+
+
+def values(text: str, count: int = 1) -> Dict[str, int]:
+    return dict.fromkeys(text.split(), count)
+
+
+_UV = values(
+    "--with -w --with-editable --with-requirements --extra --no-extra --group --no-group --only-group --env-file -p --python "
+    "--project --directory --package --index --default-index -i --index-url --extra-index-url -f --find-links "
+    "--index-strategy --keyring-provider --resolution --prerelease --fork-strategy --exclude-newer --link-mode "
+    "--python-platform -P --upgrade-package --reinstall-package --refresh-package -C --config-setting "
+    "--no-build-package --no-binary-package --no-build-isolation-package --cache-dir --color --config-file "
+    "--allow-insecure-host --python-preference"
+)
+_CONDA = Wrapper(
+    values("-n --name -p --prefix --cwd -r --root-prefix --attach -a"), subcommand="run", other_python=True
+)
+_PIXI = values(
+    "-e --environment --manifest-path -m --color --concurrent-downloads --auth-file --platform -p -w --workspace"
+)
+
+WRAPPERS: Dict[str, Wrapper] = {
+    "env": Wrapper(values("-u --unset -C --chdir -S --split-string -a --argv0")),
+    "uv": Wrapper(_UV, subcommand="run", other_python=True),
+    "poetry": Wrapper(values("-C --directory -P --project"), subcommand="run", other_python=True),
+    "pdm": Wrapper(values("-p --project -s --site-packages"), subcommand="run", other_python=True),
+    "hatch": Wrapper(values("-e --env -p --project"), subcommand="run", other_python=True),
+    "pipenv": Wrapper(subcommand="run", other_python=True),
+    "rye": Wrapper(subcommand="run", other_python=True),
+    "conda": _CONDA,
+    "mamba": _CONDA,
+    "micromamba": _CONDA,
+    "pixi": Wrapper(_PIXI, subcommand="run", other_python=True),
+    "nsys": Wrapper(every=1, subcommand="profile"),
+    "ncu": Wrapper(
+        values(
+            "-o --export --set --section --metrics -k --kernel-name -c --launch-count -s --launch-skip --target-processes "
+            "--kernel-id --replay-mode --clock-control --cache-control --devices --log-file --config-file --import"
+        )
+    ),
+    "rocprof": Wrapper(values("-i -o -d -t --timestamp --basenames")),
+    "rocprofv3": Wrapper(
+        values("-i --input -o --output-file -d --output-directory --output-format -f --log-level --pmc")
+    ),
+    "rocprof-sys-run": Wrapper(values("-o -c --config")),
+    "numactl": Wrapper(
+        values(
+            "-i --interleave -N --cpunodebind -m --membind -C --physcpubind -p --preferred -P --preferred-many "
+            "-w --weighted-interleave --cpubind"
+        )
+    ),
+    "taskset": Wrapper(words=1),
+    "time": Wrapper(values("-f --format -o --output")),
+    "timeout": Wrapper(values("-k --kill-after -s --signal"), words=1),
+    "nice": Wrapper(values("-n --adjustment")),
+    "ionice": Wrapper(values("-c --class -n --classdata")),
+    "chrt": Wrapper(values("-T --sched-runtime -P --sched-period -D --sched-deadline"), words=1),
+    "stdbuf": Wrapper(values("-i --input -o --output -e --error")),
+    "nohup": Wrapper(),
+    "setsid": Wrapper(),
+    "unbuffer": Wrapper(),
+    "tini": Wrapper(values("-p -e")),
+    "dumb-init": Wrapper(values("--rewrite -r")),
+    "likwid-pin": Wrapper(values("-c -s")),
+}
+
+
+def peel(command: Sequence[str]) -> Optional[Peeled]:
+    """The outermost wrapper and the command behind it; None if the command starts with none, or with nothing behind."""
+    name = os.path.basename(command[0]) if command else ""
+    wrapper = WRAPPERS.get(name)
+    if wrapper is None:
+        return None
+    index = skip_options(wrapper, command, 1, name == "env")
+    if wrapper.subcommand:
+        if index >= len(command) or command[index] != wrapper.subcommand:
+            return None
+        index += 1
+        module = _module_flag(name, wrapper, command, index)
+        if module:
+            return Peeled(name, tuple(command[:module]), ("python", *command[module:]), True)
+        index = skip_options(wrapper, command, index)
+    index += wrapper.words
+    if index >= len(command):
+        return None
+    other = wrapper.other_python or (name == "env" and any(word.startswith("PATH=") for word in command[:index]))
+    return Peeled(name, tuple(command[:index]), tuple(command[index:]), other)
+
+
+def environment_given(command: Sequence[str]) -> Tuple[Tuple[str, str], ...]:
+    """Variables that `env NAME=VALUE` before the command sets, also behind other wrappers."""
+    found: Dict[str, str] = {}
+    inner = tuple(command)
+    while True:
+        peeled = peel(inner)
+        if peeled is None:
+            return tuple(found.items())
+        if peeled.name == "env":
+            found.update(word.partition("=")[::2] for word in peeled.prefix[1:] if _ASSIGNMENT.match(word))
+        inner = peeled.inner
+
+
+def skip_options(wrapper: Wrapper, command: Sequence[str], index: int, assignments: bool = False) -> int:
+    """Where the options that start at `index` end; a `--` is passed over."""
+    while index < len(command):
+        word = command[index]
+        if word == "--":
+            return index + 1
+        if assignments and _ASSIGNMENT.match(word):
+            index += 1
+        elif word.startswith("-") and len(word) > 1:
+            index += 1 + (0 if "=" in word else wrapper.values.get(word, wrapper.every))
+        else:
+            break
+    return index
+
+
+def _module_flag(name: str, wrapper: Wrapper, command: Sequence[str], index: int) -> int:
+    """`uv run -m pkg` stands for `python -m pkg`: the place of that -m, or 0."""
+    end = skip_options(wrapper, command, index)
+    places: List[int] = [place for place in range(index, end) if command[place] in ("-m", "--module")]
+    return places[0] if name == "uv" and places else 0
+
+
+_OPTIONS: Dict[str, Options] = {
+    "torchrun": launchers.TORCHRUN,
+    "launch": launchers.TORCHRUN,
+    "tune": launchers.TORCHRUN,
+    "accelerate": launchers.ACCELERATE,
+    "deepspeed": launchers.DEEPSPEED,
+    "composer": launchers.COMPOSER,
+    "fabric": launchers.FABRIC,
+}
+# Programs and modules -> kind, and the subcommand that makes them a launcher.
+_PROGRAMS = {
+    "torchrun": ("torchrun", ""),
+    "accelerate": ("accelerate", "launch"),
+    "accelerate-launch": ("accelerate", ""),
+    "deepspeed": ("deepspeed", ""),
+    "ds": ("deepspeed", ""),
+    "composer": ("composer", ""),
+    "fabric": ("fabric", "run"),
+    "tune": ("tune", "run"),
+}
+_MODULES = {
+    "torch.distributed.run": ("torchrun", ""),
+    "torch.distributed.launch": ("launch", ""),
+    "accelerate": ("accelerate", "launch"),
+    "accelerate.commands.launch": ("accelerate", ""),
+    "accelerate.commands.accelerate_cli": ("accelerate", "launch"),
+    "deepspeed": ("deepspeed", ""),
+    "deepspeed.launcher.runner": ("deepspeed", ""),
+    "composer": ("composer", ""),
+    "composer.cli.launcher": ("composer", ""),
+}
+_PYTHON = regex(r"(python|pypy)[\d.]*")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a launch command says."""
+
+    kind: (
+        str  # torchrun, launch (the deprecated torch.distributed.launch), tune, accelerate, deepspeed, composer, fabric
+    )
+    words: str  # as the user wrote it: 'torchrun', 'accelerate launch'
+    prefix: Tuple[str, ...]  # what stands before it, and stays there: env, uv run, nsys profile
+    program: str  # the launcher's own first word
+    python: Tuple[str, ...]  # the interpreter it names, with its options; empty where only its `#!` or PATH can tell
+    kept: Tuple[str, ...]
+    replaced: Dict[str, str]
+    flags: Dict[str, str]  # all of them, by name
+    script: Tuple[str, ...]  # what each rank runs, without interpreter
+    wrappers: Tuple[str, ...] = ()
+    other_python: bool = False  # a wrapper brings an environment of its own
+    config: Dict[str, str] = field(default_factory=dict)  # what accelerate's configuration file adds
+
+    def said(self, *flags: str) -> str:
+        """The first of these flags that the command or its configuration file gives a value; '' if none does."""
+        return next(
+            (value for flag in flags for value in (self.flags.get(flag) or self.config.get(flag),) if value), ""
+        )
+
+    @property
+    def nodes(self) -> Optional[int]:
+        """How many nodes it is meant for; of a range the smallest number, since more may come."""
+        if self.kind == "composer" and self.ranks_per_node:
+            total = _number(self.said("--world-size"))
+            return max(1, total // self.ranks_per_node) if total else None
+        return _number(self.said("--nnodes", "--num-machines", "--num-nodes"))
+
+    @property
+    def ranks_per_node(self) -> Optional[int]:
+        if self.kind == "accelerate":
+            total = _number(self.said("--num-processes"))
+            if total:
+                return max(1, total // (self.nodes or 1))
+            return 1 if "--cpu" in self.flags else None  # however many GPUs there are
+        return _number(self.said("--nproc-per-node", "--num-gpus", "--nproc", "--devices"))
+
+    @property
+    def rank_per_core(self) -> bool:
+        """torchrun's --nproc-per-node=cpu."""
+        return self.said("--nproc-per-node") == "cpu"
+
+    @property
+    def node_range(self) -> Optional[Tuple[int, int]]:
+        """`--nnodes=MIN:MAX`: any number of nodes between them will do."""
+        match = re.fullmatch(r"(\d{1,6}):(\d{1,6})", self.said("--nnodes"))
+        return (int(match[1]), int(match[2])) if match else None
+
+    @property
+    def restarts(self) -> Optional[int]:
+        return _number(self.said("--max-restarts"))
+
+    @property
+    def node_rank(self) -> Optional[int]:
+        return _number(self.said("--node-rank", "--machine-rank"))
+
+    @property
+    def master(self) -> str:
+        """HOST or HOST:PORT of node 0, as the command names it."""
+        host = self.said("--master-addr", "--main-process-ip", "--main-address")
+        port = self.said("--master-port", "--main-process-port", "--main-port")
+        if host:
+            return f"{host}:{port}" if port and ":" not in host else host
+        return self.said("--rdzv-endpoint") if not self.said("--standalone") else ""
+
+    @property
+    def agreed(self) -> Tuple[str, ...]:
+        """The command without what it says about its own node: this is the same on all nodes of one job."""
+        kept = [word for word in self.kept if not word.startswith(("--config_file=", "--config-file="))]
+        for flag in ("--config_file", "--config-file"):
+            if flag in kept:
+                place = kept.index(flag)
+                del kept[place : place + 2]
+        return (*self.prefix, self.words, *kept, *self.script)
+
+
+def find_launcher(command: Sequence[str], config: Optional[Mapping[str, str]] = None) -> Optional[Found]:
+    """What the command says if a launcher that we know starts in it, behind any wrapper; else None.
+
+    `config` is what accelerate's configuration file adds (`accelerate.from_config`).
+    """
+    prefix: List[str] = []
+    wrappers: List[str] = []
+    other_python = False
+    inner = tuple(command)
+    while True:
+        peeled = peel(inner)
+        if peeled is None:
+            break
+        prefix += peeled.prefix
+        wrappers.append(peeled.name)
+        other_python = other_python or peeled.other_python
+        inner = peeled.inner
+    found = _at_front(inner)
+    if found is None:
+        return None
+    return replace(
+        found, prefix=tuple(prefix), wrappers=tuple(wrappers), other_python=other_python, config=dict(config or {})
+    )
+
+
+def _at_front(command: Sequence[str]) -> Optional[Found]:
+    name = os.path.basename(command[0]) if command else ""
+    if _PYTHON.fullmatch(name):
+        options, module, rest = python_module(command)
+        kind, subcommand = _MODULES.get(module, ("", ""))
+        words, python = f"{name} -m {module}", (command[0], *options)
+    else:
+        kind, subcommand = _PROGRAMS.get(name, ("", ""))
+        words, python, rest = name, (), tuple(command[1:])
+    if subcommand:
+        if rest[:1] != (subcommand,):
+            return None
+        words, rest = f"{words} {subcommand}", rest[1:]
+    return _split(kind, words, command[0], python, rest) if kind else None
+
+
+def python_module(command: Sequence[str]) -> Tuple[Tuple[str, ...], str, Tuple[str, ...]]:
+    """Options of an interpreter before `-m`, the module, and the words after it; the module is '' without -m."""
+    index = 1
+    while index < len(command) and command[index].startswith("-") and len(command[index]) > 1:
+        word = command[index]
+        if word.startswith("--"):
+            index += 2 if word == "--check-hash-based-pycs" else 1
+            continue
+        for place, letter in enumerate(word[1:], 1):
+            if letter == "m":
+                joined, before = word[place + 1 :], word[:place]
+                options = (*command[1:index], *([before] if len(before) > 1 else []))
+                module = joined or "".join(command[index + 1 : index + 2])
+                return tuple(options), module, tuple(command[index + (1 if joined else 2) :])
+            if letter == "c":
+                return (), "", ()
+            if letter in "WX":
+                index += 0 if word[place + 1 :] else 1
+                break
+        index += 1
+    return (), "", ()
+
+
+def _split(kind: str, words: str, program: str, python: Tuple[str, ...], rest: Sequence[str]) -> Found:
+    parts = split(_OPTIONS[kind], words, list(rest))
+    script = parts.rest
+    if "--module" in parts.flags or "--module-mode" in parts.flags:
+        script = ("-m", *script)
+    return Found(kind, words, (), program, python, parts.kept, parts.replaced, parts.flags, script)
+
+
+def _number(text: str) -> Optional[int]:
+    first = text.split(":")[0]
+    return int(first) if first.isdigit() and len(first) < 10 else None
+
+
+# Launchers that drumbeat does not take the place of: they must stand before it, or the command is refused. Also
+# here: programs that start their own ranks, and so are started once per node.
+
+
+_MPI = Wrapper(
+    {
+        **values(
+            "-n -np --np -c -N --npernode -npernode -H --host -host --hostfile -hostfile -machinefile --machinefile -f -x "
+            "--map-by -map-by --bind-to -bind-to --rank-by -wdir --wdir -wd -prefix --prefix -ppn -perhost -hosts "
+            "--output-filename --timeout --cpu-bind --display --tune --app -app --path --report-uri --depth -d"
+        ),
+        **values("-mca --mca -gmca --gmca -genv --genv -env --pmca --prtemca", 2),
+    }
+)
+_SRUN = Wrapper(
+    values(
+        "-A --account -c --cpus-per-task -C --constraint -d --dependency -D --chdir -e --error -G --gpus -i --input "
+        "-J --job-name -m --distribution -n --ntasks -N --nodes -o --output -p --partition -q --qos -t --time "
+        "-w --nodelist -x --exclude --gres --ntasks-per-node --gpus-per-node --gpus-per-task --cpu-bind --gpu-bind "
+        "--mem --mem-per-cpu --mem-bind --mpi --export --container-image --container-mounts --network --jobid"
+    )
+)
+_HOROVOD = Wrapper(
+    values(
+        "-np --num-proc -H --hosts -hostfile --hostfile -p --ssh-port -i --ssh-identity-file --network-interface "
+        "--network-interfaces --nics --output-filename --start-timeout --config-file --min-np --max-np --slots-per-host "
+        "--host-discovery-script --mpi-args --fusion-threshold-mb --cycle-time-ms --log-level --timeline-filename"
+    )
+)
+OUTSIDE: Dict[str, Wrapper] = {
+    "mpirun": _MPI,
+    "mpiexec": _MPI,
+    "orterun": _MPI,
+    "prun": _MPI,
+    "prterun": _MPI,
+    "mpiexec.hydra": _MPI,
+    "aprun": _MPI,
+    "srun": _SRUN,
+    "horovodrun": _HOROVOD,
+    "jsrun": Wrapper(every=1),
+}
+_CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "shifter")
+
+SELF_SPAWNING = {
+    "llamafactory-cli": "LLaMA-Factory starts torchrun itself, by NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT",
+    "axolotl": "axolotl starts its own launcher",
+    "swift": "ms-swift starts torchrun itself when NPROC_PER_NODE is set",
+    "colossalai": "colossalai run starts torchrun itself",
+}
+
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_LAUNCHER_WORD = regex(
+    r"(?:^|[\s;&|(/])(torchrun|accelerate(?:-|\s+)launch|deepspeed|torch\.distributed\.(?:run|launch)|composer|fabric\s+run)"
+    r"(?=\s)"
+)
+
+
+def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
+    """What is wrong with a launcher that cannot stand inside the command, and the line to type instead."""
+    outer = without_wrappers(command)
+    name = os.path.basename(outer[0]) if outer else ""
+    wrapper = OUTSIDE.get(name)
+    if wrapper is not None:
+        index = skip_options(wrapper, outer, 1)
+        inner = shlex.join(outer[index:]) or "COMMAND"
+        before = shlex.join(outer[:index])
+        what = f"{name} stands inside the command: every node would start a {name} of its own"
+        if name == "horovodrun":
+            before = re.sub(r"^\S+", "mpirun", before)
+        return what, f"put it before drumbeat, which then joins its tasks: {before} drumbeat run -- {inner}"
+    if name == "torchx":
+        return (
+            "torchx stands inside the command: it starts a job of its own",
+            "write what its component runs: torchrun --nnodes N --nproc-per-node M SCRIPT",
+        )
+    if name in _CONTAINERS:
+        launcher = _LAUNCHER_WORD.search(" ".join(outer[1:]))
+        if launcher:
+            return (
+                f"{launcher.group(1)} stands behind {name}, where drumbeat cannot give it its nodes",
+                f"name the image (container: IMAGE, or --container IMAGE) and write the command without {name}: "
+                f"{launcher.group(1)} …",
+            )
+    return None
+
+
+def starts_its_own_ranks(command: Sequence[str]) -> str:
+    """Why this program is started once per node although no launcher stands at its front; '' if it is not."""
+    inner = without_wrappers(command)
+    return SELF_SPAWNING.get(os.path.basename(inner[0]), "") if inner else ""
+
+
+def runs_text(word: str) -> bool:
+    """Whether this option of a shell makes the next word its script: -c, -lc, -xec."""
+    return bool(re.fullmatch(r"-[a-z]*c", word))
+
+
+def without_wrappers(command: Sequence[str]) -> Tuple[str, ...]:
+    inner = tuple(command)
+    while True:
+        peeled = peel(inner)
+        if peeled is None:
+            return inner
+        inner = peeled.inner

@@ -1,0 +1,313 @@
+"""Tokens into commands, pipelines, assignments and #SBATCH lines, inside `$(...)` and `bash -c '...'` too."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import field
+from typing import Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.commands.shell import MAX_DEPTH, Fault, Heredoc, Lexer, Token, Word
+
+# Where a command stands, outermost first.
+SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file"
+
+MAX_COMMANDS = 10_000  # more is no script that a person wrote; what is left out is said
+MAX_TEXT = 8000  # of one command that patterns see
+MAX_WORDS = 400  # of one command that are looked at for what it starts
+_RESERVED = frozenset(
+    ["if", "then", "else", "elif", "fi", "do", "done", "while", "until", "!", "{", "}", "time", "esac"]
+)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=")
+_DECLARE = frozenset(("export", "declare", "typeset", "readonly", "local"))
+_CONTAINER_ENV = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)")
+_SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
+_STARTERS = frozenset(("srun", "mpirun", "mpiexec"))
+_RUNTIMES = {
+    "apptainer": ("exec", "run", "shell"),
+    "singularity": ("exec", "run", "shell"),
+    "docker": ("run", "exec"),
+    "podman": ("run", "exec"),
+    "runai": ("submit", "submit-dist", "training", "workload", "exec", "bash"),
+}
+
+
+@dataclass(frozen=True)
+class Assignment:
+    name: str  # as the rank sees it, APPTAINERENV_ taken off
+    value: Word
+    line: int
+    how: str  # plain, export, prefix (before a command), option (--env, -e, -x)
+    spelt: str  # the name as written
+
+    @property
+    def text(self) -> str:
+        return self.value.text
+
+
+@dataclass(frozen=True)
+class Command:
+    words: Tuple[Word, ...]
+    assignments: Tuple[Assignment, ...]
+    redirects: Tuple[Token, ...]
+    line: int
+    within: Tuple[str, ...] = ()
+    follows: str = ""  # the operator before it: || && | ; or a line's end
+    ended_by: str = "\n"
+
+    @functools.cached_property
+    def text(self) -> str:
+        return " ".join(word.nested for word in self.shown())[:MAX_TEXT]
+
+    def shown(self) -> Tuple[Word, ...]:
+        """Its words, without what other commands in it say: those stand for themselves."""
+        inner = shell_text(self)
+        if not inner:
+            return self.words
+        return tuple(word._replace(nested="...") if word is inner[0] else word for word in self.words)
+
+    @property
+    def name(self) -> str:
+        return self.words[0].text.rsplit("/", 1)[-1] if self.words else ""
+
+    @functools.cached_property
+    def names(self) -> List[str]:
+        """Its words without folders, as far as they can matter to what it starts."""
+        return [word.text.rsplit("/", 1)[-1] for word in self.words[:MAX_WORDS]]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    commands: Tuple[Command, ...]
+
+    @property
+    def line(self) -> int:
+        return self.commands[0].line
+
+    @functools.cached_property
+    def text(self) -> str:
+        return " | ".join(command.text for command in self.commands)[:MAX_TEXT]
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One option of a #SBATCH line."""
+
+    name: str  # long form: nodes, cpus-per-task
+    value: str
+    line: int
+    text: str
+
+
+@dataclass
+class Script:
+    text: str
+    line: int
+    pipelines: List[Pipeline] = field(default_factory=list)
+    directives: List[Directive] = field(default_factory=list)
+    late: List[int] = field(default_factory=list)  # lines of #SBATCH that come too late to count
+    faults: List[Fault] = field(default_factory=list)
+    comments: List[Token] = field(default_factory=list)
+    cut: int = 0  # the line from which on commands were left out
+    python: List[Heredoc] = field(default_factory=list)  # Python inside: heredocs and -c
+
+    @functools.cached_property
+    def commands(self) -> Tuple[Command, ...]:
+        return tuple(command for pipeline in self.pipelines for command in pipeline.commands)
+
+    @functools.cached_property
+    def assignments(self) -> Tuple[Assignment, ...]:
+        return tuple(each for command in self.commands for each in command.assignments)
+
+    def code_lines(self) -> Iterator[Tuple[int, str]]:
+        """Lines without their comments."""
+        comments = {token.line: token.text for token in self.comments}
+        for number, text in enumerate(self.text.split("\n"), self.line):
+            comment = comments.get(number)
+            yield number, text[: -len(comment)] if comment and text.endswith(comment) else text
+
+    def option(self, *names: str) -> Optional[Directive]:
+        """The last #SBATCH option of one of these names."""
+        found = [directive for directive in self.directives if directive.name in names]
+        return found[-1] if found else None
+
+
+_SHORT = {
+    "A": "account", "J": "job-name", "o": "output", "e": "error", "t": "time", "p": "partition", "N": "nodes",
+    "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "w": "nodelist", "x": "exclude", "C": "constraint", "q": "qos",
+    "d": "dependency", "a": "array", "D": "chdir",
+}  # fmt: skip
+
+
+def options(words: Sequence[str]) -> Iterator[Tuple[str, str]]:
+    """`--name=value`, `--name value`, `-N 2`, `-N2` as (long name, value); underscores as dashes."""
+    for place, word in enumerate(words):
+        after = words[place + 1] if place + 1 < len(words) else ""
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            yield name.replace("_", "-"), value if equals else ("" if after.startswith("-") else after)
+        elif len(word) >= 2 and word[0] == "-" and word[1] in _SHORT:
+            yield _SHORT[word[1]], word[2:].lstrip("=") or after
+
+
+def read(text: str, line: int = 1, column: int = 0) -> Script:
+    script = Script(text, line)
+    _read(script, text, line, column, (), 0)
+    script.faults.sort(key=lambda fault: (fault.line, fault.column))
+    return script
+
+
+def _read(script: Script, text: str, line: int, column: int, within: Tuple[str, ...], depth: int) -> None:
+    lexer = Lexer(text, line, column).run()
+    script.faults += lexer.faults
+    heredocs = {heredoc.owner: heredoc for heredoc in lexer.heredocs}
+    if not within:
+        script.comments = [token for token in lexer.tokens if token.kind == "comment"]
+        _directives(script, lexer.tokens)
+    for pipeline in _pipelines(lexer.tokens, within):
+        if len(script.pipelines) >= MAX_COMMANDS:
+            script.cut = script.cut or pipeline.line
+            return
+        script.pipelines.append(pipeline)
+        if depth < MAX_DEPTH:
+            for command in pipeline.commands:
+                _descend(script, command, heredocs, depth + 1)
+
+
+def _descend(script: Script, command: Command, heredocs: Mapping[int, Heredoc], depth: int) -> None:
+    words = [*(each.value for each in command.assignments if each.how in ("plain", "prefix")), *command.words]
+    for word in words:
+        for part in word.parts:
+            _read(script, part.text, part.line, part.column, (*command.within, SUBSTITUTION), depth)
+    found = shell_text(command)
+    if found:
+        word, where = found
+        quoted = word.raw[:1] in "'\""
+        _read(script, word.nested, word.line, word.column + quoted, (*command.within, *where), depth)
+    names = command.names
+    for place, name in enumerate(names[:-2]):
+        if re.fullmatch(r"python[\d.]*", name) and names[place + 1] == "-c":
+            word = command.words[place + 2]
+            script.python.append(Heredoc(word.nested, word.line, True, command.line))
+    for heredoc in (
+        heredocs[token.line] for token in command.redirects if token.text[:2] == "<<" and token.line in heredocs
+    ):
+        target = " ".join(token.word.text for token in command.redirects if token.word and token.text[0] == ">")
+        text = heredoc.text if heredoc.literal else heredoc.text.replace("\\$", "$").replace("\\`", "`")
+        if any(re.fullmatch(r"python[\d.]*", name) for name in names) or target.endswith(".py"):
+            script.python.append(Heredoc(text, heredoc.line, True, heredoc.owner))
+        elif _SHELLS & set(names) or re.search(r"\.(sh|bash|sbatch|slurm)$", target) or "sbatch" in names:
+            _read(script, text, heredoc.line, 0, (*command.within, FILE), depth)
+
+
+def runtime_at(command: Command) -> int:
+    """Where in its words a container begins; -1 when there is none."""
+    names = command.names
+    for place, name in enumerate(names):
+        if name == "csub.py" or (name in _RUNTIMES and set(names[place + 1 :]) & set(_RUNTIMES[name])):
+            return place
+        if name.startswith("--container-image"):
+            return place
+    return -1
+
+
+def shell_text(command: Command) -> Optional[Tuple[Word, Tuple[str, ...]]]:
+    """The script in `bash -c '...'` (or what csub.py is told to run), and where that will run."""
+    names = command.names
+    container = runtime_at(command)
+    for place, name in enumerate(names[:-1]):
+        if name not in _SHELLS and name != "csub.py":
+            continue
+        for flag in range(place + 1, len(names) - 1):
+            if re.fullmatch(r"-[a-z]*c", names[flag]) or (name == "csub.py" and names[flag] == "--command"):
+                where = [TASK] if _STARTERS & set(names[:place]) or container >= 0 and "run" in names[container] else []
+                return command.words[flag + 1], (*where, *([CONTAINER] if 0 <= container <= place else [])) or (FILE,)
+            if name != "csub.py" and not names[flag].startswith("-") and names[flag - 1] != "-o":
+                break
+    return None
+
+
+def _directives(script: Script, tokens: Sequence[Token]) -> None:
+    begun = False
+    for token in tokens:
+        if token.kind == "comment":
+            if not token.text.startswith("#SBATCH"):
+                continue
+            if begun:
+                script.late.append(token.line)
+                continue
+            words = re.sub(r"\s#.*", "", token.text[len("#SBATCH") :]).split()
+            for name, value in options(words):
+                script.directives.append(Directive(name, value.strip("\"'"), token.line, token.text))
+        elif token.text != "\n":
+            begun = True
+
+
+def _pipelines(tokens: Sequence[Token], within: Tuple[str, ...]) -> Iterator[Pipeline]:
+    line: List[Command] = []
+    words: List[Word] = []
+    redirects: List[Token] = []
+    follows = ""
+    for token in [*tokens, Token("operator", "\n", 0)]:
+        if token.kind == "word":
+            assert token.word is not None
+            words.append(token.word)
+        elif token.kind == "redirect":
+            redirects.append(token)
+        elif token.kind == "operator":
+            while words and words[0].raw in _RESERVED:
+                words.pop(0)
+            piped = token.text in ("|", "|&")
+            if words or redirects:
+                line.append(_command(words, redirects, within, follows, token.text))
+            elif piped and line:
+                continue
+            elif token.text == "\n" and line and follows in ("|", "|&"):
+                continue  # the pipeline goes on after the line's end
+            words, redirects, follows = [], [], token.text
+            if line and not piped:
+                yield Pipeline(tuple(line))
+                line = []
+
+
+def _command(
+    words: Sequence[Word], redirects: Sequence[Token], within: Tuple[str, ...], follows: str, ended_by: str
+) -> Command:
+    line = words[0].line if words else redirects[0].line
+    rest = list(words)
+    leading: List[Word] = []
+    while rest and _ASSIGNMENT.match(rest[0].raw):
+        leading.append(rest.pop(0))
+    how = "prefix" if rest else "plain"
+    assignments = [_assignment(word, how) for word in leading]
+    if rest and rest[0].text in _DECLARE:
+        flag = rest[1].text if len(rest) > 1 else ""
+        exported = rest[0].text == "export" or (flag.startswith("-") and "x" in flag)
+        assignments += [
+            _assignment(word, "export" if exported else "plain") for word in rest[1:] if _ASSIGNMENT.match(word.raw)
+        ]
+    for before, word in zip(rest, rest[1:]):
+        if before.text in ("--env", "-e", "-x") and _ASSIGNMENT.match(word.text):
+            assignments.append(_assignment(word, "option"))
+        elif word.text.startswith("--env=") and _ASSIGNMENT.match(word.text[6:]):
+            assignments.append(_assignment(word._replace(text=word.text[6:]), "option"))
+    return Command(tuple(rest), tuple(assignments), tuple(redirects), line, within, follows, ended_by)
+
+
+def _assignment(word: Word, how: str) -> Assignment:
+    found = _ASSIGNMENT.match(word.text)
+    name = found.group(1) if found else ""
+    value = word.text[found.end() :] if found else ""
+    cut = len(found.group()) if found and word.raw.startswith(found.group()) else 0
+    return Assignment(
+        _CONTAINER_ENV.sub("", name, 1), word._replace(text=value, raw=word.raw[cut:]), word.line, how, name
+    )
+
+
+_FOREIGN = re.compile(r"#(?:PBS|BSUB|COBALT|PJM|\$) +-?\S.*")  # PBS, LSF, Cobalt, Fujitsu, Grid Engine
+
+
+def foreign_directives(text: str) -> List[Tuple[int, str]]:
+    """Lines for another scheduler, with their numbers."""
+    return [(i, line) for i, line in enumerate(text.splitlines(), 1) if _FOREIGN.fullmatch(line.rstrip())]

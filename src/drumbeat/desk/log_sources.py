@@ -1,0 +1,277 @@
+"""Where `diagnose` gets its lines from: files, folders, run folders, standard input; plain or gzip."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import os
+import sys
+import time
+import zlib
+from collections import deque
+from dataclasses import field
+from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
+from drumbeat.logs.read.prefixes import MAX_LINE as LONGEST
+from drumbeat.logs.read.records import MAX_LINES, unwrap
+
+if TYPE_CHECKING:
+    from drumbeat.runfolder.run import Run
+
+BLOCK = 1 << 20
+GZIP = b"\x1f\x8b"
+MAX_LINE = 1 << 16  # of a line without end, only its start and its end are read
+LONGEST_TAIL = 4096  # bytes at the end of a line that is longer than the reader's own limit
+_MARKS = (  # the one that begins like another stands before it
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+MAX_FILES = 20_000
+TAIL = 2_000  # lines at the end of a file, which are read however often the like of them came before
+# fmt: off
+SKIPPED = (
+    ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".pyc", ".pyz", ".png", ".jpg", ".pdf", ".zip",
+    ".tar", ".whl", ".parquet", ".arrow", ".h5", ".db", ".sif", ".mp4", ".sqlite", ".yaml", ".py", ".sh", ".o", ".a", ".idx",
+    ".distcp", ".ckpt", ".tfevents",
+)
+# fmt: on
+
+
+@dataclass
+class Source:
+    """One file to read, and its name in the output: a path that can be pasted in the current folder."""
+
+    path: str
+    name: str
+    rank: Optional[int] = None
+    host: Optional[str] = None
+    cut: List[int] = field(default_factory=list)  # numbers of lines that were too long to be read whole
+
+
+@dataclass
+class Sources:
+    files: List[Source] = field(default_factory=list)
+    skipped: int = 0  # binary or not for us
+    runs: List[Run] = field(default_factory=list)  # whose folders were given
+
+
+def find(paths: List[str]) -> Sources:
+    """Everything there is to read below the given paths; Problem for one that is not there."""
+    found = Sources()
+    for path in paths:
+        if path == "-":
+            found.files.append(Source("-", "stdin"))
+        elif os.path.isdir(path):
+            _folder(path, found)
+        elif os.path.exists(path):
+            found.files.append(Source(path, printable(path)))
+        else:
+            _run_folder(_run_named(path), found)
+    if not found.files and not found.runs:
+        raise Problem(
+            f"{', '.join(map(printable, paths))}: nothing to read there",
+            "give the files themselves if they have unusual names",
+        )
+    return found
+
+
+def _run_named(name: str) -> str:
+    """The folder of the run with this id, or one that begins so."""
+    from drumbeat.desk.runs import NoSuchRun, find_run
+
+    try:
+        return find_run(name, os.environ).path
+    except NoSuchRun:
+        raise Problem(
+            f"{printable(name)}: no such file, folder or run",
+            "give log files, folders, run folders, run ids, or - for stdin",
+        ) from None
+
+
+def _folder(path: str, found: Sources) -> None:
+    if os.path.exists(os.path.join(path, "run.json")):
+        _run_folder(path, found)
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in ("__pycache__", "wandb")
+        )
+        for name in sorted(names):
+            full = os.path.join(folder, name)
+            if name.startswith(".") or os.path.splitext(name)[1] in SKIPPED or not os.path.isfile(full):
+                found.skipped += 1
+            elif len(found.files) >= MAX_FILES:
+                raise Problem(
+                    f"{printable(path)}: more than {MAX_FILES} files", "give a smaller folder, or the files themselves"
+                )
+            else:
+                found.files.append(Source(full, printable(os.path.normpath(full))))
+
+
+def _run_folder(path: str, found: Sources) -> None:
+    """The logs of the last attempt, what NCCL wrote, and what the scheduler's job printed."""
+    from drumbeat.base.record import RecordError
+    from drumbeat.runfolder.lines import near
+    from drumbeat.runfolder.run import Run
+
+    try:
+        run = Run.open(path)
+    except RecordError as error:
+        raise Problem(str(error), "use the drumbeat that wrote it, or give its log files one by one") from None
+    found.runs.append(run)
+    hosts = {member.node: member.host for member in run.members()}
+    for log in run.logs():
+        file = os.path.join(path, log.name)
+        found.files.append(Source(file, printable(near(file)), log.rank, hosts.get(log.node)))
+    for node, name in run.nccl_logs():
+        file = os.path.join(path, name)
+        found.files.append(Source(file, printable(near(file)), host=hosts.get(node)))
+    found.files += [Source(file, printable(near(file))) for file in (os.path.join(path, name) for name in run.output())]
+
+
+def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
+    """Lines without their ends, many at a time, and the number of the first; memory is bounded whatever the file holds.
+    Those of a short text are whole, also where a terminal has cut them."""
+    short: List[bytes] = []
+    blocks = _as_written(source)
+    for number, some in blocks:
+        if number != len(short) + 1 or len(short) + len(some) > MAX_LINES or sum(map(len, short)) > BLOCK:
+            if short:
+                yield 1, short
+            yield number, some
+            yield from blocks
+            return
+        short += some
+    yield 1, unwrap(short)
+
+
+def _as_written(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
+    number, rest, cut = 1, b"", b""  # of the next line; `cut`: the start of one without end, of which `rest` is the end
+    for block in _blocks(source.path):
+        parts = (rest + block).split(b"\n")
+        rest = parts.pop()
+        if parts:
+            if cut:
+                parts[0], cut = cut + b"\r" + parts[0][-LONGEST_TAIL:], b""
+                source.cut.append(number)
+            if max(map(len, parts)) > LONGEST:
+                source.cut += [number + place for place, part in enumerate(parts) if _is_long(part)]
+                parts = list(map(_shortened, parts))
+            yield number, parts
+            number += len(parts)
+        if len(rest) > MAX_LINE and not cut and b"\r" in rest:
+            # A progress bar writes over its line again and again; what comes last on it may be an error.
+            written, _, rest = rest.rpartition(b"\r")
+            yield number, [written]
+        if len(rest) > MAX_LINE:
+            cut, rest = cut or rest[: LONGEST - LONGEST_TAIL], rest[-LONGEST_TAIL:]
+    if cut:
+        source.cut.append(number)
+        yield number, [cut + b"\r" + rest[-LONGEST_TAIL:]]
+    elif rest:
+        source.cut += [number] if _is_long(rest) else []
+        yield number, [_shortened(rest)]
+
+
+def _is_long(line: bytes) -> bool:
+    return len(line) > LONGEST and any(len(part) > LONGEST for part in line.split(b"\r"))
+
+
+def _shortened(line: bytes) -> bytes:
+    """Start and end of a line that is too long for the reader, which takes them for two that were written over one another."""
+    if len(line) <= LONGEST:
+        return line
+    parts = line.split(b"\r")
+    return b"\r".join(
+        part if len(part) <= LONGEST else part[: LONGEST - LONGEST_TAIL] + b"\r" + part[-LONGEST_TAIL:]
+        for part in parts
+    )
+
+
+def with_tail(blocks: Iterable[Tuple[int, List[bytes]]]) -> Iterator[Tuple[int, List[bytes], bool]]:
+    """The same blocks, and whether each belongs to the last TAIL lines; the one where these begin is cut in two."""
+    held: Deque[Tuple[int, List[bytes]]] = deque()
+    lines = 0
+    for number, block in blocks:
+        held.append((number, block))
+        lines += len(block)
+        while lines - len(held[0][1]) >= TAIL:
+            lines -= len(held[0][1])
+            yield (*held.popleft(), False)
+    before = max(lines - TAIL, 0)
+    if before:
+        number, block = held.popleft()
+        yield number, block[:before], False
+        held.appendleft((number + before, block[before:]))
+    for number, block in held:
+        yield number, block, True
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    try:
+        with open_binary(path) as file:
+            start = file.read(4)
+            encoding = encoding_of(start)
+            decode = codecs.getincrementaldecoder(encoding)("replace").decode if encoding else None
+            block = start[3:] if start.startswith(codecs.BOM_UTF8) else start
+            while start:
+                yield block if decode is None else decode(start).encode()
+                block = start = file.read1(BLOCK)  # type: ignore[attr-defined]
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        # What could be unpacked has been read; a log that is still being written ends like this.
+        print(
+            f"drumbeat diagnose: {printable(path)}: damaged or unfinished gzip ({error}); read up to there",
+            file=sys.stderr,
+        )
+    except OSError as error:
+        raise Problem(f"{printable(path)}: {error.strerror or error}", "check that it can be read") from None
+
+
+def open_binary(path: str) -> IO[bytes]:
+    if path == "-":
+        packed = sys.stdin.buffer.peek(2)[:2] == GZIP if hasattr(sys.stdin.buffer, "peek") else False
+        return gzip.GzipFile(fileobj=sys.stdin.buffer) if packed else sys.stdin.buffer  # type: ignore[return-value]
+    with open(path, "rb") as file:
+        packed = file.read(2) == GZIP
+    return gzip.open(path, "rb") if packed else open(path, "rb")  # type: ignore[return-value]
+
+
+def encoding_of(start: bytes) -> str:
+    """By the mark that a file begins with; empty for all that is read as UTF-8."""
+    return next((name for mark, name in _MARKS if start.startswith(mark)), "")
+
+
+def start_of(source: Source) -> bytes:
+    """The first bytes, to tell text from the rest."""
+    if source.path == "-":
+        return b""
+    try:
+        with open_binary(source.path) as file:
+            return file.read(4096)
+    except (OSError, EOFError, zlib.error):
+        return b""
+
+
+class Progress:
+    """A line on stderr, on a terminal only, and only when it takes longer than two seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = clock() + 2.0
+        self._shown = False
+        self._on = sys.stderr.isatty()
+
+    def tick(self, name: str, number: int) -> None:
+        if self._on and self._clock() >= self._next:
+            self._next = self._clock() + 0.5
+            self._shown = True
+            print(f"\r\x1b[Kreading {name[-60:]}: line {number:,}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

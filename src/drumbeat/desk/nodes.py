@@ -1,0 +1,469 @@
+"""What the desk does with what is known about nodes: show it, exclude nodes by hand, keep new jobs away from bad ones."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import time
+from dataclasses import field, replace
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat import backends
+from drumbeat.base.folders import make_private, unsafe, users_folder
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import AvoidedNode, Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.ranges import HostlistError, expand
+from drumbeat.base.record import RecordError, check_schema, from_plain, to_json, to_plain
+from drumbeat.base.redact import printable
+from drumbeat.base.regex import regex
+from drumbeat.causes.table import HARDWARE, PROGRAM, cause_of
+from drumbeat.desk.runs import all_runs
+from drumbeat.findings.model import Finding
+from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.site import Site
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.files import replace as replace_file
+from drumbeat.runfolder.run import Run
+
+# What this user's past runs say about nodes, and which nodes new jobs avoid: one small file in the user's state
+# folder. Only the desk reads and writes it. It is replaced as a whole under a lock, belongs to this user alone, and
+# never grows beyond a few hundred kilobytes. A store that cannot be used costs a line of text, never a run.
+
+
+SCHEMA = "1.0"
+MOST_RECORDS = 2_000  # the newest are kept
+MOST_EXCLUSIONS = 500
+_LARGEST = 4 << 20  # bytes that are read
+_WAIT = 3.0  # seconds for the lock
+_LONGEST = 300  # characters of a reason
+
+
+class NotKept(Problem):
+    """The store cannot be written. What it holds may still be read."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One thing that a run says about a node."""
+
+    t: float  # seconds since 1970
+    site: str
+    host: str
+    run: str
+    what: str  # one of node_history.KINDS
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A node that new jobs avoid."""
+
+    site: str
+    host: str
+    why: str
+    t: float  # since when
+    until: Optional[float] = None  # none: until it is forgotten
+    by_hand: bool = False
+
+
+@dataclass(frozen=True)
+class Store:
+    sightings: Tuple[Sighting, ...] = ()  # the oldest first
+    exclusions: Tuple[Exclusion, ...] = ()
+    read: Dict[str, int] = field(default_factory=dict)  # run -> bytes of its events that have been read
+    forgotten: Dict[str, float] = field(default_factory=dict)  # SITE/HOST -> what came before that time does not count
+    schema: str = SCHEMA
+
+    def excluded(self, site: str, now: float) -> Tuple[Exclusion, ...]:
+        """Those that count now, by host."""
+        valid = [each for each in self.exclusions if each.site == site and (each.until is None or each.until > now)]
+        return tuple(sorted(valid, key=lambda each: each.host))
+
+    def bounded(self, now: float) -> Store:
+        """Without what has expired, and without more than it may hold."""
+        valid = [each for each in self.exclusions if each.until is None or each.until > now]
+        sightings = sorted(self.sightings, key=lambda each: each.t)[-MOST_RECORDS:]
+        shortened = tuple(replace(each, detail=each.detail[:_LONGEST]) for each in sightings)
+        newest = dict(list(self.read.items())[-MOST_RECORDS:])
+        kept = sorted(valid, key=lambda each: each.t)[-MOST_EXCLUSIONS:]
+        forgotten = dict(list(self.forgotten.items())[-MOST_EXCLUSIONS:])
+        return replace(self, sightings=shortened, exclusions=tuple(kept), read=newest, forgotten=forgotten)
+
+
+def store_folder(environ: Mapping[str, str]) -> str:
+    return os.path.join(users_folder(environ, "XDG_STATE_HOME", ".local", "state"), "drumbeat", "nodes")
+
+
+def read_store(environ: Mapping[str, str]) -> Store:
+    """The store; empty where there is none. Problem: there is one, and it cannot be used."""
+    folder = store_folder(environ)
+    path = os.path.join(folder, "nodes.json")
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            why = unsafe(os.fstat(file.fileno())) or unsafe(os.lstat(folder))
+            if why:
+                raise Problem(f"{path} is not used: it {why}", "remove it, or give it back to its owner with mode 0600")
+            text = file.read(_LARGEST + 1)
+    except FileNotFoundError:
+        return Store()
+    except OSError as error:
+        raise Problem(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        if len(text) > _LARGEST:
+            raise ValueError("too large")
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("it holds no mapping")
+        check_schema(str(data.get("schema", "?")), SCHEMA, path)
+        return from_plain(Store, data)
+    except (ValueError, RecordError) as error:
+        raise _damaged(path, str(error)[:120]) from None
+    except (AttributeError, RecursionError, OverflowError):
+        raise _damaged(path, "its contents have the wrong form") from None
+
+
+def _damaged(path: str, why: str) -> Problem:
+    lost = "nodes that were excluded or forgotten by hand must be named again"
+    return Problem(f"{path} is damaged ({why})", f"remove it: past runs are read again, but {lost}")
+
+
+def change_store(environ: Mapping[str, str], change: Callable[[Store], Store], now: Optional[float] = None) -> Store:
+    """Read, change, write, under a lock; the new store. NotKept: it cannot be written; Problem: it cannot be read."""
+    folder = store_folder(environ)
+    try:
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        why = make_private(folder)
+        if why:
+            raise NotKept(f"what is known about nodes cannot be kept: {why}")
+        with open(os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as lock:
+            _lock(lock.fileno(), folder)
+            before = read_store(environ)
+            after = change(before).bounded(time.time() if now is None else now)
+            if after != before:
+                replace_file(os.path.join(folder, "nodes.json"), to_json(after) + "\n")
+            return after
+    except OSError as error:
+        raise NotKept(f"what is known about nodes cannot be kept in {folder}: {error.strerror}") from None
+
+
+def _lock(number: int, folder: str) -> None:
+    deadline = time.monotonic() + _WAIT
+    while True:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise NotKept(f"{folder} is locked by another drumbeat", "try again") from None
+            time.sleep(0.05)
+        except OSError:
+            return  # a file system without locks: the file is still replaced as a whole
+
+
+# From the events of past runs to what is known about nodes: who was lost, who failed first, who was slow. Runs on
+# emulated nodes say nothing about a machine and are left out.
+
+
+LOST, BAD, FIRST, SLOW = "lost", "bad hardware", "failed first", "slow rank"
+KINDS = (LOST, BAD, FIRST, SLOW)
+KEPT_FOR = 7 * 86400.0  # seconds that a node is avoided after its hardware failed
+MOST_BY_ITSELF = 16  # nodes of a site that are avoided without anybody having said so
+_LARGEST_EVENTS = 64 << 20  # bytes
+
+
+def learn(environ: Mapping[str, str], now: Optional[float] = None) -> Store:
+    """Read what runs have recorded since the last time; where that cannot be kept, it is said, and read again the next time.
+    Problem: the store cannot be used."""
+    found = [run for run in all_runs(environ).runs for run in (run, *run.array())]
+    moment = time.time() if now is None else now
+    try:
+        return change_store(environ, lambda store: _with_runs(store, found, moment), moment)
+    except NotKept as problem:
+        print(f"drumbeat: {problem.what}", file=sys.stderr)
+        return _with_runs(read_store(environ), found, moment).bounded(moment)
+
+
+def _with_runs(store: Store, runs: Sequence[Run], now: float) -> Store:
+    read: Dict[str, int] = {}
+    sightings, exclusions = list(store.sightings), list(store.exclusions)
+    known = {(each.run, each.t, each.host, each.what) for each in sightings}
+    for run in runs:
+        size = _size(run)
+        read[run.run_id] = size
+        if size == store.read.get(run.run_id, -1) or size > _LARGEST_EVENTS:
+            continue
+        try:
+            order = run.order()
+            events = run.run_events()
+        except RecordError:
+            continue
+        if order is None or order.emulated:
+            continue
+        for seen in sightings_of(run.run_id, order, events):
+            after = seen.t > store.forgotten.get(f"{seen.site}/{seen.host}", 0.0)
+            if after and (seen.run, seen.t, seen.host, seen.what) not in known:
+                known.add((seen.run, seen.t, seen.host, seen.what))
+                sightings.append(seen)
+                exclusions = _avoided(exclusions, seen, now)
+    return replace(store, sightings=tuple(sightings), exclusions=tuple(exclusions), read=read)
+
+
+def sightings_of(run_id: str, order: Order, events: Sequence[Event]) -> List[Sighting]:
+    """What one run says about its nodes, by the names that its scheduler has for them."""
+    names = {event.peer_host: event.name or event.peer_host for event in events if isinstance(event, kinds.NodeJoined)}
+    members = len(names)
+    ran = any(isinstance(event, kinds.AttemptStarted) for event in events)  # else the job may be wrong, not the node
+    found: List[Sighting] = []
+    for event in events:
+        judged: Optional[Tuple[str, str, str]] = None
+        if isinstance(event, (kinds.Failed, kinds.FindingMade)) and event.finding.host:
+            judged = _judge(event.finding, isinstance(event, kinds.Failed))
+        elif isinstance(event, kinds.Excluded) and ran:
+            judged = BAD, event.peer_host, event.why
+        if judged and judged[1] in names:
+            what, host, detail = judged
+            found.append(Sighting(round(event.t, 3), order.site, names[host], run_id, what, detail))
+    lost = {each.host for each in found if each.what == LOST}
+    if len(lost) > max(1, members // 4):  # then the network, or the node that said so, is more likely
+        found = [replace(each, what=FIRST) if each.what == LOST else each for each in found]
+    return found
+
+
+def _judge(finding: Finding, failed: bool) -> Optional[Tuple[str, str, str]]:
+    assert finding.host
+    cause = cause_of(finding, 1)
+    if finding.code == "node-lost":
+        return (LOST, finding.host, finding.cause) if failed else None
+    if cause is HARDWARE:
+        return BAD, finding.host, finding.title
+    if finding.code == "slow-rank":
+        return SLOW, finding.host, finding.title
+    return (FIRST, finding.host, finding.title) if failed and cause is not PROGRAM else None
+
+
+def _avoided(exclusions: List[Exclusion], seen: Sighting, now: float) -> List[Exclusion]:
+    """A node that was lost or whose hardware failed is avoided for a while; what somebody said by hand stays."""
+    until = seen.t + KEPT_FOR
+    if seen.what not in (LOST, BAD) or until <= now:
+        return exclusions
+    same = [each for each in exclusions if (each.site, each.host) == (seen.site, seen.host)]
+    if any(each.by_hand or (each.until or until) >= until for each in same):
+        return exclusions
+    others = [each for each in exclusions if each not in same]
+    by_itself = [each for each in others if each.site == seen.site and not each.by_hand and (each.until or 0) > now]
+    if len(by_itself) >= MOST_BY_ITSELF:
+        return exclusions
+    why = f"{seen.what} in {seen.run}" + (f": {seen.detail}" if seen.detail else "")
+    return [*others, Exclusion(seen.site, seen.host, why[:300], seen.t, until)]
+
+
+def _size(run: Run) -> int:
+    try:
+        return os.path.getsize(run.folder.events)
+    except OSError:
+        return 0
+
+
+_HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_MOST_HOSTS = 500
+_LONGEST_WHY = 300
+
+
+@dataclass(frozen=True)
+class Node:
+    """All that is known about one node of a site."""
+
+    site: str
+    host: str
+    sightings: Tuple[Sighting, ...]  # the newest first
+    excluded: Optional[Exclusion]
+
+    def count(self, what: str) -> int:
+        return sum(1 for each in self.sightings if each.what == what)
+
+
+@dataclass(frozen=True)
+class Table:
+    site: str
+    nodes: Tuple[Node, ...]
+    runs: int  # that were read
+    without_effect: str = ""  # why new jobs do not avoid excluded nodes there; empty: they do
+
+    def plain(self) -> Dict[str, Any]:
+        return {
+            "site": self.site,
+            "runs": self.runs,
+            "nodes": [
+                {**to_plain(node), "counts": {what: node.count(what) for what in KINDS}} for node in self.nodes
+            ],
+        }  # fmt: skip
+
+    def lines(self) -> List[str]:
+        if not self.nodes:
+            runs = f"{self.runs} run{'' if self.runs == 1 else 's'} of yours"
+            return [f"nothing bad is known about nodes of {self.site}: {runs} read"]
+        width = max(4, *(len(node.host) for node in self.nodes))
+        heads = ("lost", "bad", "failed first", "slow", "last seen", "excluded until")
+        lines = [f"{'node':<{width}}  " + "  ".join(heads)]
+        for node in self.nodes:
+            counts = [f"{node.count(what):>{len(head)}}" for what, head in zip(KINDS, heads)]
+            last = _day(node.sightings[0].t) if node.sightings else "-"
+            until = "-"
+            if node.excluded:
+                until = "forgotten" if node.excluded.until is None else _moment(node.excluded.until)
+            lines.append(f"{node.host:<{width}}  {'  '.join(counts)}  {last:<10} {until}".rstrip())
+            if node.excluded:
+                lines.append(f"{'':<{width}}  {node.excluded.why}")
+            elif node.sightings:
+                newest = node.sightings[0]
+                lines.append(f"{'':<{width}}  {newest.what} in {newest.run}: {newest.detail}")
+        without = self.without_effect and f"{self.without_effect}: none is avoided there"
+        kept = "submit keeps new jobs away from excluded nodes; drumbeat nodes forget HOST ends that"
+        lines.append(without or kept)
+        return lines
+
+
+@dataclass(frozen=True)
+class Changed:
+    words: Tuple[str, ...]
+    hosts: Tuple[str, ...]
+    excluded_until: Optional[float] = None
+
+    def plain(self) -> Dict[str, Any]:
+        return {"hosts": list(self.hosts), "excluded_until": self.excluded_until}
+
+    def lines(self) -> List[str]:
+        return list(self.words)
+
+
+def site_here(named: Optional[str], environ: Mapping[str, str]) -> Site:
+    """The site whose nodes are meant."""
+    from drumbeat.desk.start.make_order import site_of
+    from drumbeat.desk.start.place import find_place
+    from drumbeat.jobfile.job import Job
+    from drumbeat.machine.host import LiveHost
+
+    return site_of(Job(site=named), find_place(LiveHost()), environ)
+
+
+def host_names(words: Sequence[str]) -> List[str]:
+    """Single names from node lists as schedulers write them."""
+    hosts: List[str] = []
+    for word in words:
+        try:
+            hosts += expand(word, _MOST_HOSTS)
+        except (HostlistError, ValueError) as error:
+            raise Problem(f"{word[:80]!r} is no node list: {error}", "write nid001 or nid[001-004]") from None
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise Problem(f"{host[:80]!r} is no host name", "letters, digits, dots, - and _; a list: nid[001-004]")
+    if len(hosts) > _MOST_HOSTS:
+        raise Problem(f"{len(hosts)} nodes at once; at most {_MOST_HOSTS}")
+    return hosts
+
+
+def table(of: Site, hosts: Sequence[str], environ: Mapping[str, str], now: Optional[float] = None) -> Table:
+    moment, site = time.time() if now is None else now, of.name
+    store = learn(environ, moment)
+    excluded = {each.host: each for each in store.excluded(site, moment)}
+    seen: Dict[str, List[Sighting]] = {}
+    for sighting in sorted(store.sightings, key=lambda each: -each.t):
+        if sighting.site == site:
+            seen.setdefault(sighting.host, []).append(sighting)
+    names = sorted(set(hosts) & {*seen, *excluded} if hosts else {*seen, *excluded})
+    nodes = [Node(site, name, tuple(seen.get(name, ())), excluded.get(name)) for name in names]
+    nodes.sort(key=lambda node: (node.excluded is None, -len(node.sightings), node.host))
+    return Table(site, tuple(nodes), len(store.read), _without_effect(of))
+
+
+def _without_effect(site: Site) -> str:
+    backend = backends.get(site.backend)
+    return "" if backend.avoids_nodes else f"jobs on {site.name} run on the machines that they are given"
+
+
+def exclude(of: Site, hosts: Sequence[str], how_long: str, why: str, environ: Mapping[str, str]) -> Changed:
+    try:
+        seconds = parse_duration(how_long)
+    except ValueError as error:
+        raise Problem(f"--for {how_long}: {error}") from None
+    if seconds <= 0:
+        raise Problem(
+            f"--for {how_long}: no time at all", "write --for 7d; drumbeat nodes forget HOST ends an exclusion"
+        )
+    now, site = time.time(), of.name
+    why = " ".join(printable(why).split())
+    why = why[:_LONGEST_WHY] or "excluded by hand"
+    until = now + seconds
+    new = [Exclusion(site, host, why, now, until, by_hand=True) for host in hosts]
+    change_store(environ, lambda store: replace(store, exclusions=(*_without(store, site, hosts), *new)))
+    words = f"new jobs on {site} avoid {', '.join(hosts[:8])}{' …' * (len(hosts) > 8)} until {_moment(until)}: {why}"
+    without = _without_effect(of)
+    return Changed((f"noted; but {without}" if without else words,), tuple(hosts), until)
+
+
+def forget(of: Site, hosts: Sequence[str], environ: Mapping[str, str]) -> Changed:
+    now, site = time.time(), of.name
+    known: List[str] = []
+
+    def change(store: Store) -> Store:
+        known.extend(host for host in hosts if _is_known(store, site, host))
+        sightings = tuple(each for each in store.sightings if (each.site, each.host) not in {(site, h) for h in hosts})
+        forgotten = {**store.forgotten, **{f"{site}/{host}": now for host in hosts}}
+        exclusions = _without(store, site, hosts)
+        return replace(store, sightings=sightings, exclusions=exclusions, forgotten=forgotten)
+
+    learn(environ, now)
+    change_store(environ, change)
+    words = [f"{host}: forgotten" if host in known else f"{host}: nothing was known about it" for host in hosts]
+    return Changed(tuple(words), tuple(hosts))
+
+
+def avoiding(order: Order, environ: Mapping[str, str]) -> Order:
+    """The order, with the nodes that its scheduler is asked to leave out. Whatever is wrong with what is known about nodes is
+    said in one line, and no job fails for it."""
+    backend = backends.get(order.backend)
+    if not backend.avoids_nodes:
+        return order
+    try:
+        excluded = learn(environ).excluded(order.site, time.time())
+    except Problem as problem:
+        print(f"drumbeat: no node is avoided: {problem}", file=sys.stderr)
+        return order
+    if not excluded:
+        return order
+    there = backend.existing_nodes([each.host for each in excluded], environ)
+    unknown = [each.host for each in excluded if each.host not in there]
+    if unknown:
+        names = ", ".join(unknown[:8])
+        print(f"drumbeat: {backend.title} knows no node {names}: drumbeat nodes forget {unknown[0]}", file=sys.stderr)
+    avoided = tuple(AvoidedNode(each.host, avoided_words(each)) for each in excluded if each.host in there)
+    return replace(order, resources=replace(order.resources, avoided=avoided))
+
+
+def avoided_words(exclusion: Exclusion) -> str:
+    until = f"; until {_moment(exclusion.until)}" if exclusion.until is not None else ""
+    return f"{exclusion.why}{until}"
+
+
+def _without(store: Store, site: str, hosts: Iterable[str]) -> Tuple[Exclusion, ...]:
+    named = {(site, host) for host in hosts}
+    return tuple(each for each in store.exclusions if (each.site, each.host) not in named)
+
+
+def _is_known(store: Store, site: str, host: str) -> bool:
+    places = {(each.site, each.host) for each in store.sightings} | {
+        (each.site, each.host) for each in store.exclusions
+    }
+    return (site, host) in places
+
+
+def _day(t: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(t))
+
+
+def _moment(t: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(t))

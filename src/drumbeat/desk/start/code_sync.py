@@ -1,0 +1,203 @@
+"""`code: sync`: the working tree travels with the run, and the job runs in that copy.
+
+What git lists is sent, as it stands in the working tree: committed files with their uncommitted changes, and new files that are
+not ignored. The same tree always makes the same archive, so its SHA-256 names the code that ran.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from typing import List, Sequence
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order, load_order
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
+from drumbeat.base.signals import EXIT_PREFLIGHT
+from drumbeat.runfolder.layout import RunFolder
+
+MOST_BYTES = 200 << 20  # of all files together
+_MOST_FILES = 50_000
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Packed:
+    data: bytes
+    digest: str
+    files: int
+    size: int  # bytes of the files
+
+
+def with_code(order: Order, kind: str) -> Order:
+    """The order whose command runs in the run's own copy of the code."""
+    if kind == "image" and order.container is None:
+        raise Problem("code: image, but the job has no container", "name the image: container: IMAGE")
+    if kind != "sync":
+        return dataclasses.replace(order, code=kind)
+    root = _top(order.workdir)
+    inside = os.path.relpath(os.path.realpath(order.workdir), root)
+    copy = os.path.normpath(os.path.join(RunFolder(order.folder).code_copy, inside))
+    packed = pack(root, order.folder)
+    return dataclasses.replace(
+        order, code="sync", code_root=root, code_digest=packed.digest, code_bytes=len(packed.data), workdir=copy
+    )
+
+
+def pack(root: str, folder: str) -> Packed:
+    """`folder`, the run's own, is never part of it."""
+    names = [name for name in _listed(root) if not _of_a_run(root, name, folder)]
+    if not names:
+        raise Problem(f"{root}: git lists no file that could be sent", "commit or add the code, or use code: shared")
+    if len(names) > _MOST_FILES:
+        raise Problem(f"{root}: git lists {len(names):,} files; code: sync sends at most {_MOST_FILES:,}", _LESS)
+    sizes = {name: os.lstat(os.path.join(root, name)).st_size for name in names}
+    total = sum(sizes.values())
+    if total > MOST_BYTES:
+        largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:_SHOWN]
+        shown = ", ".join(f"{name} ({sizes[name] >> 20} MiB)" for name in largest)
+        raise Problem(
+            f"{root}: {total >> 20} MiB of code; code: sync sends at most {MOST_BYTES >> 20} MiB. Largest: {shown}",
+            _LESS,
+        )
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, compresslevel=6) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name in names:
+            _add(archive, os.path.join(root, name), name)
+    data = buffer.getvalue()
+    return Packed(data, hashlib.sha256(data).hexdigest(), len(names), total)
+
+
+_LESS = "name what is not code in .gitignore, or use storage that the nodes share: code: shared"
+
+
+def unpack(data: bytes, target: str) -> None:
+    """Regular files and links that stay inside; anything else in the archive is refused."""
+    os.makedirs(target, mode=0o700, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        for entry in archive:
+            path = os.path.normpath(os.path.join(target, entry.name))
+            if not _within(path, target) or not (entry.isreg() or entry.issym()):
+                raise Problem(f"{entry.name!r} in the code's archive does not belong there")
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if entry.issym():
+                if not _within(os.path.normpath(os.path.join(os.path.dirname(path), entry.linkname)), target):
+                    raise Problem(f"{entry.name}: the link to {entry.linkname} leads out of the code")
+                os.symlink(entry.linkname, path)
+                continue
+            source = archive.extractfile(entry)
+            assert source
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode & 0o755), "wb") as file:
+                file.write(source.read())
+
+
+def receive(order_file: str, target: str, pieces: Sequence[str]) -> int:
+    """`_code ORDER TARGET PIECE ...`, on a node to which the archive came in pieces."""
+    try:
+        with open(order_file, encoding="utf-8") as file:
+            order = load_order(file.read(), order_file)
+        data = b""
+        for path in pieces:
+            with open(path, "rb") as piece:
+                data += piece.read()
+        unpack_checked(data, order, target)
+    except (OSError, RecordError, Problem) as error:
+        print(f"drumbeat: the code that was sent with this run cannot be used: {error}", file=sys.stderr)
+        return EXIT_PREFLIGHT
+    return 0
+
+
+def unpack_checked(data: bytes, order: Order, target: str) -> None:
+    if hashlib.sha256(data).hexdigest() != order.code_digest:
+        raise Problem("the code was changed on its way")
+    unpack(data, target)
+
+
+def put_into(order: Order) -> None:
+    """Into the new run folder: the archive, and the copy that the job runs in."""
+    if order.code != "sync":
+        return
+    packed = pack(order.code_root, order.folder)
+    if packed.digest != order.code_digest:
+        raise Problem(
+            f"the code in {order.code_root} is not the one that this order was made for (sha256 {order.code_digest[:12]}…)",
+            "make the order again",
+        )
+    folder = RunFolder(order.folder)
+    with open(os.open(folder.code_archive, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(packed.data)
+    unpack(packed.data, folder.code_copy)
+
+
+def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
+    """Without owner and times: only what the files hold, and whether they are programs."""
+    found = os.lstat(path)
+    entry = tarfile.TarInfo(name)
+    if os.path.islink(path):
+        link = os.readlink(path)
+        if os.path.isabs(link):
+            raise Problem(
+                f"{path} is a link to {link}, which the nodes may not have",
+                "make it relative, or ignore it in .gitignore",
+            )
+        entry.type, entry.linkname = tarfile.SYMTYPE, link
+        archive.addfile(entry)
+        return
+    with open(path, "rb") as file:
+        data = file.read()
+    mode = 0o755 if found.st_mode & 0o100 else 0o644
+    entry.size, entry.mode = len(data), mode if found.st_mode & 0o044 else mode & 0o700  # private files stay private
+    archive.addfile(entry, io.BytesIO(data))
+
+
+def _of_a_run(root: str, name: str, folder: str) -> bool:
+    """Whether a file belongs to a run folder: this run's own, or one beside it."""
+    path, runs = os.path.join(root, name), os.path.dirname(folder)
+    if _within(path, folder) or (not _within(root, runs) and _within(path, runs)):
+        return True
+    beside = os.path.relpath(path, runs).split(os.sep)[0] if _within(path, runs) else ""
+    return bool(beside) and os.path.isfile(os.path.join(runs, beside, "order.json"))
+
+
+def _listed(root: str) -> List[str]:
+    names = set(_git(root, "ls-files", "-z", "--cached", "--recurse-submodules").split("\0"))
+    names |= set(_git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0"))
+    paths = {name: os.path.join(root, name) for name in names if name}
+    return sorted(name for name, path in paths.items() if os.path.islink(path) or os.path.isfile(path))
+
+
+def _top(workdir: str) -> str:
+    return os.path.realpath(_git(workdir, "rev-parse", "--show-toplevel").strip())
+
+
+def _git(where: str, *words: str) -> str:
+    argv = ["git", "-C", where, "-c", "core.fsmonitor=false", *words]  # a checkout's own hooks must not run
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise Problem(
+            "code: sync sends what git lists, and there is no git here", "install git, or use code: shared"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise Problem(f"git has not answered for 60 s in {where}", "use code: shared") from None
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise Problem(
+            f"code: sync sends what git lists, and {where} is no checkout: {said[-1] if said else 'git does not say why'}",
+            "git init && git add -A there, or use code: shared",
+        )
+    return os.fsdecode(done.stdout)
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -1,0 +1,203 @@
+"""Making a run folder: all of it or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import socket
+import stat
+import subprocess
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from drumbeat import __version__
+from drumbeat.backends.local import own_handle
+from drumbeat.base.folders import users_folder
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import start_time
+from drumbeat.base.redact import redact
+from drumbeat.containers.image import image_identity
+from drumbeat.desk.start.code_sync import put_into
+from drumbeat.runfolder.files import replace, replace_json
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.summary import Desk, RunRecord, write_run_record
+
+# Which code and which image a run used: the commit, what differs from it, and the image's own identity.
+
+
+_LONGEST_DIFF = 256 << 10  # bytes that are kept
+_MOST_CHANGED = 200  # names
+_DEADLINE = 5.0  # seconds per question to git
+
+
+def code_state(order: Order) -> Tuple[Dict[str, Any], str]:
+    """code.json, and the text of code.diff. `commit` is 'unknown' outside a git checkout; the digest is that of the whole
+    diff, the text may be cut and has no secrets in it."""
+    workdir = order.source_workdir
+    found: Dict[str, Any] = {"commit": "unknown", "dirty": None, "branch": None, "changed": []}
+    if order.code == "sync":
+        found["sent"] = {"archive": "code.tar.gz", "sha256": order.code_digest, "from": order.code_root}
+    if order.container is not None:
+        found["image"] = order.container.image
+        found["image_digest"] = image_identity(os.path.join(workdir, order.container.image)) or None
+    commit = _git(workdir, "rev-parse", "HEAD")
+    if commit is None:
+        return found, ""
+    changed = _lines(_git(workdir, "status", "--porcelain", "--untracked-files=no"))
+    branch = _git(workdir, "rev-parse", "--abbrev-ref", "HEAD") or b""
+    found.update(commit=commit.decode().strip(), dirty=bool(changed), branch=branch.decode("utf-8", "replace").strip())
+    found["changed"] = changed[:_MOST_CHANGED]
+    diff = _git(workdir, "diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color") if changed else b""
+    if not diff:
+        return found, ""
+    found["diff_digest"] = hashlib.sha256(diff).hexdigest()
+    text = redact(diff[:_LONGEST_DIFF].decode("utf-8", "replace"))
+    return found, text + (f"\n(cut: {len(diff):,} bytes in all)\n" if len(diff) > _LONGEST_DIFF else "")
+
+
+def _lines(output: Optional[bytes]) -> Any:
+    return (output or b"").decode("utf-8", "replace").splitlines()
+
+
+def _git(workdir: str, *words: str) -> Optional[bytes]:
+    argv = ["git", "-C", workdir, "-c", "core.fsmonitor=false", *words]  # a checkout's own hooks must not run
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=_DEADLINE, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+_JOB_LIMIT = 256 << 10
+
+
+def create_run(
+    order: Order, job_file: Optional[str], bundle: str, environ: Mapping[str, str], handle: str = ""
+) -> RunFolder:
+    folder = RunFolder(order.folder)
+    try:
+        os.makedirs(os.path.dirname(folder.path), exist_ok=True)
+        os.mkdir(folder.path, 0o775)  # a group may share runs where the umask says so, but never everybody
+    except OSError as error:
+        raise Problem(
+            f"cannot make the run folder {folder.path}: {error.strerror}", "choose another place with --runs"
+        ) from None
+    try:
+        replace(folder.order, dump_order(order))
+        if job_file:
+            with open(job_file, encoding="utf-8", errors="replace") as file:
+                replace(folder.job, redact(file.read(_JOB_LIMIT)))  # comments may hold what the job may not
+        code, diff = code_state(order)
+        replace_json(folder.code, code)
+        if diff:
+            replace(folder.diff, diff, 0o600)
+        put_into(order)
+        shutil.copyfile(bundle, folder.bundle)
+        os.chmod(folder.bundle, 0o644)
+        os.mkdir(folder.at("nodes"))
+        replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
+        write_run_record(folder, _run_record(order, handle))  # last: a folder with a run.json is whole
+    except Problem:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    except OSError as error:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise Problem(
+            f"cannot write the run folder {folder.path}: {error.strerror}", "choose another place with --runs"
+        ) from None
+    _index(order, environ)
+    return folder
+
+
+def _run_record(order: Order, handle: str) -> RunRecord:
+    return RunRecord(
+        run_id=order.run_id,
+        name=order.name,
+        created=order.created,
+        handle=handle or own_handle(),
+        version=__version__,
+        desk=Desk(socket.gethostname(), os.getpid(), start_time(os.getpid())),
+    )
+
+
+def forget_run(order: Order, environ: Mapping[str, str]) -> None:
+    """A run of which nothing was started leaves nothing behind."""
+    shutil.rmtree(order.folder, ignore_errors=True)
+    link = os.path.join(index_folder(environ), order.run_id)
+    if os.path.islink(link):
+        os.unlink(link)
+
+
+def index_folder(environ: Mapping[str, str]) -> str:
+    """Links to every run this user started here, wherever its folder is: what `drumbeat list` looks through."""
+    state = users_folder(environ, "XDG_STATE_HOME", ".local", "state")
+    return os.path.join(state, "drumbeat", "runs")
+
+
+def _index(order: Order, environ: Mapping[str, str]) -> None:
+    folder = index_folder(environ)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        os.symlink(order.folder, os.path.join(folder, order.run_id))
+    except OSError:
+        pass  # a home that is read-only or full costs the listing, not the run
+
+
+# The token by which agents of one run know each other.
+
+
+_SHORTEST = 16  # characters
+
+
+def fresh_token() -> str:
+    """For agents that this desk starts itself: it reaches them in their environment and is never written."""
+    return secrets.token_hex(32)
+
+
+def users_token(environ: Mapping[str, str]) -> str:
+    """For nodes that are started by hand or by a scheduler: $DRUMBEAT_TOKEN, or the user's own 0600 file."""
+    given = environ.get("DRUMBEAT_TOKEN", "")
+    if given:
+        if len(given) < _SHORTEST:
+            raise Problem(
+                f"DRUMBEAT_TOKEN has {len(given)} characters: who sees two agents meet could find it by trying",
+                f"use at least {_SHORTEST} random ones, the same on all nodes: openssl rand -hex 32",
+            )
+        return given
+    config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
+    path = os.path.join(config, "drumbeat", "token")
+    try:
+        if not os.path.exists(path):
+            _make(path)
+    except OSError as error:
+        raise Problem(
+            f"cannot keep a token in {path}: {error.strerror}", "export DRUMBEAT_TOKEN, the same on all nodes"
+        ) from None
+    with open(path, encoding="ascii", errors="replace") as file:
+        found = os.fstat(file.fileno())
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise Problem(f"{path} can be read by others", f"chmod 600 {path}")
+        if found.st_uid not in (os.geteuid(), 0):
+            raise Problem(f"{path} belongs to another user (uid {found.st_uid})", "delete it; a new one is made")
+        token = file.read().strip()
+    if len(token) < _SHORTEST:
+        raise Problem(
+            f"{path} holds no token", f"delete it; a new one is made, and must be the same on all nodes: {path}"
+        )
+    return token
+
+
+def _make(path: str) -> None:
+    """Two nodes with one home may do this at the same time: the first link wins, and nobody sees half a file."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    own = f"{path}.{secrets.token_hex(4)}"
+    with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(fresh_token() + "\n")
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(own)

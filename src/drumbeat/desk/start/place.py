@@ -1,0 +1,208 @@
+"""Where a command was typed, found in one way for `run`, `plan`, `submit`, `tune` and `verify`.
+
+here         a laptop, a workstation, machines one types on by hand: agents start here
+login        a login node of a cluster: jobs are submitted from there, nothing runs on it
+allocation   a shell inside a job that may start agents on all its nodes: a batch script, an interactive allocation
+inside       a job step, an MPI task or a pod: only this node's agent starts here; no launcher is nested
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import os
+import secrets
+import shutil
+import socket
+import time
+from typing import Any, List, Mapping, Optional, Tuple
+
+from drumbeat import backends
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.commands.interpreter import launcher_interpreter, script_at
+from drumbeat.commands.launch import find_launcher
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import Site
+from drumbeat.machine import identity as identities
+from drumbeat.machine.host import Host, LiveHost
+from drumbeat.machine.model import Facts, Identity
+from drumbeat.machine.vendors import gpus as gpu_facts
+from drumbeat.plan.argv import Tools, launcher_python
+from drumbeat.plan.visibility import count_shown
+
+HERE, LOGIN, ALLOCATION, INSIDE = "here", "login", "allocation", "inside"
+
+
+@dataclass(frozen=True)
+class Place:
+    kind: str  # here, login, allocation, inside
+    identity: Identity
+    backend: str = ""  # whose login node or job this is; empty: none that drumbeat knows
+    node_rank: Optional[int] = None  # typed by hand on each machine: which node this is
+    master: str = ""  # and which machine is node 0
+    nodes: Optional[int] = None  # and how many there are
+    machines: Tuple[Facts, ...] = ()  # the nodes are these, and not this machine (plan --root)
+
+
+def find_place(host: Host, node_rank: Optional[int] = None, master: str = "", nodes: Optional[int] = None) -> Place:
+    """`node_rank`, `master` and `nodes` are what was typed by hand on each machine."""
+    notes: List[str] = []
+    identity = identities.read(host, notes)
+    job = backends.of_job(identity)
+    place = Place(identity.place, identity, job.name if job else "")
+    typed = node_rank is not None or bool(master)
+    if not typed and place.kind in (ALLOCATION, INSIDE):
+        return place
+    if not typed and identity.scheduler == "plain" and not host.environ.get("NODE_RANK"):
+        login = backends.at_login(host.environ)
+        if login:
+            return dataclasses.replace(place, kind=LOGIN, backend=login.name)
+    node_rank, master, nodes = _by_hand(host.environ, node_rank, master, nodes)
+    return dataclasses.replace(place, kind=HERE, node_rank=node_rank, master=master, nodes=nodes)
+
+
+def to_queue(place: Place) -> Place:
+    """The same place for a job that a scheduler will start, wherever the command was typed."""
+    return dataclasses.replace(place, kind=LOGIN)
+
+
+def check_not_login(place: Place, site: Site, command: str = "run") -> None:
+    """Nothing runs on a login node, unless a site is named that runs jobs on the machine itself."""
+    if place.kind != LOGIN or site.backend == "local":
+        return
+    backend = backends.get(place.backend)
+    now = f"{backend.interactive}, then drumbeat {command} there, runs it now; " if backend.interactive else ""
+    submit = (
+        "drumbeat submit JOB.yaml hands it to" if command == "run" else f"drumbeat {command} --submit makes one job of"
+    )
+    raise Problem(
+        f"this is a login node of a {backend.title} cluster: a training job does not run here",
+        f"{submit} {backend.title}; {now}--site localhost starts it on this very machine",
+    )
+
+
+def check_all_nodes(place: Place, job_site: Optional[str]) -> None:
+    """The shell of a batch job with several nodes, under a scheduler on whose nodes drumbeat starts nothing by itself: a run
+    would leave the others idle, or play them all on this one. `job_site` is the site that the user named, if any."""
+    me = place.identity
+    if place.kind != HERE or place.node_rank is not None or job_site or not me.batch or (me.nodes or 1) < 2:
+        return
+    named = f"drumbeat run --hosts {','.join(me.hosts)} reaches them by ssh; " if 0 < len(me.hosts) <= 8 else ""
+    raise Problem(
+        f"this {me.scheduler} job has {me.nodes} nodes, and from its shell drumbeat would start ranks on this one alone",
+        f"put a launcher with one task per node before it (mpirun --map-by ppr:1:node drumbeat run ...); {named}"
+        "--site localhost uses this machine alone",
+    )
+
+
+def check_joinable(identity: Identity) -> None:
+    """What joining needs to know, or a Problem that says how to give it."""
+    scheduler, nodes = identity.scheduler, identity.nodes
+    if nodes is None or identity.node_rank is None:
+        raise Problem(
+            f"this is a task of {scheduler}, but it does not say which node of how many this is",
+            "start the same number of tasks on every node (--ntasks-per-node, mpirun --map-by ppr:K:node), or export "
+            "NNODES and NODE_RANK",
+        )
+    if nodes > 1 and not identity.master:
+        raise Problem(
+            f"{nodes} nodes, and {scheduler} does not say which one is node 0",
+            "export MASTER_ADDR, the name of node 0, to all of them (mpirun: -x MASTER_ADDR)",
+        )
+
+
+def _by_hand(
+    environ: Mapping[str, str], node_rank: Optional[int], master: str, nodes: Optional[int]
+) -> Tuple[Optional[int], str, Optional[int]]:
+    """Which node this is, without any scheduler. What is exported already wins over what is typed."""
+    exported = {name: environ.get(name, "") for name in ("MASTER_ADDR", "NNODES", "NODE_RANK")}
+    for name in ("NNODES", "NODE_RANK"):
+        if exported[name] and not exported[name].isdigit():
+            raise Problem(f"{name}={exported[name]} is exported, and is not a number", f"unset {name}, or correct it")
+    if exported["NODE_RANK"]:
+        node_rank = int(exported["NODE_RANK"])
+    if node_rank is None:
+        if master:
+            raise Problem("--master without a node rank", "say on each machine which one it is: --node-rank K")
+        return None, "", nodes
+    nodes = int(exported["NNODES"]) if exported["NNODES"] else nodes
+    master = exported["MASTER_ADDR"] or master
+    if not master and (nodes or 1) > 1:
+        raise Problem(f"node rank {node_rank}, but which machine is node 0 is not known", "add --master HOST")
+    return node_rank, master, nodes
+
+
+# What must be known of the place where an order is made.
+
+
+_CONFIG_LIMIT = 1 << 20
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on: a container may run as a user that has no name
+        return str(os.geteuid())
+
+
+def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> Here:
+    """`given` are what a scheduler knows better than a look at this machine."""
+    gpus = [] if "gpus" in given else gpu_facts.read(LiveHost())
+    here = Here(
+        hostname=socket.gethostname(),
+        cwd=os.getcwd(),
+        environ=environ,
+        cpus=_cores(),
+        gpus=count_shown(environ, len([gpu for gpu in gpus if not gpu.integrated])) or None,
+        user=_user(),
+        now=time.time(),
+        entropy=secrets.token_hex(16),
+        master=master,
+        read_yaml=_read_yaml,
+        script=script_at,
+    )
+    return dataclasses.replace(here, **given)
+
+
+def _cores() -> int:
+    """That this process may use; a desk that is no Linux machine says how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read_yaml(path: str) -> Any:
+    """A launcher's configuration file; None if it is not there. One that cannot be read is the user's to fix."""
+    from yaml import YAMLError, safe_load
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return safe_load(file.read(_CONFIG_LIMIT))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, YAMLError, RecursionError) as error:
+        raise Problem(f"{path}: cannot be read: {error}") from None
+
+
+def _programs(order: Order) -> List[str]:
+    """What must be there for the command to start: its first word, and a launcher's interpreter."""
+    found = find_launcher(order.command)
+    first = order.command[0]
+    if found is None:
+        return [first]
+    if found.prefix:  # what a wrapper's own environment holds only that can tell
+        return [first] if found.other_python else [first, found.program]
+    return [found.program, *launcher_python(found, Tools(python=launcher_interpreter(order)))[:1]]
+
+
+def check_command(order: Order, environ: Mapping[str, str]) -> None:
+    """Before anything starts. After a `setup` only the node can tell."""
+    path, workdir = environ.get("PATH", os.defpath), order.source_workdir
+    for program in [] if order.setup else _programs(order):
+        where = os.path.join(workdir, program) if "/" in program else program
+        if shutil.which(where, path=path) is None:
+            if "/" in program and os.path.isfile(where):
+                raise Problem(f"{program} is not executable", f"chmod +x {program}, or name its interpreter before it")
+            raise Problem(f"command not found: {program}", f"looked in {workdir if '/' in program else path}")
+    if not os.path.isdir(workdir):
+        raise Problem(f"workdir {workdir} is not a folder")

@@ -1,0 +1,247 @@
+"""`drumbeat run`: from a job to a finished run, wherever it was typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from typing import Any, Callable, Mapping, Optional
+
+from drumbeat import backends
+from drumbeat.backends.contract import job_handle
+from drumbeat.base.order import Container, Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.signals import STOP_REQUESTS
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.pinned import pinned
+from drumbeat.containers.image import check_image
+from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
+from drumbeat.desk.start.make_order import as_run_here, make_order, named_in_command, on_hosts, site_of
+from drumbeat.desk.start.place import (
+    ALLOCATION,
+    HERE,
+    INSIDE,
+    Place,
+    check_all_nodes,
+    check_command,
+    check_joinable,
+    check_not_login,
+    find_place,
+)
+from drumbeat.desk.start.scheduled_node import EVERY, guard_rank, joined
+from drumbeat.jobfile.job import Job
+from drumbeat.jobfile.site import Site
+from drumbeat.machine import container as container_facts
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Identity
+from drumbeat.runfolder.layout import RunFolder, ask_to_stop
+from drumbeat.runfolder.run import Run
+
+# Fan out: in a batch script or an interactive allocation the backend starts one agent per node. After that only
+# requests to stop pass by here.
+
+
+_NAMES = {signal.SIGINT: "INT", signal.SIGUSR2: "USR2"}  # else TERM
+
+
+def start_in_allocation(
+    order: Order,
+    job_file: Optional[str],
+    place: Place,
+    environ: Mapping[str, str],
+    on_created: Optional[Callable[[RunFolder], None]] = None,
+) -> int:
+    """The backend reaches the nodes; the run folder is made here."""
+    backends.get(order.backend).check_allocation(place.identity, environ)
+    if order.container:
+        check_image(order)
+    else:
+        check_command(order, environ)
+    handle = job_handle(place.identity)
+    bundle = cached_bundle(environ)
+    order = pinned(order, bundle)
+    folder = create_run(order, job_file, bundle, environ, handle)
+    if on_created:
+        on_created(folder)
+    try:
+        return _fan_out(order, folder, environ)
+    finally:
+        backends.get(order.backend).finish(handle, environ)
+
+
+def _fan_out(order: Order, folder: RunFolder, environ: Mapping[str, str]) -> int:
+    launch = backends.get(order.backend).fan_out(order, environ)
+    env = {**launch.environ, "DRUMBEAT_TOKEN": fresh_token()}
+    # A session of its own: a Ctrl-C reaches only us. A launcher might pass it to every process of the job.
+    launcher = subprocess.Popen(list(launch.argv), env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def on_signal(number: int, frame: Any) -> None:
+        name = signal.Signals(number)
+        try:
+            ask_to_stop(folder.stop, _NAMES.get(name, "TERM"), f"the desk was sent {name.name}")
+        except OSError as error:
+            print(f"drumbeat: cannot ask the lead to stop: {error}; ending the launcher", file=sys.stderr)
+            launcher.send_signal(signal.SIGTERM)
+
+    for number in STOP_REQUESTS:
+        signal.signal(number, on_signal)
+    code = launcher.wait()
+    summary = Run.open(folder.path).summary()
+    if summary:
+        return summary.exit_code
+    return 128 - code if code < 0 else code or 1
+
+
+# Inside a scheduler's step, an MPI task or a pod: join the job as one of its nodes.
+
+
+def join(
+    job: Job,
+    job_file: Optional[str],
+    site: Site,
+    place: Place,
+    environ: Mapping[str, str],
+    on_created: Optional[Callable[[RunFolder], None]] = None,
+) -> int:
+    """This node's part of a job that somebody else has started on all nodes."""
+    identity = place.identity
+    if environ.get("NODE_RANK", "").isdigit():  # what is exported already wins
+        identity = dataclasses.replace(identity, node_rank=int(environ["NODE_RANK"]))
+    check_joinable(identity)
+    order = make_order(job, site, dataclasses.replace(place, identity=identity), environ)
+    check_inside(order)
+    check_command(order, environ)
+    token = _token(identity, environ)
+    node = identity.node_rank
+    assert node is not None
+    if order.launcher == "tasks" and identity.local_id:
+        return guard_rank(order, identity, token, environ)
+    bundle = cached_bundle(environ)
+    headline = f"joined {job_name(identity)} as {order.run_id}"
+    if node == 0:
+        folder = create_run(order, job_file, bundle, environ, job_handle(identity))
+        if on_created:
+            on_created(folder)
+        return joined(Foreground(order, [0], bundle, token, EVERY, headline, identity.by_mpirun), 0, environ)
+    return joined(Foreground(order, [node], bundle, token, EVERY), node, environ, identity.by_mpirun)
+
+
+def check_inside(order: Order) -> None:
+    """Who joins is in the job's container already, or the ranks would run outside it without a word."""
+    used = order.container
+    if used and container_facts.read(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
+        raise Problem(
+            f"the job names the container {used.image}, but this is outside of it",
+            f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
+            "run in an allocation",
+        )
+
+
+def _by_hand(used: Container) -> str:
+    """How to be inside; some runtimes are started by a scheduler alone."""
+    if RUNTIMES[used.runtime].lines is None:
+        return ""
+    return f"put it before: {used.runtime} exec {used.image} python3 drumbeat.pyz run ...; or "
+
+
+def job_name(identity: Identity) -> str:
+    if identity.step_id:
+        return f"step {identity.job_id}.{identity.step_id}"
+    return f"{identity.scheduler} job {identity.job_id}" if identity.job_id else f"a job of {identity.scheduler}"
+
+
+def _token(identity: Identity, environ: Mapping[str, str]) -> str:
+    if identity.own_home and not environ.get("DRUMBEAT_TOKEN"):
+        raise Problem(
+            "pods share no home, so they share no token by which the nodes of this run could know each other",
+            "give all of them the same secret: DRUMBEAT_TOKEN",
+        )
+    return users_token(environ)
+
+
+def run_job(
+    job: Job,
+    job_file: Optional[str],
+    node_rank: Optional[int],
+    master: str,
+    nodes: Optional[int],
+    on_created: Optional[Callable[[RunFolder], None]] = None,
+) -> int:
+    """`on_created` is called with the run folder where it is made here: on the lead's machine, before anything starts."""
+    environ = os.environ
+    if job.hosts and node_rank is None:  # then --master is how the other hosts reach the first
+        place = dataclasses.replace(find_place(LiveHost()), master=master)
+    else:
+        place = find_place(LiveHost(), node_rank, master, nodes)
+    site = site_of(job, place, environ)
+    if on_hosts(job, site):
+        return _run_on_hosts(job, job_file, site, place, on_created)
+    check_not_login(place, site)
+    if place.kind not in (ALLOCATION, INSIDE):
+        by_hand = place.node_rank, place.master, place.nodes
+        if place.node_rank is None:
+            by_hand = named_in_command(job, environ, nodes)
+        place = Place(HERE, place.identity, "", *by_hand)
+        check_all_nodes(place, job.site)
+    if place.kind == INSIDE:
+        return join(job, job_file, site, place, environ, on_created)
+    order = make_order(job, site, place, environ)
+    if place.kind == ALLOCATION:
+        return start_in_allocation(order, job_file, place, environ, on_created)
+    return _run_here(order, job_file, place, on_created)
+
+
+def _run_on_hosts(
+    job: Job, job_file: Optional[str], site: Site, place: Place, on_created: Optional[Callable[[RunFolder], None]]
+) -> int:
+    from drumbeat import backends
+    from drumbeat.backends.ssh.request import handle_of
+    from drumbeat.desk.start.hosts import Hosts
+
+    if place.kind == INSIDE or place.node_rank is not None:
+        who = place.identity.scheduler if place.kind == INSIDE else "--node-rank"
+        raise Problem(
+            f"{job.where('hosts')}: hosts are named, but {who} says that this is one node already",
+            "leave hosts out, or type it elsewhere",
+        )
+    bundle = cached_bundle(os.environ)
+    order = pinned(make_order(job, site, place, os.environ), bundle)
+    for note in backends.get("ssh").notes(order):
+        print(f"drumbeat run: {note}", file=sys.stderr)
+    folder = create_run(order, job_file, bundle, os.environ, handle_of(order))
+    if on_created:
+        on_created(folder)
+    hosts = Hosts(order, folder, bundle, fresh_token())
+    try:
+        return hosts.run(os.environ)
+    finally:
+        if not hosts.started:
+            forget_run(order, os.environ)
+
+
+def _run_here(
+    order: Order, job_file: Optional[str], place: Place, on_created: Optional[Callable[[RunFolder], None]]
+) -> int:
+    """All nodes on this machine, or, typed by hand on each of several, this one's."""
+    environ, node_rank = os.environ, place.node_rank
+    order, ignored = as_run_here(order)
+    if ignored and not node_rank:
+        print(f"drumbeat run: no scheduler here, so these have no effect: {', '.join(ignored)}", file=sys.stderr)
+    check_inside(order)
+    check_command(order, environ)
+    if node_rank is not None and node_rank >= order.members:
+        raise Problem(f"node rank {node_rank} of {order.members} nodes: ranks count from 0 to {order.members - 1}")
+    bundle = cached_bundle(environ)
+    alone = node_rank is None or order.members == 1
+    token = fresh_token() if alone else users_token(environ)
+    if not alone and node_rank:
+        return Foreground(order, [node_rank], bundle, token).run(environ)
+    folder = create_run(order, job_file, bundle, environ)
+    if on_created:
+        on_created(folder)
+    nodes = range(order.members) if alone else [0]
+    return Foreground(order, nodes, bundle, token).run(environ)

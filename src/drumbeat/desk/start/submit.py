@@ -1,0 +1,189 @@
+"""`drumbeat submit`: from a job, or from an order that `plan --save` has kept, to a job in a scheduler's queue."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import replace
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat import backends
+from drumbeat.backends.contract import FINISHED
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import SCHEMA, Order, load_order
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError, from_json
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.pinned import pinned
+from drumbeat.containers.image import check_image
+from drumbeat.desk.cancel import exit_code, wait_for_end
+from drumbeat.desk.nodes import avoiding
+from drumbeat.desk.start.create import create_run, forget_run
+from drumbeat.desk.start.make_order import make_order, site_of
+from drumbeat.desk.start.place import HERE, LOGIN, Place, check_command, find_place, to_queue
+from drumbeat.desk.state import state_of
+from drumbeat.jobfile.job import Job
+from drumbeat.machine.gather import gather
+from drumbeat.machine.host import Host, LiveHost
+from drumbeat.machine.model import Facts, Peer, Peers
+from drumbeat.machine.replay import open_host
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import write_run_record
+
+
+def queued_order(job: Job, environ: Mapping[str, str]) -> Order:
+    """The order of a job that a scheduler will start."""
+    place = to_queue(find_place(LiveHost()))
+    order = make_order(job, site_of(job, place, environ), place, environ)
+    order = avoiding(order, environ) if job.bad_nodes == "avoid" else order
+    return pinned(order, cached_bundle(environ))
+
+
+def saved_order(path: str) -> Order:
+    try:
+        with open(path, encoding="utf-8") as file:
+            order = load_order(file.read(), path)
+    except (OSError, RecordError, UnicodeDecodeError) as error:
+        raise Problem(f"{path}: {error}") from None
+    if order.schema.partition(".")[0] != SCHEMA.partition(".")[0]:
+        raise Problem(
+            f"{path}: made by an older drumbeat (schema {order.schema}, this one writes {SCHEMA})",
+            "make it again: drumbeat plan --save",
+        )
+    if order.backend == "local":
+        raise Problem(f"{path}: this order is for {order.site}, which has no scheduler to submit to")
+    return order
+
+
+def order_after(order: Order, runs: Sequence[Run], say: Callable[[str], None]) -> Order:
+    """The same, to be started only when these runs have succeeded. A scheduler that knows dependencies between its own jobs
+    sees to that; otherwise this waits, and a run that did not succeed is a Problem. `say` is told what is waited for."""
+    if not runs:
+        return order
+    backend = backends.get(order.backend)
+    handles = [run.record.handle for run in runs]
+    text = backend.after(handles) if all(backends.of_handle(handle) is backend for handle in handles) else ""
+    if not text:
+        for run in runs:
+            _wait_for_success(run, say)
+        return order
+    specific = order.resources.specific
+    joined = ",".join(part for part in (specific.get("dependency", ""), text) if part)
+    return replace(order, resources=replace(order.resources, specific={**specific, "dependency": joined}))
+
+
+def _wait_for_success(run: Run, say: Callable[[str], None]) -> None:
+    state = state_of(run)
+    if state.goes_on:
+        now = f"{run.run_id} is {state.status.state}"
+        say(f"{now}; this waits here for its end, and submits then (Ctrl-C: nothing is submitted)")
+        state = wait_for_end(run)
+    code = exit_code(state)
+    if state.status.state != FINISHED or code:
+        ended = f"ended with {code}" if state.status.state == FINISHED else f"is {state.status.state}"
+        raise Problem(f"{run.run_id} {ended}, so nothing was submitted after it", f"drumbeat status {run.run_id}")
+    say(f"{run.run_id} has succeeded")
+
+
+def submit(
+    order: Order, job_file: Optional[str], environ: Mapping[str, str], files: Optional[Mapping[str, bytes]] = None
+) -> str:
+    """The handle of the job that is now queued. A job that is refused leaves nothing behind. `files` are put into the run
+    folder, readable by this user alone."""
+    backend = backends.get(order.backend)
+    if not backend.takes_hosts:  # other machines' files are not looked for here
+        check_image(order)
+        if not (order.container or order.modules):
+            check_command(order, environ)
+    bundle = cached_bundle(environ)
+    order = pinned(order, bundle)  # one that was saved may be another version's
+    request = backend.render(order)
+    if os.path.exists(order.folder):
+        raise Problem(
+            f"{order.run_id} has been submitted already: {order.folder} is there", "make a new order: drumbeat plan"
+        )
+    folder = create_run(order, job_file, bundle, environ)
+    record = Run.open(folder.path).record
+    try:
+        known = backend.handle(order, environ)
+        if known:
+            write_run_record(folder, replace(record, handle=known, submitting=True))
+        for name, data in (files or {}).items():
+            _write_private(folder.at(name), data)
+        handle = backend.submit(request, environ)
+    except (Problem, OSError) as error:
+        forget_run(order, environ)
+        if isinstance(error, OSError):
+            raise Problem(f"cannot write {folder.path}: {error.strerror}", "choose another place with --runs") from None
+        raise
+    write_run_record(folder, replace(record, desk=None, handle=handle))  # nobody stays here
+    return handle
+
+
+def _write_private(path: str, data: bytes) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+
+
+# What a plan needs: the order, and the facts of the nodes it is for, from wherever they can be had.
+
+
+@dataclass(frozen=True)
+class Ready:
+    order: Order
+    facts: Tuple[Facts, ...]  # of the nodes that could be looked at, from node 0 on
+    peers: Peers
+    host: Optional[Host]  # node 0 itself, if its files can still be read
+    away: bool  # this is no node of the job: its own facts say nothing about those
+
+
+def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping[str, str]) -> Ready:
+    hosts: List[Host] = [] if run else [open_host(root) for root in roots] or [LiveHost()]
+    facts = facts_of_run(run) if run else [gather(host) for host in hosts]
+    if run and _was_emulated(run):  # all its nodes were one machine, and that machine is meant again
+        job = dataclasses.replace(job, nodes=job.nodes or len(facts))
+        facts, run = facts[:1], None
+    elsewhere = bool(roots or run)
+    place = Place(HERE, facts[0].identity, machines=tuple(facts)) if elsewhere else find_place(LiveHost())
+    site = site_of(job, place, environ)
+    if place.kind == LOGIN and site.backend == "local":  # a site that was named to run on this very machine
+        place = Place(HERE, place.identity)
+    order = make_order(job, site, place, environ)
+    if len(facts) > order.nodes:
+        raise Problem(f"facts of {len(facts)} nodes for a job of {order.nodes} nodes", f"add --nodes {len(facts)}")
+    if order.emulated:
+        facts = facts * order.nodes
+    away = place.kind == LOGIN or (not elsewhere and order.backend != "local" and facts[0].identity.node_rank is None)
+    return Ready(order, tuple(facts), _peers(facts), hosts[0] if hosts else None, away)
+
+
+def facts_of_run(path: str) -> List[Facts]:
+    folder = RunFolder(path)
+    found: List[Facts] = []
+    try:
+        while os.path.exists(folder.node(len(found)).facts):
+            file = folder.node(len(found)).facts
+            with open(file, encoding="utf-8") as handle:
+                found.append(from_json(Facts, handle.read(), file))
+    except (OSError, RecordError, UnicodeDecodeError) as error:
+        raise Problem(f"the facts of node {len(found)} cannot be read: {error}") from None
+    if not found:
+        raise Problem(f"{path} holds no facts of a node", f"a run folder has {folder.node(0).facts}")
+    return found
+
+
+def _was_emulated(run: str) -> bool:
+    try:
+        with open(RunFolder(run).order, encoding="utf-8") as file:
+            return load_order(file.read()).emulated
+    except (OSError, RecordError, UnicodeDecodeError):
+        return False
+
+
+def _peers(facts: Sequence[Facts]) -> Peers:
+    nodes = []
+    for node, each in enumerate(facts):
+        nodes.append(Peer(node, each.host, "", each))  # nobody has reached it: no address is known to lead there
+    return Peers(tuple(nodes), nodes[0].address, 0)

@@ -1,0 +1,116 @@
+"""What a check says: one observation is a Finding, the answer of a whole check is a Verdict.
+
+Both say how sure they are and what that rests on. `certain`: what was looked at names it. `likely`: it fits, but other
+explanations fit too. `unknown`: it was not or could not be looked at. A verdict that names nothing it looked at is
+never certain.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable, Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.redact import harmless, redact
+
+OK, INFO, WARNING, ERROR = "ok", "info", "warning", "error"
+SEVERITIES = (OK, INFO, WARNING, ERROR)
+CERTAIN, LIKELY, UNKNOWN = "certain", "likely", "unknown"
+CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
+
+# Codes of a rank's end that tell nothing about the cause: drumbeat, or another rank, came first.
+STOPPED, PEER_LOST = "stopped", "peer-lost"
+ENDED_BY_US = "ended by drumbeat"  # in words; the rank itself had not failed
+CAUGHT = "caught-error"  # the last words of a rank that ended with 0: a program that catches its own failure hides it
+
+
+def shown(text: str) -> str:
+    """The text as it may be printed and kept: nothing in it steers a terminal, and secrets are replaced by `…`."""
+    return redact(harmless(text))
+
+
+def clipped(text: str, most: int) -> str:
+    """The start of a text, of which no secret is left that the cut would have made unrecognisable."""
+    return text if len(text) <= most else shown(text)[:most]
+
+
+def _clean(record: object, *fields: str) -> None:
+    for field in fields:
+        value = getattr(record, field)
+        clean = shown(value) if isinstance(value, str) else tuple(map(shown, value))
+        object.__setattr__(record, field, clean)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The line, value or reading that a finding rests on, and where it stands; both as they may be shown."""
+
+    text: str
+    file: Optional[str] = None
+    line: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        _clean(self, "text")
+
+    @property
+    def place(self) -> str:
+        """`train.log:12`; empty where the evidence is not from a file."""
+        return f"{self.file}:{self.line}" if self.file and self.line else self.file or ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One observation: what is so, how bad that is, what shows it, and what to do."""
+
+    code: str  # stable, kebab-case: `port-in-use`, `memlock-low`
+    severity: str  # one of SEVERITIES; an error is what breaks this job
+    title: str  # one line, no full stop
+    cause: str = ""
+    fix: str = ""
+    evidence: Tuple[Evidence, ...] = ()
+    node: Optional[int] = None  # node rank
+    host: Optional[str] = None
+    rank: Optional[int] = None
+    local: bool = False  # `rank` counts on its node only: a launcher named no other
+    support: str = ""  # words for the support desk, where only root can fix it
+    confidence: str = CERTAIN  # one of CONFIDENCES: that this is what happened
+    seen: Tuple[str, ...] = ()  # what was looked at: ranks, lines, files, counters
+    unseen: Tuple[str, ...] = ()  # what could not be looked at
+
+    def __post_init__(self) -> None:
+        assert self.severity in SEVERITIES, self.severity
+        assert self.confidence in CONFIDENCES, self.confidence
+        _clean(self, "title", "cause", "fix", "support", "seen", "unseen")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of one check. `answer` is a word of that check; 'unknown' is always allowed, a guess never."""
+
+    check: str
+    answer: str
+    confidence: str = UNKNOWN  # one of CONFIDENCES; certain falls to likely where `seen` is empty
+    summary: str = ""
+    findings: Tuple[Finding, ...] = ()
+    seen: Tuple[str, ...] = ()  # what was looked at: ranks, lines, files, counters
+    unseen: Tuple[str, ...] = ()  # what could not be looked at
+    count: Optional[int] = None  # of the check `world`: ranks of the one world that was seen
+
+    def __post_init__(self) -> None:
+        assert self.confidence in CONFIDENCES, self.confidence
+        _clean(self, "summary", "seen", "unseen")
+        if self.answer == UNKNOWN:
+            object.__setattr__(self, "confidence", UNKNOWN)
+        elif self.confidence == CERTAIN and not self.seen:
+            object.__setattr__(self, "confidence", LIKELY)
+
+    @property
+    def words(self) -> str:
+        """Answer and summary; a summary that begins with the answer says both."""
+        if not self.summary or self.summary.startswith(self.answer):
+            return self.summary or self.answer
+        return f"{self.answer}: {self.summary}"
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    """The worst severity among them; `ok` when there are none."""
+    return max((finding.severity for finding in findings), key=SEVERITIES.index, default=OK)

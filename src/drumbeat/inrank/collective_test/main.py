@@ -1,0 +1,38 @@
+"""The parts of the test, one after the other. What imports torch is imported here only after the GPU's smoke test was started."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from drumbeat.inrank.collective_test.gpu import Smoke
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True, help="where rank 0 writes its results")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto")
+    args = parser.parse_args()
+    smoke = Smoke(args.backend)  # the child imports torch while we do
+    try:
+        import torch  # noqa: F401 - only here: the child is to be started first
+    except ImportError as error:
+        print(f"verify: {sys.executable} cannot import torch ({error}); name one that can: --python", file=sys.stderr)
+        return 2
+    smoked = smoke.answer()
+    if not smoked.get("ok"):
+        print(f"verify: {smoked['why']}; --backend gloo tests the CPUs and their network alone", file=sys.stderr)
+        return 3
+    from drumbeat.inrank.collective_test import matrix_product, pair_tests, sweep
+    from drumbeat.inrank.collective_test.world import World
+
+    world = World(args, smoked)
+    try:
+        for part in (pair_tests, sweep, matrix_product):
+            if not world.broken:
+                part.run(world, args.quick)
+        world.results["complete"] = not world.broken
+    finally:
+        world.leave()
+    return 0

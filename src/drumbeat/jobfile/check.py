@@ -1,0 +1,296 @@
+"""The one checker: a mapping of text and a dataclass whose fields describe themselves -> an instance, or one Problem.
+
+Values of flags go through the same functions, so a file and a flag are refused in the same words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import shlex
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple, Type, TypeVar
+
+from drumbeat.base.problem import Problem
+from drumbeat.base.ranges import HostlistError, expand
+from drumbeat.base.regex import regex
+from drumbeat.commands.shell import refuse_shell, shell_syntax
+from drumbeat.jobfile.fields import KINDS, Key, keys_of, parse_duration, required_keys
+from drumbeat.jobfile.yamlfile import Items, Node, Table, Text, kind_of, shown
+
+T = TypeVar("T")
+
+_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VARIABLE = regex(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_SIZE = regex(r"\d{1,12}(?:[KMGTPkmgtp]i?)?B?")
+_WHOLE = regex(r"-?(0|[1-9][0-9]{0,8})")
+_TOO_LARGE = regex(r"[1-9][0-9]{9,}")
+_BETWEEN_HOSTS = regex(r",(?![^\[]*\])")  # a comma, but not one in brackets
+_SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+_SHOWN = 12  # mistakes of one file
+# Keys that other launchers and schedulers use, and ours.
+_KNOWN_AS = {
+    "gpus-per-node": "gpus", "gres": "gpus", "nnodes": "nodes", "nproc-per-node": "ranks-per-node",
+    "tasks-per-node": "ranks-per-node", "ntasks-per-node": "ranks-per-node", "processes-per-node": "ranks-per-node",
+    "cpus-per-task": "cpus", "image": "container", "walltime": "time", "timeout": "time", "time-limit": "time",
+    "cmd": "command", "script": "command", "run": "command", "environment": "env", "envs": "env", "vars": "env",
+    "cluster": "site", "mem": "memory", "max-restarts": "restarts", "retries": "restarts", "cwd": "workdir",
+    "working-dir": "workdir", "mounts": "binds", "volumes": "binds", "queue": "partition", "project": "account",
+    "hostlist": "hosts", "machines": "hosts", "nodelist": "hosts",
+}  # fmt: skip
+
+
+def check(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> T:
+    """`what` names the whole for messages (`the job`); `given` are fields that do not stand in the file."""
+    checker = Checker(file)
+    made = checker.record(cls, table, what, **given)
+    if len(checker.problems) == 1:
+        raise checker.problems[0]
+    if checker.problems:
+        lines = [str(problem).replace("\n ", ";") for problem in checker.problems[:_SHOWN]]
+        more = [f"and {len(checker.problems) - _SHOWN} more"] if len(checker.problems) > _SHOWN else []
+        raise Problem("\n  ".join([f"{file}: {len(checker.problems)} mistakes", *lines, *more]))
+    return dataclasses.replace(made, origins=checker.origins)  # type: ignore[type-var]
+
+
+def mistakes(cls: Type[T], table: Table, file: str, what: str) -> List[Problem]:
+    """What `check` would refuse, one by one."""
+    checker = Checker(file)
+    checker.record(cls, table, what)
+    return checker.problems
+
+
+class Checker:
+    """`origins` gathers where each value stands: its path (`env.A`) -> the words that begin a message about it."""
+
+    def __init__(self, file: str = "") -> None:
+        self.file = file
+        self.origins: Dict[str, str] = {}
+        self.problems: List[Problem] = []  # of a file: all are shown at once
+
+    def record(self, cls: Type[T], table: Table, what: str, prefix: str = "", **given: Any) -> T:
+        known = keys_of(cls)
+        values: Dict[str, Any] = dict(given)
+        for name, node in table.entries.items():
+            if name not in known:
+                self.problems.append(
+                    Problem(f"{self.file}:{table.lines[name]}: unknown key {shown(name)} in {what}{_hint(name, known)}")
+                )
+                continue
+            field, key = known[name]
+            try:
+                values[field] = self.value(key, node, self._place(table, name, prefix), prefix + name)
+            except Problem as problem:
+                self.problems.append(problem)
+        misspelt = any(name not in known for name in table.entries)  # what is missing may be what that was meant to be
+        for name in () if misspelt else required_keys(cls):
+            if known[name][0] not in values and name not in table.entries:
+                key = known[name][1]
+                self.problems.append(
+                    Problem(
+                        f"{self.file}:{table.line}: {what} has no '{name}' ({KINDS[key.kind]}; example: {key.example})"
+                    )
+                )
+        # With problems, what comes out is never used: check() raises them.
+        return cls(**values) if not self.problems else cls.__new__(cls)
+
+    def value(self, key: Key, node: Node, place: str, path: str) -> Any:
+        """One value. `place` begins every message about it: `job.yaml:3: nodes`, `--nodes`."""
+        self.origins[path] = place
+        if key.kind == "table":
+            return self.record(key.inner, _table(key, node, place), path, path + ".")
+        if key.kind == "tables":
+            return self._tables(key, _table(key, node, place), path)
+        if key.kind == "variables":
+            return self._variables(_table(key, node, place), path)
+        if key.kind == "lists":
+            return self._lists(key, _table(key, node, place), path)
+        value = _READERS[key.kind](key, node, place)
+        check_limits(key, value, place)
+        return value
+
+    def variable(self, name: str, node: Node, place: str, path: str) -> Optional[str]:
+        """The text of an environment variable; None where it is handed on by name."""
+        check_variable_name(name, place)
+        self.origins[path] = place
+        if not isinstance(node, Text):
+            raise Problem(f"{place}: expected text, got {kind_of(node)}")
+        if node.missing:
+            raise Problem(f"{place}: has no value; write '' for an empty one, or pass to hand yours on")
+        check_no_nul(node.value, place)
+        return None if node.value == "pass" and not node.quoted else node.value
+
+    def _variables(self, table: Table, path: str) -> Dict[str, Optional[str]]:
+        return {
+            name: self.variable(name, node, self._place(table, name, path + "."), f"{path}.{name}")
+            for name, node in table.entries.items()
+        }
+
+    def _lists(self, key: Key, table: Table, path: str) -> Dict[str, Tuple[str, ...]]:
+        made = {}
+        for name, node in table.entries.items():
+            place = self._place(table, name, path + ".")
+            check_variable_name(name, place)
+            made[name] = _words(key, node, place)
+            if not made[name]:
+                raise Problem(f"{place}: has no values; write [a, b]")
+        return made
+
+    def _tables(self, key: Key, table: Table, path: str) -> Dict[str, Any]:
+        made = {}
+        for name, node in table.entries.items():
+            place, inner = self._place(table, name, path + "."), f"{path}.{name}"
+            check_variable_name(name, place)
+            self.origins[inner] = place
+            made[name] = self.record(key.inner, _table(key, node, place), inner, inner + ".")
+        return made
+
+    def _place(self, table: Table, name: str, prefix: str) -> str:
+        path = prefix + name
+        return f"{self.file}:{table.lines[name]}: {path if path.isprintable() and len(path) < 80 else shown(path)}"
+
+
+def check_limits(key: Key, value: Any, place: str) -> None:
+    """What a value of the right type may still get wrong."""
+    if key.minimum is not None and value is not None and value < key.minimum:
+        unit = " s" if key.kind == "duration" else ""
+        raise Problem(f"{place}: must be at least {key.minimum}{unit}, got {value}{unit}")
+    if key.allowed and value is not None and value not in key.allowed:
+        raise Problem(f"{place}: {shown(value)} is not one of {', '.join(key.allowed)}{near(value, key.allowed)}")
+
+
+def check_no_nul(text: str, place: str) -> None:
+    if "\0" in text:
+        raise Problem(f"{place}: has a NUL character, which no path, argument or variable can hold")
+
+
+def check_variable_name(name: str, place: str) -> None:
+    if not _VARIABLE.fullmatch(name):
+        raise Problem(f"{place}: {shown(name)} is no name of a variable (letters, digits and '_', no digit first)")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    ours = _KNOWN_AS.get(name.replace("_", "-").lower())
+    if ours and ours in set(known):
+        return f"; did you mean '{ours}'?"
+    return near(name, known) or "; known keys: " + ", ".join(known)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean '{found[0]}'?" if found else ""
+
+
+def _table(key: Key, node: Node, place: str) -> Table:
+    return node if isinstance(node, Table) else _wrong(key, node, place)
+
+
+def _text(key: Key, node: Node, place: str) -> str:
+    if not isinstance(node, Text) or node.missing:
+        return _wrong(key, node, place)
+    check_no_nul(node.value, place)
+    return node.value
+
+
+def _filled(key: Key, node: Node, place: str) -> str:
+    return _text(key, node, place) or _wrong(key, node, place)
+
+
+def _name(key: Key, node: Node, place: str) -> str:
+    text = _text(key, node, place)
+    return text if _NAME.fullmatch(text) else _wrong(key, node, place)
+
+
+def _command(key: Key, node: Node, place: str) -> Tuple[str, ...]:
+    if isinstance(node, Items):
+        words = _words(key, node, place)
+    else:
+        text = _text(key, node, place)
+        only_shell = shell_syntax(text)
+        if only_shell:
+            refuse_shell(only_shell, place)
+        try:
+            words = tuple(shlex.split(text))
+        except ValueError as error:
+            raise Problem(f"{place}: cannot be split into words: {str(error).lower()}") from None
+    if not words or not words[0]:
+        raise Problem(f"{place}: is empty; expected {KINDS[key.kind]} (example: {key.example})")
+    return words
+
+
+def _words(key: Key, node: Node, place: str) -> Tuple[str, ...]:
+    if not isinstance(node, Items):
+        _wrong(key, node, place)
+    return tuple(_text(key, item, f"{place}[{index}]") for index, item in enumerate(node.values))
+
+
+def _hosts(key: Key, node: Node, place: str) -> Tuple[str, ...]:
+    """A list, or one text as schedulers write it: a,b or n[1-4]; each may have a user before it."""
+    words = _words(key, node, place) if isinstance(node, Items) else (_filled(key, node, place),)
+    hosts: List[str] = []
+    for each in (part for word in words for part in _BETWEEN_HOSTS.split(word)):
+        user, at, names = each.strip().rpartition("@")
+        try:
+            hosts += [user + at + host for host in expand(names)]
+        except HostlistError as error:
+            raise Problem(f"{place}: {error}") from None
+    return tuple(hosts) or _wrong(key, node, place)
+
+
+def _number(key: Key, node: Node, place: str) -> int:
+    text = _text(key, node, place)
+    if _TOO_LARGE.fullmatch(text):
+        raise Problem(f"{place}: {text[:20]} is too large")
+    return int(text) if _WHOLE.fullmatch(text) else _wrong(key, node, place)
+
+
+def _numbers(key: Key, node: Node, place: str) -> Tuple[int, ...]:
+    if not isinstance(node, Items) or not node.values:
+        _wrong(key, node, place)
+    numbers = tuple(_number(key, item, f"{place}[{index}]") for index, item in enumerate(node.values))
+    if min(numbers) < 0:
+        raise Problem(f"{place}: must be at least 0, got {min(numbers)}")
+    return numbers
+
+
+def _size(key: Key, node: Node, place: str) -> str:
+    text = _text(key, node, place)
+    if not _SIZE.fullmatch(text):
+        raise Problem(f"{place}: expected {KINDS[key.kind]}, got {shown(text)}")
+    return text
+
+
+def _duration(key: Key, node: Node, place: str) -> int:
+    text = _text(key, node, place)
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise Problem(f"{place}: {error}, got {shown(text)}") from None
+
+
+def _switch(key: Key, node: Node, place: str) -> bool:
+    text = _text(key, node, place).lower()
+    return _SWITCH[text] if text in _SWITCH else _wrong(key, node, place)
+
+
+def _wrong(key: Key, node: Node, place: str) -> NoReturn:
+    kind = "one of " + ", ".join(key.allowed) if key.allowed else KINDS[key.kind]
+    raise Problem(f"{place}: expected {kind}, got {kind_of(node)} (example: {key.example})")
+
+
+_READERS: Dict[str, Callable[[Key, Node, str], Any]] = {
+    "name": _name,
+    "text": _filled,
+    "path": _filled,
+    "shell": _text,
+    "command": _command,
+    "choice": _text,
+    "number": _number,
+    "numbers": _numbers,
+    "words": _words,
+    "hosts": _hosts,
+    "size": _size,
+    "duration": _duration,
+    "switch": _switch,
+}

@@ -1,0 +1,515 @@
+"""Job: what the user asks. Each field's metadata is its only documentation (docs/job.md, --help and errors use it)."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import CHECK_LEVELS, CODES, TRANSPORTS
+from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.jobfile.check import check
+from drumbeat.jobfile.fields import key, origins_field
+from drumbeat.jobfile.yamlfile import load_file, load_text, shown_path
+
+# The tables inside a job: `wrap`, `expect` and `checks`, documented like the job's own keys.
+
+
+@dataclass(frozen=True)
+class JobWrap:
+    ranks: Tuple[int, ...] = key(
+        "numbers", "The ranks, counted over all nodes, whose command gets the prefix.", "[0, 3]"
+    )
+    command: Tuple[str, ...] = key(
+        "command",
+        "The prefix; `{rank}` and `{node}` are filled in on the node.",
+        "rocprofv3 --hip-trace --stats -o prof-{rank} --",
+    )
+
+
+@dataclass(frozen=True)
+class JobExpect:
+    transport: str = key(
+        "choice",
+        "The network: rdma (InfiniBand, RoCE, or libfabric over such a NIC), one of its kinds (ib, roce, ofi), tcp, "
+        "or any.",
+        "ofi",
+        "any",
+        allowed=TRANSPORTS,
+    )
+    gdr: Optional[bool] = key(
+        "switch", "Whether NICs read GPU memory directly.", "true", None, default_text="either is right"
+    )
+
+
+@dataclass(frozen=True)
+class JobChecks:
+    preflight: str = key(
+        "choice",
+        "What follows when a node would fail this job: looked at on every node before ranks are started.",
+        "warn",
+        "stop",
+        allowed=CHECK_LEVELS,
+    )
+    affinity: str = key(
+        "choice",
+        "What follows when ranks do not sit on the cores, or do not see the devices, that the plan gave them.",
+        "stop",
+        "warn",
+        allowed=CHECK_LEVELS,
+    )
+    hang: str = key(
+        "choice",
+        "What follows when steps stop coming and one rank, or all of them, can be seen to hang. stop keeps the ranks' stacks, "
+        "then ends the attempt as failed. Programs that report no steps are never stopped.",
+        "stop",
+        "warn",
+        allowed=CHECK_LEVELS,
+    )
+    transport: Optional[str] = key(
+        "choice",
+        "What follows when another network carries the traffic than `expect` says, or than the variables name. off also "
+        "leaves NCCL's log alone.",
+        "warn",
+        None,
+        allowed=CHECK_LEVELS,
+        default_text="stop where the job says what to expect, else warn",
+    )
+    world: Optional[str] = key(
+        "choice",
+        "What follows when the ranks that really run do not form one world: every rank is seen twice, or each node trains "
+        "alone.",
+        "warn",
+        None,
+        allowed=CHECK_LEVELS,
+        default_text="stop; warn where drumbeat joins a job",
+    )
+
+
+# Keys of a job: how long it runs, how it stops and comes back, and what is checked meanwhile.
+
+
+@dataclass(frozen=True)
+class JobCourse:
+    time: Optional[int] = key(
+        "duration",
+        "When to end the job, with its unit: 90s, 30m, 1h, 2d6h30m, hours:minutes:seconds, or "
+        "days-hours:minutes:seconds. It counts from the start of node 0's agent; the ranks then have `stop-grace` to save.",
+        "1h30m",
+        None,
+        minimum=1,
+        flag="TIME",
+        default_text="no limit of drumbeat's own",
+    )
+    restarts: int = key(
+        "number", "How often the whole job is started again after a failure.", "2", 0, minimum=0, flag="N"
+    )
+    spares: int = key(
+        "number",
+        "Nodes beyond `nodes` that wait without ranks. One takes the place of a node that is lost or bad: the job goes on from "
+        "its checkpoint, without waiting in a queue (docs/comeback.md). Of `hosts` the last ones are spares.",
+        "1",
+        0,
+        minimum=0,
+        flag="N",
+    )
+    stop_grace: int = key(
+        "duration",
+        "How long ranks may go on saving after a stop signal before they are killed.",
+        "2m",
+        60,
+        minimum=1,
+        flag="TIME",
+        default_text="60s",
+    )
+    on_end: Tuple[str, ...] = key(
+        "command",
+        "A command that the lead runs once on its node when the run has ended for good: to send a message, say. Split into "
+        "words, no shell; `{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` are filled in, and stand in "
+        "DRUMBEAT_RUN_ID and so on. It has 15 s, writes to on-end.log in the run folder, and changes no exit code.",
+        "ntfy publish my-topic '{run_id} {outcome}'",
+        (),
+        default_text="nothing",
+    )
+    wrap: Optional[JobWrap] = key(
+        "table",
+        "A prefix (a profiler, a debugger) before the command of chosen ranks.",
+        '{ranks: [2], command: "nsys profile -o prof-{rank}"}',
+        None,
+        inner=JobWrap,
+        default_text="none",
+    )
+    trace: bool = key(
+        "switch",
+        "Turn on the logs of NCCL/RCCL, MIOpen and libfabric, one file per rank.",
+        "true",
+        False,
+        flag="switch",
+    )
+    expect: Optional[JobExpect] = key(
+        "table",
+        "Which network must carry the traffic between nodes. It is read off NCCL's own log and the NICs' counters at "
+        "the first collective.",
+        "{transport: ofi, gdr: true}",
+        None,
+        inner=JobExpect,
+        default_text="the site's, else any",
+    )
+    checks: JobChecks = key(
+        "table",
+        "How strict the checks of a running job are: off, warn or stop.",
+        "{transport: stop}",
+        JobChecks(),
+        inner=JobChecks,
+        default_text="each check's own",
+    )
+    oversubscribe: int = key(
+        "number",
+        "How many ranks a core may carry where nodes are emulated on one machine.",
+        "8",
+        4,
+        minimum=1,
+        flag="N",
+    )
+    stop_signal: str = key(
+        "choice",
+        "What the main process of each rank is sent when it should save and end: on a cancel, before a time limit, on a "
+        "preemption. A rank that saves and then ends with 75 is started again by the scheduler.",
+        "USR2",
+        "TERM",
+        allowed=("TERM", "INT", "USR1", "USR2"),
+        flag="NAME",
+    )
+
+
+# Keys of a job: what runs, on how many nodes, ranks and GPUs, and where.
+
+
+@dataclass(frozen=True)
+class JobLaunch:
+    name: Optional[str] = key(
+        "name",
+        "The job's name; its run id begins with it.",
+        "llama3-8b",
+        None,
+        flag="X",
+        default_text="the command's script: train.py gives train",
+    )
+    preset: Optional[str] = key(
+        "text",
+        "A workload that many run (docs/presets.md): its image, command and variables; what this file says wins.",
+        "megatron-lm",
+        None,
+        flag="NAME",
+    )
+    command: Tuple[str, ...] = key(
+        "command",
+        "What every rank runs. A line is split into words as a shell would, but no shell ever sees it; a list is taken "
+        "word by word. On the command line it stands after `--`.",
+        "python train.py --epochs 3",
+        (),
+        default_text="none: it must be here or after `--`",
+    )
+    nodes: Optional[int] = key(
+        "number", "How many nodes.", "2", None, minimum=1, flag="N", default_text="the site's, else 1"
+    )
+    ranks_per_node: Optional[int] = key(
+        "number",
+        "How many ranks on each node.",
+        "4",
+        None,
+        minimum=1,
+        flag="M",
+        default_text="one per GPU where GPUs are known, else the site's, else 1",
+    )
+    gpus: Optional[int] = key(
+        "number", "How many GPUs of each node to use.", "8", None, minimum=0, flag="N", default_text="all of them"
+    )
+    gpus_per_rank: int = key("number", "How many GPUs each rank drives.", "2", 1, minimum=1, flag="N")
+    ranks_per_gpu: int = key(
+        "number",
+        "How many ranks share one GPU; more than one is rarely right, and drumbeat warns of it.",
+        "2",
+        1,
+        minimum=1,
+        flag="N",
+    )
+    visibility: str = key(
+        "choice",
+        "Which GPUs a rank sees: all that the job has on its node, or only its own, which is then number 0.",
+        "own",
+        "all",
+        allowed=("all", "own"),
+        flag="X",
+    )
+    cpu_bind: Tuple[str, ...] = key(
+        "words",
+        "Cores of the local ranks, one mask (0xfe) or list (1-7) each; [none] binds no rank.",
+        '["0xfe", "0xfe00"]',
+        (),
+        default_text="the cores beside each rank's GPU",
+    )
+    caches: Optional[str] = key(
+        "path",
+        "The project's storage for downloads: HF_HOME and TORCH_HOME are set to folders in it.",
+        "$SCRATCH/cache",
+        None,
+        flag="DIR",
+        default_text="the site's, else left alone",
+    )
+    launcher: str = key(
+        "choice",
+        "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), the scheduler with one task per rank "
+        "(tasks), or one process per node, which starts its ranks itself (once). auto reads the command, and "
+        "the choice is printed with its reason.",
+        "ranks",
+        "auto",
+        allowed=("auto", "ranks", "torchrun", "tasks", "once"),
+        flag="L",
+    )
+    site: Optional[str] = key(
+        "text",
+        "The cluster: the name of a profile, or the path of your own (./my.yaml).",
+        "localhost",
+        None,
+        flag="S",
+        default_text="detected from the cluster's or host's name, else localhost",
+    )
+    hosts: Tuple[str, ...] = key(
+        "hosts",
+        "Machines to run on, reached by ssh (docs/ssh.md): each is one node, the first is node 0. With `nodes` as many of them "
+        "as that are taken.",
+        "[gpu1, gpu2]",
+        (),
+        flag="A,B",
+        default_text="the site's; else wherever you type, or what the scheduler gives",
+    )
+    hostfile: Optional[str] = key(
+        "path",
+        "A file with one host per line, as mpirun and deepspeed read it; `slots=N` is the number of ranks.",
+        "./hostfile",
+        None,
+        flag="FILE",
+    )
+    setup: str = key(
+        "shell",
+        "Shell text that is run on the node before the command, in the same environment. `$NAME` in it is the shell's.",
+        "source $VENV/bin/activate",
+        "",
+        flag="SHELL",
+        default_text="none",
+    )
+    env: Dict[str, Optional[str]] = key(
+        "variables",
+        "Variables for the ranks, as text exactly as written. The value `pass` hands yours on by name without writing "
+        "it anywhere; a variable that looks secret must be given that way. As a flag: `--env A=text` or, to hand "
+        "it on, `--env A`; repeatable.",
+        "{HF_HOME: $SCRATCH/hf, HF_TOKEN: pass}",
+        {},
+        flag="NAME=TEXT",
+        default_text="none",
+    )
+    workdir: Optional[str] = key(
+        "path",
+        "Where the command is started; a relative path counts from where you type.",
+        "$HOME/code",
+        None,
+        flag="DIR",
+        default_text="where you type",
+    )
+    code: str = key(
+        "choice",
+        "How your code gets to the nodes: it is on storage that they share (shared), in the image (image), or sent with the job "
+        "(sync): what git lists in the checkout around `workdir`, with uncommitted changes and new files, 200 MiB at most (a "
+        "cluster may take less). The run folder keeps that copy and its SHA-256.",
+        "sync",
+        "shared",
+        allowed=CODES,
+        flag="X",
+    )
+    runs: Optional[str] = key(
+        "path",
+        "The folder in which each run gets its own.",
+        "$SCRATCH/runs",
+        None,
+        flag="DIR",
+        default_text="the site's, else ./runs",
+    )
+    textfile: Optional[str] = key(
+        "path",
+        "The folder of node-exporter's textfile collector: while the run goes on, the lead keeps a file with its numbers "
+        "there for Prometheus (docs/watch.md).",
+        "/var/lib/node_exporter/textfile",
+        None,
+        flag="DIR",
+        default_text="the site's, else none",
+    )
+
+
+# Keys of a job that its scheduler reads.
+
+
+@dataclass(frozen=True)
+class JobScheduler:
+    account: Optional[str] = key(
+        "text",
+        "The account to charge.",
+        "project_465000001",
+        None,
+        flag="NAME",
+        default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
+    )
+    partition: Optional[str] = key(
+        "text",
+        "The scheduler's partition or queue.",
+        "accel",
+        None,
+        flag="NAME",
+        default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml, else the site's",
+    )
+    qos: Optional[str] = key(
+        "text",
+        "The quality of service.",
+        "devel",
+        None,
+        flag="NAME",
+        default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
+    )
+    memory: Optional[str] = key(
+        "size", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
+    )
+    cpus: Optional[int] = key(
+        "number",
+        "Cores of each node.",
+        "288",
+        None,
+        minimum=1,
+        flag="N",
+        default_text="the site's, in proportion to the GPUs requested",
+    )
+    exclusive: bool = key("switch", "No other job on these nodes.", "true", False, flag="switch")
+    constraint: Optional[str] = key("text", "Features that nodes must have.", "h200", None, flag="TEXT")
+    reservation: Optional[str] = key("text", "A reservation to use.", "course", None, flag="NAME")
+    mail: Optional[str] = key(
+        "text", "Where to send a mail when the job ends or fails.", "me@example.org", None, flag="TO"
+    )
+    dependency: Optional[str] = key(
+        "text", "Jobs to wait for, in the scheduler's words.", "afterok:1234", None, flag="TEXT"
+    )
+    array: Optional[str] = key(
+        "text",
+        "Several jobs from one file: which numbers, and after % how many at once. Each has a run folder of its own, "
+        "RUN/array/NUMBER, and the scheduler's variable with its number.",
+        "0-3%2",
+        None,
+        flag="TEXT",
+    )
+    sweep: Dict[str, Tuple[str, ...]] = key(
+        "lists",
+        "Values to try: one job for each combination, as an array of the scheduler; `{NAME}` in the command is the value. With "
+        "`array: '%2'` two run at a time. As a flag: `--sweep lr=1e-3,1e-4`, repeatable.",
+        "{lr: [1e-3, 1e-4], seed: [1, 2]}",
+        {},
+        flag="NAME=A,B",
+        default_text="none",
+    )
+    requeues: int = key(
+        "number",
+        "How often drumbeat queues the job again: without the node after a node was lost, or when a rank ends with 75 "
+        "though nobody had asked it to stop. What the scheduler or you queue again does not count.",
+        "1",
+        3,
+        minimum=0,
+        flag="N",
+    )
+    bad_nodes: str = key(
+        "choice",
+        "Whether the scheduler is asked to leave out the nodes that `drumbeat nodes` has on its exclude list.",
+        "use",
+        "avoid",
+        allowed=("avoid", "use"),
+        flag="X",
+    )
+    submit_options: Tuple[str, ...] = key(
+        "words", "Other options of the scheduler's submit command, word by word.", '["--licenses=scratch"]', ()
+    )
+
+
+# Keys of a job: modules, interpreter and container on the nodes.
+
+
+@dataclass(frozen=True)
+class JobSoftware:
+    modules: Tuple[str, ...] = key(
+        "words", "Environment modules, loaded on the node before anything else.", "[NRIS/GPU, NCCL]", ()
+    )
+    python: Optional[str] = key(
+        "text",
+        "The agent's interpreter, 3.9 or newer, where `python3` on the nodes or in the image is older or missing. A pattern "
+        "(`*`) is looked up on the node, and the newest match is taken. Your command's own Python is not changed by it.",
+        "python3.11",
+        None,
+        default_text="the site's, else python3",
+    )
+    before_agent: Optional[str] = key(
+        "text",
+        "A line of shell that runs on each node before the agent, inside the container where there is one: for images whose "
+        "python3 is there only after it. Use `setup` for what only your command needs.",
+        "$WITH_CONDA",
+        None,
+        flag="SHELL",
+        default_text="none",
+    )
+    container: Optional[str] = key(
+        "path",
+        "The image that the ranks run in: a file, or a name that docker, podman or pyxis knows. It needs python3, 3.9 "
+        "or newer; nothing of drumbeat has to be in it. `none` leaves it out, for a laptop.",
+        "$PROJ/pytorch.sif",
+        None,
+        flag="IMAGE",
+        default_text="none",
+    )
+    container_runtime: Optional[str] = key(
+        "choice",
+        "What runs the image.",
+        "apptainer",
+        None,
+        allowed=tuple(RUNTIMES),
+        flag="NAME",
+        default_text="the site's",
+    )
+    binds: Tuple[str, ...] = key(
+        "words",
+        "Folders that the container sees besides the work and run folders: HOST or HOST:INSIDE.",
+        "[/scratch, $DATA:/data]",
+        (),
+    )
+
+
+@dataclass(frozen=True)
+class Job(JobSoftware, JobScheduler, JobCourse, JobLaunch):
+    """Its keys are those of its four parts. Fields of the last part come first, in docs/job.md as well."""
+
+    brings: Tuple[str, ...] = ()  # packages of drumbeat's own that the command runs; no key of a file
+    origins: Dict[str, str] = origins_field()
+
+    def where(self, path: str) -> str:
+        """The beginning of a message about a value: `job.yaml:3: nodes`, `--nodes`, or its bare name."""
+        return self.origins.get(path, path)
+
+    def asks(self, path: str) -> str:
+        """Who wants a value: the job's preset, or the job itself."""
+        preset = self.preset is not None and self.where(path).startswith(preset_file(self.preset) + ":")
+        return f"preset {self.preset}" if preset else "as the job asks"
+
+
+def preset_file(name: str) -> str:
+    """How messages name the file of a preset."""
+    return f"presets/{name}.yaml"
+
+
+def job_from_file(path: str) -> Job:
+    return check(Job, load_file(path, "a job file"), shown_path(path), "the job")
+
+
+def job_from_text(text: str, file: str = "job.yaml") -> Job:
+    return check(Job, load_text(text, file, "a job file"), file, "the job")

@@ -1,0 +1,79 @@
+"""A site as text: for a person to read, and as a new profile made from a machine's facts."""
+
+from __future__ import annotations
+
+import json
+from typing import List, Mapping, Optional, Union
+
+from drumbeat.jobfile.site import Site, SitePath, SiteVariable
+from drumbeat.machine.model import Facts
+from drumbeat.plan.network import candidates, slingshot_interfaces
+
+
+def site_lines(site: Site) -> List[str]:
+    lines = [f"{site.name}: {site.summary}", f"jobs are started by {site.backend}"]
+    if site.gpus:
+        lines.append(f"{site.gpus} GPUs per node")
+    if site.emulated:
+        lines.append("nodes are emulated on one machine")
+    if site.cpus:
+        reserved = f"cores {site.cpus.reserved} are reserved" if site.cpus.reserved else "no core is reserved"
+        lines += ["", reserved, _reason(site.cpus.why, site.cpus.source)]
+    if site.storage:
+        lines += ["", f"caches: {site.storage.local} on each node, {site.storage.cache or 'no project storage known'}"]
+        lines.append(_reason(site.storage.why, site.storage.source))
+    lines += _entries("variables", site.env) + _entries("submitted with", site.submit) + _entries("paths", site.paths)
+    known = [*site.detect.cluster, *site.detect.hosts]
+    lines += ["", f"known by: {', '.join(known)}" if known else "never detected: name it with --site"]
+    return lines
+
+
+def _entries(title: str, entries: Mapping[str, Union[SiteVariable, SitePath]]) -> List[str]:
+    if not entries:
+        return []
+    lines = ["", f"{title}:"]
+    for name, entry in entries.items():
+        value = entry.pattern if isinstance(entry, SitePath) else entry.value
+        lines += [f"  {name} = {value}", "  " + _reason(entry.why, entry.source)]
+    return lines
+
+
+def _reason(why: str, source: Optional[str]) -> str:
+    return f"    {why}{f' ({source})' if source else ''}"
+
+
+def new_site(facts: Facts, backend: str) -> str:
+    """A profile to start from. What differs from node to node is left to the node; what was seen is said."""
+    gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
+    names = sorted({gpu.name or f"unknown {gpu.vendor} GPU" for gpu in gpus})
+    nics = [device.name for device in (facts.cxi or facts.rdma)]
+    parts = [f"{len(gpus)} {' and '.join(names)} a node" if gpus else "no GPU seen"]
+    parts.append(f"{len(nics)} NICs: {', '.join(nics)}" if nics else "no RDMA device seen")
+    lines = [
+        f"# Made on {_plain(facts.host)} by: drumbeat site new. Look at each line, then keep it as NAME.yaml in",
+        "# ~/.config/drumbeat/sites; drumbeat site check NAME.yaml says whether it is right.",
+        f"summary: {json.dumps('; '.join(parts))}",
+        f"backend: {backend}",
+    ]
+    if gpus:
+        lines.append(f"gpus: {len(gpus)}")
+    fast = slingshot_interfaces(facts)
+    if fast:
+        value, why = ",".join(one.name for one in fast), "the Slingshot interfaces that were up"
+    elif len(candidates(facts)) == 1:
+        value, why = "=" + candidates(facts)[0].name, "the only interface that was up with an address others can reach"
+    else:
+        value, why = "", ""
+        seen = ", ".join(one.name for one in candidates(facts)) or "none"
+        lines.append(f"# Interfaces that were up: {_plain(seen)}. Each node chooses, by the nodes' subnets.")
+    if value:
+        lines += ["env:", "  NCCL_SOCKET_IFNAME:", f"    value: {json.dumps(value)}", f"    why: {json.dumps(why)}"]
+        lines.append(f"    source: {json.dumps('seen on ' + facts.host)}")
+    cluster = f"cluster: [{json.dumps(facts.identity.cluster)}]" if facts.identity.cluster else ""
+    lines.append(f"detect: {{{cluster or 'hosts: [' + json.dumps(facts.host) + ']'}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Nothing that could end a comment line."""
+    return "".join(character for character in text if character.isprintable())[:200]

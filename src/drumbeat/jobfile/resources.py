@@ -1,0 +1,241 @@
+"""What a job asks of its scheduler, and the container it runs in: from the job and the site.
+
+Nothing here knows a scheduler: what only some of them understand travels by its key, and the backend checks it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Container, EnvVar, Option, Resources
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import in_text, in_words, is_secret
+from drumbeat.base.regex import regex
+from drumbeat.commands.inside import Script
+from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.jobfile.check import check_variable_name
+from drumbeat.jobfile.fields import expand
+from drumbeat.jobfile.job import Job
+from drumbeat.jobfile.site import Site
+from drumbeat.jobfile.yamlfile import shown
+from drumbeat.plan.argv import IDENTITY
+
+# Keys of a job file that not every scheduler has; the backend that has one checks its value.
+SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail")
+
+
+def resources(job: Job, site: Site, environ: Mapping[str, str]) -> Resources:
+    gpus = _gpus(job, site)
+    specific = {name: getattr(job, name) for name in SPECIFIC if getattr(job, name)}
+    if site.gpus_as:
+        specific["gpus-as"] = site.gpus_as
+    return Resources(
+        account=job.account or "",
+        partition=job.partition or "",
+        memory=job.memory or _share_of_memory(site, gpus),
+        cpus=_cpus(job, site, gpus),
+        gpus=gpus,
+        exclusive=job.exclusive,
+        array=job.array or "",
+        requeues=job.requeues,
+        specific=specific,
+        options=_options(job, site, environ, specific),
+    )
+
+
+def _gpus(job: Job, site: Site) -> Optional[int]:
+    if job.gpus is not None and site.gpus is not None and job.gpus > site.gpus:
+        raise Problem(
+            f"{job.where('gpus')}: {job.gpus} GPUs per node requested, but a node of {site.name} has {site.gpus}"
+        )
+    return (site.gpus if job.gpus is None else job.gpus) or None
+
+
+def _cpus(job: Job, site: Site, gpus: Optional[int]) -> Optional[int]:
+    if job.cpus and site.cores and job.cpus > site.cores:
+        raise Problem(
+            f"{job.where('cpus')}: {job.cpus} cores per node requested, but a job on {site.name} can have {site.cores}"
+        )
+    return job.cpus or _share_of_cores(site, gpus)
+
+
+def _share_of_memory(site: Site, gpus: Optional[int]) -> str:
+    """All memory with all GPUs; with fewer GPUs the share that belongs to them, as with the cores."""
+    found = re.fullmatch(r"(\d+)([A-Za-z]*)", site.memory or "")
+    if not found or not site.gpus or not gpus or gpus >= site.gpus:
+        return site.memory or ""
+    return f"{max(1, int(found.group(1)) * gpus // site.gpus)}{found.group(2)}"
+
+
+def _share_of_cores(site: Site, gpus: Optional[int]) -> Optional[int]:
+    """All cores with all GPUs; with fewer GPUs the share that belongs to them."""
+    if not site.cores or not site.gpus or not gpus:
+        return site.cores
+    return max(1, site.cores * gpus // site.gpus)
+
+
+def _options(job: Job, site: Site, environ: Mapping[str, str], specific: Dict[str, str]) -> Tuple[Option, ...]:
+    """The job's own options, then those of the site for which the job gives no value itself."""
+    options: List[Option] = [Option(text, "as the job asks") for text in job.submit_options]
+    values = {"account": job.account, "partition": job.partition, **specific}
+    given = {flag_of(option.text) for option in options} | {f"--{key}" for key, value in values.items() if value}
+    for name, option in site.submit.items():
+        text = expand(option.value, environ, site.where(f"submit.{name}.value"))
+        if flag_of(text) not in given:
+            options.append(Option(text, option.why))
+    return tuple(options)
+
+
+def flag_of(option: str) -> str:
+    return option.partition("=")[0]
+
+
+def image_of(job: Job, site: Site) -> Tuple[str, str]:
+    """The image as it is written, and where: the job's, else the site's. Empty: the job runs without a container."""
+    if job.container is not None:
+        return ("" if job.container == "none" else job.container), job.where("container")
+    image = site.container.image if site.container else None
+    return image or "", site.where("container.image")
+
+
+def container(job: Job, site: Site, here: Any) -> Optional[Container]:
+    written, where = image_of(job, site)
+    if not written:
+        return None
+    of_site = site.container
+    runtime = job.container_runtime or (of_site.runtime if of_site else None)
+    if runtime is None:
+        raise Problem(
+            f"{where}: nothing says what runs containers on {site.name}",
+            f"add container-runtime: one of {', '.join(RUNTIMES)}",
+        )
+    image = expand(written, here.environ, where)
+    if image.startswith("-") or not image.isprintable():
+        raise Problem(
+            f"{where}: {shown(image)} is no image: {runtime} would read it as an option",
+            "name a file (./-name.sif) or an image as its registry calls it",
+        )
+    binds = [expand(bind, here.environ, job.where("binds")) for bind in job.binds]
+    binds += [expand(bind, here.environ, site.where("container.binds")) for bind in (of_site.binds if of_site else ())]
+    for bind in binds:
+        places = bind.split(":")[:2]
+        if not all(place.startswith("/") for place in places) or re.search(r"[\s,'\"]", bind):
+            raise Problem(f"{job.where('binds')}: {shown(bind)} is not HOST or HOST:INSIDE with absolute paths")
+    vendor = of_site.vendor if of_site else ""
+    return Container(runtime, image, tuple(binds), vendor, options=of_site.options if of_site else ())
+
+
+# Here: what must be known about the place where an order is made. Filled in at the desk, read by resolve.
+
+
+@dataclass(frozen=True)
+class Here:
+    hostname: str
+    cwd: str
+    environ: Mapping[str, str]
+    cpus: int  # that this process may use
+    gpus: Optional[int]  # None: unknown
+    user: str
+    now: float  # seconds since 1970
+    entropy: str  # new for every run
+    job_id: Optional[str] = None  # the scheduler's
+    step_id: Optional[str] = None
+    hosts: Tuple[str, ...] = ()  # in the scheduler's order
+    master: str = ""  # HOST or HOST:PORT of node 0, where the user or the scheduler names it
+    read_yaml: Callable[[str], Any] = lambda path: None  # a launcher's configuration file; None: it is not there
+    script: Callable[[Tuple[str, ...], str], Script] = lambda command, workdir: Script()  # what the command runs
+
+
+# The variables that a job and its site set for every rank, with their reasons; nothing secret is ever written down.
+
+
+_INSTEAD = {
+    "WORLD_SIZE": "; nodes and ranks-per-node say how many ranks there are",
+    "LOCAL_WORLD_SIZE": "; ranks-per-node says how many ranks each node has",
+    "NNODES": "; nodes says how many there are",
+    "NODE_RANK": "; --node-rank says which node this is",
+    "MASTER_ADDR": "; --master says where nodes that you start by hand meet",
+    "MASTER_PORT": "; export MASTER_PORT before drumbeat to choose the ranks' port",
+}
+
+
+def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple[EnvVar, ...], Tuple[str, ...]]:
+    """(variables with value and reason, names of those that are passed on as exported here)"""
+    _check_no_secret(job)
+    variables: Dict[str, EnvVar] = {}
+    # An emulating site's variables are about emulation.
+    for name, asked in site.env.items() if emulated == site.emulated else ():
+        value = expand(asked.value, here.environ, site.where(f"env.{name}.value"))
+        if is_secret(name, value):
+            raise Problem(
+                f"{site.where(f'env.{name}')}: looks secret, and what stands here is written into every run folder",
+                f"leave it out of the profile; each user exports {name} and hands it on: --env {name}",
+            )
+        why = f"{asked.why} ({asked.source})" if asked.source else asked.why
+        variables[name] = EnvVar(name, value, why, "site")
+    passed = []
+    for name, text in job.env.items():
+        place = job.where(f"env.{name}")
+        check_variable_name(name, place)
+        if name in IDENTITY:
+            raise Problem(
+                f"{place}: drumbeat sets {name} itself, for each rank", f"leave it out{_INSTEAD.get(name, '')}"
+            )
+        overruled = variables.pop(name, None)
+        if text is None:
+            if name not in here.environ:
+                raise Problem(f"{place}: {name} is to be passed on, but it is not exported here", f"export {name}=...")
+            passed.append(name)
+        elif is_secret(name, text):
+            raise Problem(
+                f"{place}: looks secret, and what stands here is written into the run folder",
+                f"export it, and write {name}: pass in the file, or --env {name}",
+            )
+        else:
+            value = expand(text, here.environ, place)
+            why = job.asks(f"env.{name}")
+            if overruled and overruled.value != value:
+                why += f"; site {site.name} would set {overruled.value}"
+            variables[name] = EnvVar(name, value, why, "user")
+    return tuple(variables.values()), tuple(passed)
+
+
+def _check_no_secret(job: Job) -> None:
+    """What the command, wrap and setup say is written into the run folder, and shown by `ps` on every node."""
+    wrap = job.wrap.command if job.wrap else ()
+    found = (
+        ("command", in_words(job.command)),
+        ("wrap.command", in_words(wrap)),
+        ("on-end", in_words(job.on_end)),
+        ("setup", in_text(job.setup or "")),
+    )
+    for key, holder in found:
+        if holder:
+            name = holder if holder.isidentifier() else "HF_TOKEN"
+            way = f"bash -c 'exec python train.py {holder} \"${name}\"'" if holder.startswith("-") else "your program"
+            raise Problem(
+                f"{job.where(key)}: {holder} looks secret, and what stands here is written into the run folder",
+                f"export it, hand it on by name (env: {{{name}: pass}}, or --env {name}), and read ${name} in {way}",
+            )
+
+
+# Words of a command that `drumbeat tune` fills in: `{batch}` stands for a value that is still to be found.
+# `${batch}` is a variable, as ever.
+
+
+DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "cp")
+NAMES = ("batch", "accumulate", "hook", "layout", *DEGREES)
+_PLACE = regex(r"(?<!\$)\{(" + "|".join(NAMES) + r")\}")
+
+
+def places(command: Sequence[str]) -> Tuple[str, ...]:
+    """The names that stand in a command, each once, in their order there."""
+    found = (match.group(1) for word in command for match in _PLACE.finditer(word))
+    return tuple(dict.fromkeys(found))
+
+
+def fill(command: Sequence[str], values: Mapping[str, str]) -> Tuple[str, ...]:
+    """What has no value stays; braces of any other name are the command's own."""
+    return tuple(_PLACE.sub(lambda match: values.get(match.group(1), match.group(0)), word) for word in command)

@@ -1,0 +1,439 @@
+"""Site: what a cluster is. A profile is a YAML file with these fields; its file name is the site's name."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import pkgutil
+import re
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.base.folders import users_folder
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import HostPath
+from drumbeat.base.problem import Problem
+from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.findings.model import ERROR, Evidence, Finding
+from drumbeat.jobfile.check import check, near
+from drumbeat.jobfile.fields import key, origins_field
+from drumbeat.jobfile.job import JobExpect
+from drumbeat.jobfile.yamlfile import load_text, read_file, shown, shown_path
+
+
+@dataclass(frozen=True)
+class SiteVariable:
+    value: str = key("text", "The value; `$NAME` is filled in from the user's environment.", "hsn0,hsn1")
+    why: str = key("text", "Why ranks here need it; shown wherever the variable is.", "the only routed interfaces")
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/nccl", None)
+
+
+@dataclass(frozen=True)
+class SiteCpus:
+    why: str = key("text", "Why, in words.", "the first core of each L3 group serves the system")
+    reserved: str = key("text", "Cores kept for the system, as a list; no rank is bound to them.", "0,8,16-17", "")
+    threads: Optional[int] = key(
+        "number",
+        "How many hardware threads of a core a rank is bound to.",
+        "1",
+        None,
+        minimum=1,
+        default_text="all it may use",
+    )
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/cpus", None)
+
+
+@dataclass(frozen=True)
+class SiteStorage:
+    why: str = key("text", "Why, in words.", "nodes have no disk")
+    local: str = key("path", "Node-local storage, for caches that many processes lock.", "/tmp", "/tmp")  # noqa: S108
+    cache: Optional[str] = key(
+        "path",
+        "The project's storage, for models and data that are downloaded once.",
+        "$SCRATCH/cache",
+        None,
+        default_text="not known: HF_HOME and TORCH_HOME are left alone",
+    )
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/storage", None)
+
+
+@dataclass(frozen=True)
+class SitePath:
+    pattern: str = key(
+        "path", "The folder or file; `*` stands for a version, and the newest that is there is taken.", "/opt/ofi/*/lib"
+    )
+    why: str = key("text", "What needs it.", "the libfabric that drives this network")
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/ofi", None)
+    prepend: Optional[str] = key(
+        "name",
+        "In a container: the variable in which this folder stands first, in the order of this file. It is then seen as "
+        "/opt/host/NAME, so that nothing of the image is hidden.",
+        "LD_LIBRARY_PATH",
+        None,
+        default_text="none",
+    )
+    target: Optional[str] = key(
+        "path",
+        "In a container: where it is seen.",
+        "/etc/libibverbs.d/bnxt_re.driver",
+        None,
+        default_text="/opt/host/NAME with `prepend`, else where it is on the host",
+    )
+
+
+@dataclass(frozen=True)
+class SiteContainer:
+    runtime: str = key(
+        "choice",
+        "What runs containers there.",
+        "apptainer",
+        allowed=tuple(RUNTIMES),
+    )
+    vendor: str = key(
+        "choice", "Whose GPUs get into them.", "amd", "", allowed=("", "nvidia", "amd"), default_text="none"
+    )
+    image: Optional[str] = key(
+        "text",
+        "The image of a job that names none; `container: none` in a job runs it without.",
+        "registry.example.org/team/train:1",
+        None,
+        default_text="none: only jobs that name an image run in one",
+    )
+    binds: Tuple[str, ...] = key(
+        "words", "Folders that every container sees.", "[/scratch, /project]", (), default_text="none"
+    )
+    options: Tuple[str, ...] = key("words", "The runtime's own options.", '["--shm-size=64g"]', (), default_text="none")
+
+
+@dataclass(frozen=True)
+class SiteFloor:
+    busbw: int = key("number", "The least bus bandwidth of a healthy machine, in GB/s.", "340", minimum=1)
+    nodes: Optional[int] = key(
+        "number", "The number of nodes it was measured with.", "2", None, minimum=1, default_text="any number"
+    )
+    source: Optional[str] = key("text", "Where that number is from.", "measured after the upgrade in May", None)
+
+
+@dataclass(frozen=True)
+class Detect:
+    cluster: Tuple[str, ...] = key("words", "Names that the scheduler may call this cluster.", "[lumi]", ())
+    hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", '["uan*", "nid??????"]', ())
+    variables: Tuple[str, ...] = key(
+        "words",
+        "Variables that every job there has and no other: NAME, or NAME=PATTERN. All of them must be there. A profile of yours "
+        "wins over a built-in one.",
+        "[RUNAI_NUM_OF_GPUS, PET_NNODES]",
+        (),
+    )
+
+
+@dataclass(frozen=True)
+class Site:
+    name: str  # of its file
+    summary: str = key("text", "The cluster in one line.", "4 MI250X per node, Slingshot 11")
+    backend: str = key(
+        "name",
+        "What jobs are submitted to: the name of a backend, built in or from an installed package.",
+        "slurm",
+        "local",
+    )
+    hosts: Tuple[str, ...] = key(
+        "hosts",
+        "The machines, where jobs are started by ssh; a job takes as many as it has nodes, from the first on.",
+        "gpu[1-8]",
+        (),
+        default_text="the job names them",
+    )
+    emulated: bool = key(
+        "switch", "Nodes are processes of one machine, each with its own loopback address.", "true", False
+    )
+    nodes: Optional[int] = key("number", "How many nodes a job gets that does not say.", "1", None, minimum=1)
+    ranks_per_node: Optional[int] = key(
+        "number", "How many ranks a node gets where neither the job nor its GPUs say.", "8", None, minimum=1
+    )
+    gpus: Optional[int] = key("number", "How many GPUs a node has, as torch counts them.", "8", None, minimum=1)
+    gpus_as: Optional[str] = key(
+        "text",
+        "How GPUs are requested, where the scheduler has several ways (docs/slurm.md, docs/kubernetes.md).",
+        "gres",
+        None,
+        default_text="the backend's",
+    )
+    cores: Optional[int] = key(
+        "number", "How many cores of a node a job can have.", "56", None, minimum=1, default_text="the scheduler's"
+    )
+    memory: Optional[str] = key(
+        "size", "How much memory of a node a job asks for that does not say.", "480G", None, default_text="not said"
+    )
+    needs: Tuple[str, ...] = key(
+        "words",
+        "What every job must say there (account, time, partition, qos); one that does not is told so before it is sent.",
+        "[account, time]",
+        (),
+        default_text="nothing",
+    )
+    python: Optional[str] = key(
+        "text",
+        "The agent's interpreter outside containers, where the nodes' python3 is older than 3.9; `*` stands for a version.",
+        "/opt/cray/pe/python/*/bin/python3",
+        None,
+        default_text="python3",
+    )
+    vendor: Optional[str] = key(
+        "choice", "Whose GPUs the nodes have.", "amd", None, allowed=("nvidia", "amd"), default_text="not known"
+    )
+    arch: Optional[str] = key(
+        "choice",
+        "The architecture of the nodes that jobs run on; an image must have it, and login nodes may differ.",
+        "aarch64",
+        None,
+        allowed=("x86_64", "aarch64", "ppc64le"),
+        default_text="not known: images are not checked",
+    )
+    container: Optional[SiteContainer] = key(
+        "table",
+        "How containers run there.",
+        "{runtime: apptainer, vendor: nvidia}",
+        None,
+        inner=SiteContainer,
+        default_text="the job must say it",
+    )
+    textfile: Optional[str] = key(
+        "path",
+        "The folder of node-exporter's textfile collector on the nodes, if users may write there.",
+        "/var/lib/node_exporter/textfile",
+        None,
+    )
+    runs: Optional[str] = key(
+        "path",
+        "The folder in which run folders are made, on storage that all nodes share.",
+        "$SCRATCH/drumbeat/runs",
+        None,
+        default_text="./runs",
+    )
+    env: Dict[str, SiteVariable] = key(
+        "tables",
+        "Variables that every rank gets here, each with its reason. A job's own value wins.",
+        "{GLOO_SOCKET_IFNAME: {value: lo, why: nodes share one machine}}",
+        {},
+        inner=SiteVariable,
+        default_text="none",
+    )
+    submit: Dict[str, SiteVariable] = key(
+        "tables",
+        "Options that every job here is submitted with, each with its reason.",
+        "{network: {value: --network=disable_rdzv_get, why: the alternative rendezvous needs it}}",
+        {},
+        inner=SiteVariable,
+        default_text="none",
+    )
+    cpus: Optional[SiteCpus] = key(
+        "table",
+        "What a node does not say of its cores by itself.",
+        '{reserved: "0,8", why: kept for the system}',
+        None,
+        inner=SiteCpus,
+        default_text="what the node says",
+    )
+    storage: Optional[SiteStorage] = key(
+        "table",
+        "Where caches go.",
+        "{local: /scratch/local, why: each node has its own disk}",
+        None,
+        inner=SiteStorage,
+        default_text="temporary files of each node, and no project storage",
+    )
+    paths: Dict[str, SitePath] = key(
+        "tables",
+        "Folders of the host that jobs need, as patterns: versions in them age. They are looked up on the node.",
+        "{libfabric: {pattern: /opt/cray/libfabric/*/lib64, why: drives this network}}",
+        {},
+        inner=SitePath,
+        default_text="none",
+    )
+    expect: Optional[JobExpect] = key(
+        "table",
+        "Which network carries the traffic between nodes here. A job that says nothing itself is warned, never stopped.",
+        "{transport: ofi, gdr: true}",
+        None,
+        inner=JobExpect,
+        default_text="any",
+    )
+    floors: Dict[str, SiteFloor] = key(
+        "tables",
+        "What `drumbeat verify` must at least measure here at its largest size, by operation: all_reduce, all_gather, "
+        "reduce_scatter, all_to_all, broadcast, send_recv.",
+        "{all_reduce: {busbw: 340, nodes: 2}}",
+        {},
+        inner=SiteFloor,
+        default_text="none",
+    )
+    detect: Detect = key(
+        "table",
+        "How to know this cluster; the cluster's name is asked first, then the host's, then the variables.",
+        "{cluster: [lumi], hosts: [uan*]}",
+        Detect(),
+        inner=Detect,
+        default_text="never detected, only named",
+    )
+    origins: Dict[str, str] = origins_field()
+
+    def where(self, path: str) -> str:
+        return self.origins.get(path, path)
+
+
+def site_from_text(text: str, name: str, file: str) -> Site:
+    return check(Site, load_text(text, file, "a site profile"), file, "the site", name=name)
+
+
+# Finds a site's profile: the user's own wins over the built-in one of the same name; a cluster is data.
+
+
+DEFAULT = "localhost"
+
+
+def find_site(
+    wanted: Optional[str],
+    environ: Mapping[str, str],
+    hostname: str,
+    cluster: Optional[str] = None,
+    place: str = "--site",
+) -> Site:
+    """The site that was asked for (a name, or the path of a profile), else the one detected, else localhost.
+
+    `place` says who asked, in a message about an unknown name: `job.where("site")`.
+    """
+    if wanted is None:
+        return detect(environ, hostname, cluster)
+    if os.sep in wanted or wanted.endswith((".yaml", ".yml")):
+        return site_from_path(wanted, place)
+    return load_site(wanted, environ, place)
+
+
+def load_site(name: str, environ: Mapping[str, str], place: str = "--site") -> Site:
+    own = user_profiles(environ)
+    if name in own:
+        return site_from_path(own[name])
+    if name in built_in():
+        return site_from_text(_built_in_text(name), name, f"sites/{name}.yaml")
+    known = site_names(environ)
+    raise Problem(
+        f"{place}: no site {shown(name)}{near(name, known)}",
+        f"known sites: {', '.join(known)}; your own goes to {user_folder(environ)}/NAME.yaml, or give its path",
+    )
+
+
+def site_from_path(path: str, place: str = "--site") -> Site:
+    if not os.path.exists(path):
+        raise Problem(f"{place}: no profile {shown_path(path)}")
+    name = os.path.splitext(os.path.basename(path))[0]
+    return site_from_text(read_file(path, "a site profile"), name, shown_path(path))
+
+
+def site_names(environ: Mapping[str, str]) -> List[str]:
+    return sorted({*built_in(), *user_profiles(environ)})
+
+
+def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) -> Site:
+    """By the cluster's name, then by the host's, then by variables. Two sites that claim one are a Problem, not a guess."""
+    own = user_profiles(environ)
+    signs = {name: detect_of(name) for name in built_in() if name not in own}
+    signs.update({name: site_from_path(path).detect for name, path in own.items()})
+    by_cluster = [name for name, each in signs.items() if cluster and cluster in each.cluster]
+    by_host = [name for name, each in signs.items() if any(fnmatch.fnmatchcase(hostname, one) for one in each.hosts)]
+    for found, what in ((by_cluster, f"cluster {cluster}"), (by_host, f"host {hostname}")):
+        if len(found) > 1:
+            raise Problem(f"{what} belongs to several sites: {', '.join(sorted(found))}", "choose one with --site")
+        if found:
+            return load_site(found[0], environ)
+    by_variables = [name for name, each in signs.items() if each.variables and _all_set(each.variables, environ)]
+    by_variables = [name for name in by_variables if name in own] or by_variables
+    if len(by_variables) > 1:
+        raise Problem(f"this job belongs to several sites: {', '.join(sorted(by_variables))}", "choose one with --site")
+    return load_site(by_variables[0] if by_variables else DEFAULT, environ)
+
+
+def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:
+    for variable in variables:
+        name, equals, pattern = variable.partition("=")
+        if not environ.get(name) or (equals and not fnmatch.fnmatchcase(environ[name], pattern)):
+            return False
+    return True
+
+
+def detect_of(name: str) -> Detect:
+    """Of a built-in profile. Only this key of it is read: every `drumbeat run` asks all of them."""
+    found = re.search(r"^detect:.*(?:\n[ \t].*)*", _built_in_text(name), re.MULTILINE)
+    return site_from_text(f"summary: x\n{found.group()}\n", name, f"sites/{name}.yaml").detect if found else Detect()
+
+
+def _built_in_text(name: str) -> str:
+    data = pkgutil.get_data("drumbeat.jobfile.sites", f"{name}.yaml")
+    assert data is not None
+    return data.decode()
+
+
+def built_in() -> List[str]:
+    from importlib import resources  # also reads out of a zip
+
+    names = (entry.name for entry in resources.files("drumbeat.jobfile.sites").iterdir())
+    return sorted(name[: -len(".yaml")] for name in names if name.endswith(".yaml"))
+
+
+def user_folder(environ: Mapping[str, str]) -> str:
+    config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
+    return os.path.join(config, "drumbeat", "sites")
+
+
+def user_profiles(environ: Mapping[str, str]) -> Dict[str, str]:
+    folder = user_folder(environ)
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return {}
+    return {name[: -len(".yaml")]: os.path.join(folder, name) for name in names if name.endswith(".yaml")}
+
+
+# A site's paths, looked up on a machine. Versions age: a profile holds patterns, and the newest match is taken.
+
+
+Lister = Callable[[str], List[str]]  # Host.list: the names in a folder
+
+
+def find_paths(paths: Sequence[HostPath], names_in: Lister, host: str) -> Tuple[Dict[str, str], List[Finding]]:
+    """Where each of them is here; one that is not there is an error that says what was looked for and why."""
+    found: Dict[str, str] = {}
+    missing: List[Finding] = []
+    for path in paths:
+        matching = expand_pattern(names_in, path.pattern)
+        if matching:
+            found[path.name] = matching[0]
+            continue
+        missing.append(
+            Finding(
+                "site-path-missing",
+                ERROR,
+                f"{path.name} is not where the site's profile says",
+                path.why,
+                "look where it is now and correct the profile: drumbeat site show NAME --source > my.yaml",
+                (Evidence(f"looked for {path.pattern}"),),
+                host=host,
+            )
+        )
+    return found, missing
+
+
+def expand_pattern(names_in: Lister, pattern: str) -> List[str]:
+    """What matches, the newest version first."""
+    places = ["/"]
+    for part in pattern.strip("/").split("/"):
+        places = [
+            place.rstrip("/") + "/" + name
+            for place in places
+            for name in names_in(place)
+            if fnmatch.fnmatchcase(name, part)
+        ]
+    return sorted(places, key=_by_version, reverse=True)
+
+
+def _by_version(path: str) -> List[Tuple[int, int, str]]:
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d{1,9})", path)]

@@ -1,0 +1,224 @@
+"""Reads an untrusted YAML file into text with line numbers, and nothing more.
+
+Only PyYAML's pure scanner and parser are used. Values stay as they were written: YAML 1.1 would turn `1:30:00` into
+5400, `off` into false and `012` into 10, so the type of a value is decided by the field it is for (check.py), not here.
+Anchors, tags and merge keys have no place in a job file, and a bomb needs one of them, or depth, or size: all refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import field
+from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple, Union
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 16
+MAX_VALUES = 10_000  # keeps the pure parser's time bounded
+
+# All that YAML does not call printable; refused before the parser sees it.
+_UNPRINTABLE = regex("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Text:
+    """One value as written. `quoted` tells `"pass"` from `pass`, and `""` from nothing."""
+
+    value: str
+    line: int = 0
+    quoted: bool = False
+
+    @property
+    def missing(self) -> bool:
+        return not self.value and not self.quoted
+
+
+@dataclass(frozen=True)
+class Items:
+    values: Tuple[Node, ...]
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    entries: Dict[str, Node] = field(default_factory=dict)
+    lines: Dict[str, int] = field(default_factory=dict)  # of each key
+    line: int = 0
+
+
+Node = Union[Text, Items, Table]
+
+
+def shown(text: str, limit: int = 40) -> str:
+    """Untrusted text for a message: quoted, on one line, short."""
+    return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+def shown_path(path: str) -> str:
+    return path if path.isprintable() else repr(path)
+
+
+def load_file(path: str, what: str) -> Table:
+    """`what` is what the file should be, with its article: `a job file`."""
+    return load_text(read_file(path, what), shown_path(path), what)
+
+
+def read_file(path: str, what: str) -> str:
+    name = shown_path(path)
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise Problem(f"{name}: is a folder, not {what}")
+        if not stat.S_ISREG(status.st_mode):
+            raise Problem(f"{name}: is not a regular file, so not {what}")
+        if status.st_size > MAX_BYTES:
+            raise Problem(f"{name}: {status.st_size} bytes is too large for {what} (at most {MAX_BYTES})")
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise Problem(f"{name}: no such file") from None
+    except OSError as error:
+        raise Problem(f"{name}: cannot be read: {error.strerror}") from None
+    except ValueError:  # a NUL byte in the path
+        raise Problem(f"{name}: no such file") from None
+    return decode(data, name, what)
+
+
+def decode(data: bytes, name: str, what: str) -> str:
+    if len(data) > MAX_BYTES:
+        raise Problem(f"{name}: too large for {what} (at most {MAX_BYTES} bytes)")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Problem(f"{name}:{line}: not UTF-8 text, so not {what}") from None
+
+
+def load_text(text: str, name: str, what: str) -> Table:
+    bad = _UNPRINTABLE.search(text)
+    if bad:
+        line = text.count("\n", 0, bad.start()) + 1
+        raise Problem(f"{name}:{line}: a control character ({bad.group()!r}) is not allowed in {what}")
+    root = _Builder(name).build(_events(text, name))
+    if root is None or (isinstance(root, Text) and root.missing):
+        raise Problem(f"{name}: is empty, not {what}")
+    if not isinstance(root, Table):
+        raise Problem(f"{name}:{root.line}: expected 'key: value' lines at the top of {what}, got {kind_of(root)}")
+    return root
+
+
+def kind_of(node: Node) -> str:
+    """In the words of a message."""
+    if isinstance(node, Items):
+        return "a list"
+    if isinstance(node, Table):
+        return "a mapping"
+    return "nothing" if node.missing else shown(node.value)
+
+
+def _events(text: str, name: str) -> Iterator[Any]:
+    import yaml  # here, because most commands need no YAML
+
+    try:
+        yield from yaml.parse(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise Problem(f"{name}:{line}: not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise Problem(f"{name}: not YAML: {shown(str(error), 80)}") from None
+    except (ValueError, OverflowError):  # PyYAML's own, for "\UFFFFFFFF" and a huge %YAML number
+        raise Problem(f"{name}: not YAML: an escape or a version number is out of range") from None
+
+
+class _Builder:
+    """Turns the parser's events into nodes with a stack of its own, so that depth cannot exhaust Python's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.count = 0
+
+    def build(self, events: Iterator[Any]) -> Optional[Node]:
+        import yaml
+
+        root: Optional[Node] = None
+        stack: List[_Open] = []
+        documents = 0
+        for event in events:
+            line = event.start_mark.line + 1
+            done: Optional[Node] = None
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self._refuse(line, "a second document ('---') is not allowed")
+            elif isinstance(event, yaml.NodeEvent):
+                self._refuse_features(event, line)
+                if isinstance(event, yaml.ScalarEvent):
+                    done = Text(event.value, line, event.style is not None)
+                else:
+                    if len(stack) >= MAX_DEPTH:
+                        self._refuse(line, f"nested deeper than {MAX_DEPTH} levels")
+                    stack.append(_Open(line, isinstance(event, yaml.MappingStartEvent)))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                done = stack.pop().close()
+            if done is None:
+                continue
+            if not stack:
+                root = done
+            elif stack[-1].is_table:
+                self._into_table(stack[-1], done)
+            else:
+                stack[-1].values.append(done)
+        return root
+
+    def _refuse_features(self, event: Any, line: int) -> None:
+        import yaml
+
+        self.count += 1
+        if self.count > MAX_VALUES:
+            self._refuse(line, f"more than {MAX_VALUES} values")
+        if isinstance(event, yaml.AliasEvent):
+            self._refuse(line, f"aliases ({shown(f'*{event.anchor}')}) are not allowed; write the value out")
+        if event.anchor is not None:
+            self._refuse(line, f"anchors ({shown(f'&{event.anchor}')}) are not allowed; write the value out")
+        if event.tag is not None:
+            self._refuse(line, f"tags ({shown(event.tag)}) are not allowed")
+
+    def _into_table(self, table: _Open, node: Node) -> None:
+        if table.key is not None:
+            table.entries[table.key.value] = node
+            table.lines[table.key.value] = table.key.line
+            table.key = None
+            return
+        if not isinstance(node, Text):
+            self._refuse(node.line, f"a key must be a word, got {kind_of(node)}")
+        if node.missing:
+            self._refuse(node.line, "a key is missing before ':'")
+        if node.value == "<<" and not node.quoted:
+            self._refuse(node.line, "merge keys ('<<') are not allowed; write the values out")
+        if node.value in table.entries:
+            first = table.lines[node.value]
+            self._refuse(node.line, f"key {shown(node.value)} is given twice, first on line {first}")
+        table.key = node
+
+    def _refuse(self, line: int, what: str) -> NoReturn:
+        raise Problem(f"{self.name}:{line}: {what}")
+
+
+class _Open:
+    """A list or mapping whose end has not come yet."""
+
+    def __init__(self, line: int, is_table: bool) -> None:
+        self.line = line
+        self.is_table = is_table
+        self.values: List[Node] = []
+        self.entries: Dict[str, Node] = {}
+        self.lines: Dict[str, int] = {}
+        self.key: Optional[Text] = None
+
+    def close(self) -> Node:
+        return Table(self.entries, self.lines, self.line) if self.is_table else Items(tuple(self.values), self.line)

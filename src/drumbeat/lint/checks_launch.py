@@ -1,0 +1,284 @@
+"""Checks of the launch line: rendezvous, ports, ranks, and what reaches the container."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Dict, Iterator, List, Optional, Set, Tuple
+
+from drumbeat.base.redact import in_text, is_secret
+from drumbeat.commands.script import Assignment, Command, options
+from drumbeat.lint.context import Context, Edit, Hit
+from drumbeat.plan.variables import DEAD, DEBUGGING, FAMILIES, SPELT
+
+_LOCAL = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)(?::|$)")
+_PORT_FLAG = re.compile(
+    r"--(?:rdzv[-_]endpoint|master[-_]port|main[-_]process[-_]port)[= ][ \t]*(?:[^\s:]*:)?(\d{2,5})(?!\S)"
+)
+_TORCHRUN = re.compile(r"\btorchrun\b|\bTORCHRUN\w*\b|-m torch\.distributed\.(?:run|launch)\b")
+
+
+def _flags(command: Command) -> Dict[str, str]:
+    return dict(options(command.names))
+
+
+def _launch_lines(context: Context) -> Iterator[Command]:
+    for command in context.script.commands:
+        if command.name not in ("export", "echo", "printf", "declare") and _TORCHRUN.search(command.text):
+            yield command
+
+
+def port_fixed(context: Context) -> Iterator[Hit]:
+    if not context.slurm:
+        return
+    for each in context.script.assignments:
+        whole = re.fullmatch(r"(?:\S*:)?(\d{2,5})", each.text)
+        named = each.name.endswith(("MASTER_PORT", "RDZV_ENDPOINT")) and whole
+        found = named or _PORT_FLAG.search(each.text)  # a launch line may be kept in a variable
+        if found:
+            yield Hit(each.line, {"port": found.group(1)})
+    for command in context.script.commands:
+        for word, after in zip(command.words, [*command.words[1:], None]):
+            found = _PORT_FLAG.match(f"{word.text} {after.text}" if after and "=" not in word.text else word.text)
+            if found and command.name not in ("export", "echo", "printf", "declare"):
+                yield Hit(word.line, {"port": found.group(1)})
+
+
+def master_is_localhost(context: Context) -> Iterator[Hit]:
+    nodes = context.nodes
+    if not nodes or nodes < 2:
+        return
+    for each in context.script.assignments:
+        if each.name == "MASTER_ADDR" and _LOCAL.match(each.text):
+            yield Hit(each.line, {"shown": each.text, "nodes": str(nodes)})
+    for command in _launch_lines(context):
+        flags = _flags(command)
+        for name in ("master-addr", "rdzv-endpoint"):
+            if _LOCAL.match(flags.get(name, "")):
+                yield Hit(command.line, {"shown": flags[name], "nodes": str(nodes)})
+
+
+def localhost_after_failure(context: Context) -> Iterator[Hit]:
+    for command in context.script.commands:
+        if command.follows == "||" and re.fullmatch(r"echo (?:localhost|127\.0\.0\.1)", command.text):
+            yield Hit(command.line)
+
+
+def rendezvous_mixed(context: Context) -> Iterator[Hit]:
+    for command in _launch_lines(context):
+        flags = _flags(command)
+        dynamic = flags.get("rdzv-backend", "static") not in ("static", "") or "standalone" in flags
+        if dynamic and ("master-addr" in flags or "master-port" in flags):
+            name = "--standalone" if "standalone" in flags else "--rdzv-backend=" + flags["rdzv-backend"]
+            yield Hit(command.line, {"name": name})
+
+
+def rendezvous_missing(context: Context) -> Iterator[Hit]:
+    elsewhere = any(each.name.startswith("PET_") for each in context.script.assignments)
+    for command in _launch_lines(context):
+        flags = _flags(command)
+        nodes = flags.get("nnodes", "1")
+        if not re.fullmatch(r"\d{1,6}", nodes) or int(nodes) < 2:
+            continue
+        if "standalone" in flags:
+            yield Hit(command.line, {"shown": "--standalone"})
+        elif not elsewhere and not {"rdzv-endpoint", "master-addr"} & set(flags):
+            yield Hit(command.line, {"shown": "neither --master-addr nor --rdzv-endpoint"})
+
+
+def local_rank_missing(context: Context) -> Iterator[Hit]:
+    exported = {each.name: each.line for each in context.script.assignments if each.how == "export"}
+    if "RANK" in exported and "WORLD_SIZE" in exported and "LOCAL_RANK" not in exported:
+        yield Hit(exported["RANK"])
+
+
+def container_variable_twice(context: Context) -> Iterator[Hit]:
+    carried: Set[str] = {
+        each.name for each in context.script.assignments if each.spelt != each.name and each.how == "export"
+    }
+    twice = [each for each in context.script.assignments if each.how == "option" and each.name in carried]
+    if twice:
+        names = sorted({each.name for each in twice})
+        yield Hit(twice[0].line, {"names": ", ".join(names[:3]) + (" …" if len(names) > 3 else "")})
+
+
+def fabric_unset(context: Context) -> Iterator[Hit]:
+    """Several nodes on a fabric that NCCL only uses when told; silence there means TCP."""
+    if "drumbeat.pyz" in context.script.text:
+        return  # the agents decide it on the nodes
+    if not context.slurm or (context.nodes or 1) < 2 or not re.search(context.settings["signs"], context.script.text):
+        return
+    named = {each.name for each in context.script.assignments}
+    if not named & {"NCCL_SOCKET_IFNAME", "NCCL_NET", "FI_PROVIDER"} and not re.search(
+        r"(?:module load|ml) [^\n]*(?i:nccl|rccl|ofi)", context.script.text
+    ):
+        for command in context.script.commands:
+            if "srun" in command.names and "substitution" not in command.within:
+                yield Hit(command.line)
+                return
+
+
+def launcher_per_task(context: Context) -> Iterator[Hit]:
+    """A launcher that starts all ranks of a node, itself started once per rank."""
+    said = context.script.option("ntasks-per-node", "tasks-per-node")
+    for command in context.script.commands:
+        if command.name != "srun" or "substitution" in command.within or not _NODE_LAUNCHER.search(command.text):
+            continue
+        flags = dict(options(command.names))
+        asked = flags.get("ntasks-per-node") or flags.get("tasks-per-node") or (said.value if said else "")
+        total, nodes = flags.get("ntasks", ""), flags.get("nodes", "") or str(context.nodes or "")
+        if total.isdecimal() and nodes.isdecimal() and int(nodes):
+            asked = str(max(1, int(total) // int(nodes)))
+        started = re.search(r"--nproc[-_]per[-_]node[= ](\d{1,4})", command.text)
+        if asked.isdecimal() and int(asked) > 1 and (started is None or int(started.group(1)) > 1):
+            ranks = f"{int(asked) * int(started.group(1))}" if started else f"{asked} times as many"
+            yield Hit(command.line, {"tasks": asked, "ranks": ranks})
+
+
+_NODE_LAUNCHER = re.compile(r"\btorchrun\b|-m torch\.distributed\.(?:run|launch)\b|\baccelerate launch\b")
+
+CHECKS = {
+    "launcher-per-task": launcher_per_task,
+    "port-fixed": port_fixed,
+    "master-is-localhost": master_is_localhost,
+    "localhost-after-failure": localhost_after_failure,
+    "rendezvous-mixed": rendezvous_mixed,
+    "rendezvous-missing": rendezvous_missing,
+    "local-rank-missing": local_rank_missing,
+    "container-variable-twice": container_variable_twice,
+    "fabric-unset": fabric_unset,
+}
+
+
+# Checks of variables against what `plan` knows of them: dead, misspelt, left on, contradicting, secret.
+
+
+_NEAR = 0.92  # as in plan.question: from here an unknown name counts as a slip of the pen
+_NO_SECRET = re.compile(r"(?i)disabled|your|x{4}|none|null|false|dummy|example|change|todo|\.\.\.|…")
+MOST_NAMES = 300  # unknown names that are compared with all known ones
+MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
+
+
+def _first(context: Context) -> List[Assignment]:
+    """Each variable's first assignment with a given value."""
+    seen = set()
+    found = []
+    for each in context.script.assignments:
+        if (each.name, each.line) not in seen:
+            seen.add((each.name, each.line))
+            found.append(each)
+    return found
+
+
+def dead(context: Context) -> Iterator[Hit]:
+    renamed = set()
+    for each in _first(context):
+        entry = DEAD.get(each.name)
+        if entry is None or entry.when.get("vendor") == "nvidia":  # the script does not say whose GPUs
+            continue
+        version = entry.when.get("rocm", "")
+        words = {
+            "name": each.name,
+            "why": entry.why + (f" (ROCm {version})" if version else ""),
+            "fix": f"use {entry.use}" if entry.use else "remove it",
+        }
+        edits: Tuple[Edit, ...] = ()
+        if each.name in context.settings["rename"] and each.name not in renamed:
+            renamed.add(each.name)
+            edits = _renamed(context, each.name, entry.use)
+        yield Hit(each.line, words, edits, "info" if version else "")
+
+
+def misspelt(context: Context) -> Iterator[Hit]:
+    near: Dict[str, str] = {}
+    edits: Tuple[Edit, ...] = ()  # with a name's first hit: they reach all of its places
+    for each in _first(context):
+        if not each.name.startswith(FAMILIES) or each.name in SPELT or each.name in DEAD or each.name in DEBUGGING:
+            continue
+        if each.name not in near and len(near) < MOST_NAMES:
+            likely = difflib.get_close_matches(each.name[:60], SPELT, 1, _NEAR)
+            near[each.name] = likely[0] if likely else ""
+            edits = _renamed(context, each.name, near[each.name]) if likely else ()
+        if near.get(each.name):
+            yield Hit(each.line, {"name": each.name, "near": near[each.name]}, edits)
+            edits = ()
+
+
+def _renamed(context: Context, name: str, new: str) -> Tuple[Edit, ...]:
+    """Wherever the name stands in the script, since what is set is often used again below."""
+    return tuple(
+        Edit(line, found.start(), name, new)
+        for line, text in context.script.code_lines()
+        for found in re.finditer(rf"(?<![A-Za-z0-9]){re.escape(name)}(?!\w)", text)
+    )
+
+
+def left_on(context: Context) -> Iterator[Hit]:
+    for each in _first(context):
+        entry = DEBUGGING.get(each.name)
+        if entry and each.text not in entry.harmless and not each.value.active:
+            severity = "warning" if each.text.upper() == "TRACE" else entry.severity
+            yield Hit(each.line, {"name": each.name, "value": each.text, "cost": entry.cost}, (), severity)
+
+
+def too_many_sockets(context: Context) -> Iterator[Hit]:
+    values = {each.name: each for each in context.script.assignments}
+    threads, sockets = values.get("NCCL_SOCKET_NTHREADS"), values.get("NCCL_NSOCKS_PERTHREAD")
+    if not threads or not sockets:
+        return
+    numbers = [_number(threads.text), _number(sockets.text)]
+    product = numbers[0] * numbers[1] if numbers[0] and numbers[1] else None
+    if product and product > MOST_SOCKETS:
+        yield Hit(sockets.line, {"shown": f"{numbers[0]} x {numbers[1]} = {product}"})
+
+
+def sockets_without_tcp(context: Context) -> Iterator[Hit]:
+    values = {each.name: each for each in context.script.assignments}
+    if "NCCL_IB_HCA" in values or "NCCL_IB_GID_INDEX" in values:
+        for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"):
+            if name in values:
+                yield Hit(values[name].line, {"name": name})
+                return
+
+
+def rdma_off(context: Context) -> Iterator[Hit]:
+    for each in context.script.assignments:
+        if each.name == "NCCL_IB_DISABLE" and each.text == "1" and (context.nodes or 1) > 1:
+            yield Hit(each.line, {"nodes": str(context.nodes)})
+
+
+def _number(text: str) -> Optional[int]:
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else None
+
+
+def visibility_twice(context: Context) -> Iterator[Hit]:
+    values = {each.name: each for each in context.script.assignments if each.how in ("export", "option")}
+    for first, second, severity in (
+        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "warning"),
+        ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "info"),
+    ):
+        if first in values and second in values:
+            yield Hit(values[second].line, {"first": first, "second": second}, (), severity)
+
+
+def secret(context: Context) -> Iterator[Hit]:
+    for each in context.script.assignments:
+        literal = re.fullmatch(r"[^\s$<>{}()*]{8,}", each.text) and not _NO_SECRET.search(each.text)
+        if literal and is_secret(each.name, each.text) and not each.text.startswith("/"):
+            yield Hit(each.line, {"name": each.name})
+    for command in context.script.commands:
+        found = None if command.assignments else in_text(command.text)
+        if found and not _NO_SECRET.search(command.text):
+            yield Hit(command.line, {"name": found})
+
+
+VARIABLE_CHECKS = {
+    "dead": dead,
+    "misspelt": misspelt,
+    "left-on": left_on,
+    "too-many-sockets": too_many_sockets,
+    "rdma-off": rdma_off,
+    "sockets-without-tcp": sockets_without_tcp,
+    "visibility-twice": visibility_twice,
+    "secret": secret,
+}

@@ -1,0 +1,271 @@
+"""Checks of a training script as a program: what its syntax tree shows and no single line does."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import warnings
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from drumbeat.lint.context import Hit
+
+_RANK = re.compile(r"(?i)rank|main_process|is_main|is_master|master_process|should_save|primary|leader|coordinator")
+_GLOBAL_RANK = re.compile(
+    r"(?:int\()?(?:(?:\w+\.)*get_rank\(\)|os\.environ\[['\"]RANK['\"]\]|os\.environ\.get\(['\"]RANK['\"].*?\)|"
+    r"os\.getenv\(['\"]RANK['\"].*?\))\)?"
+)
+_DEEPEST = 5  # callers of callers that are looked at
+_MOST_NODES = 200_000  # a longer program is generated, and nobody's own
+_KNOWN_ELSEWHERE = {"__file__", "__name__", "__doc__", "__path__", "__spec__", "__builtins__", "get_ipython", "display"}
+
+
+class Program(NamedTuple):
+    tree: ast.Module
+    text: str
+    first: int  # line of its first line in the file
+    complete: bool  # a whole script, not an excerpt
+
+    def line(self, node: ast.AST) -> int:
+        return self.first + int(getattr(node, "lineno", 1)) - 1
+
+
+def parse(text: str, first: int, complete: bool) -> Optional[Program]:
+    """None where it is not Python that can be read: an excerpt with dots, another language."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
+        return None
+    return Program(tree, text, first, complete or "__main__" in text)
+
+
+def _name(node: ast.AST) -> str:
+    """`torch.optim.Adam` of the tree; empty for anything that is no plain name."""
+    parts: List[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        return ".".join([node.id, *reversed(parts)])
+    return "." + ".".join(reversed(parts)) if parts else ""
+
+
+def _calls(tree: ast.AST, ends: str) -> Iterator[ast.Call]:
+    """Calls of a function or method by the last part of its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name(node.func).rpartition(".")[2] == ends:
+            yield node
+
+
+def _distributed(program: Program) -> bool:
+    return bool(
+        re.search(r"init_process_group|DistributedDataParallel|fully_shard|FullyShardedDataParallel", program.text)
+    )
+
+
+def sampler_missing(program: Program) -> Iterator[Hit]:
+    """DDP, and a loader that gives every rank the same rows."""
+    divided = (
+        r"Sampler|sampler|IterableDataset|split_dataset_by_node|webdataset|wds\.|accelerator|Fabric|shard\(|\[rank::"
+        r"|initialize_model_parallel|init_device_mesh"  # ranks that share a model must be given the same rows
+    )
+    if not program.complete or not _distributed(program) or re.search(divided, program.text):
+        return
+    for call in _calls(program.tree, "DataLoader"):
+        named = ast.unparse(call.args[0]) if call.args else ""
+        if not re.search(r"(?i)val|test|eval", named):
+            yield Hit(program.line(call))
+            return
+
+
+def set_epoch_missing(program: Program) -> Iterator[Hit]:
+    if not program.complete or ".set_epoch(" in program.text:
+        return
+    for call in _calls(program.tree, "DistributedSampler"):
+        plain = any(
+            keyword.arg == "shuffle" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+            for keyword in call.keywords
+        )
+        named = ast.unparse(call.args[0]) if call.args else ""
+        if not plain and not re.search(r"(?i)val|test|eval", named) and re.search(r"for\s+\w*epoch", program.text):
+            yield Hit(program.line(call))
+            return
+
+
+def device_missing(program: Program) -> Iterator[Hit]:
+    """NCCL, `.cuda()` without a number, and nobody says which GPU is this rank's."""
+    if not program.complete:
+        return
+    if not re.search(r"init_process_group\([^)\n]*nccl|init_process_group\(\s*\)", program.text):
+        return
+    if re.search(r"set_device\(|device_id\s*=|cuda\.device\(|CUDA_VISIBLE_DEVICES|deepspeed|accelerat", program.text):
+        return
+    for node in ast.walk(program.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        last = _name(node.func).rpartition(".")[2]
+        bare = last == "cuda" and not node.args and not node.keywords
+        to_cuda = last == "to" and node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == "cuda"
+        if (bare or to_cuda) and isinstance(node.func, ast.Attribute):
+            yield Hit(program.line(node))
+            return
+
+
+def rank_as_device(program: Program) -> Iterator[Hit]:
+    """A variable that holds the global rank chooses the GPU; the direct call is another rule's."""
+    globals_: Set[str] = set()
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Assign) and _GLOBAL_RANK.fullmatch(ast.unparse(node.value)):
+            # `local_rank = get_rank()` is found where it is made
+            globals_ |= {each.id for each in node.targets if isinstance(each, ast.Name) and each.id != "local_rank"}
+    if not globals_ or re.search(r"WORLD_SIZE.{0,40}LOCAL_WORLD_SIZE|device_count\(\)\s*==\s*world_size", program.text):
+        return
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Call):
+            last = _name(node.func).rpartition(".")[2]
+            given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "device_ids")]
+            if last in ("set_device", "cuda"):
+                chosen = node.args[:1]
+            elif last == "device" and len(node.args) == 2:
+                chosen = node.args[1:]
+            elif last in ("DDP", "DistributedDataParallel"):
+                chosen = [item for value in given if isinstance(value, ast.List) for item in value.elts]
+            else:
+                chosen = []
+            if any(isinstance(each, ast.Name) and each.id in globals_ for each in chosen):
+                yield Hit(program.line(node), {"name": next(each.id for each in chosen if isinstance(each, ast.Name))})
+        elif isinstance(node, ast.JoinedStr):
+            text = ast.unparse(node)
+            found = re.match(r"f['\"]cuda:\{(\w+)\}['\"]$", text)
+            if found and found.group(1) in globals_:
+                yield Hit(program.line(node), {"name": found.group(1)})
+
+
+def save_everywhere(program: Program) -> Iterator[Hit]:
+    """torch.save of a distributed script to one path, with no question which rank it is."""
+    if not program.complete or not _distributed(program):
+        return
+    parents: Dict[ast.AST, ast.AST] = {
+        child: node for node in ast.walk(program.tree) for child in ast.iter_child_nodes(node)
+    }
+    for call in _calls(program.tree, "save"):
+        if _name(call.func) != "torch.save" or len(call.args) < 2:
+            continue
+        path = ast.unparse(call.args[1])
+        if not _RANK.search(path) and not _guarded(call, parents, program):
+            yield Hit(program.line(call))
+
+
+def _guarded(node: ast.AST, parents: Dict[ast.AST, ast.AST], program: Program, depth: int = 0) -> bool:
+    """Is there a question about the rank around it, before it in its function, or where that function is called?"""
+    child: ast.AST = node
+    while child in parents:
+        parent = parents[child]
+        if isinstance(parent, (ast.If, ast.IfExp)) and _RANK.search(ast.unparse(parent.test)):
+            return True
+        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if any(_RANK.search(ast.unparse(each)) for each in parent.decorator_list):
+                return True
+            questions = [each for each in ast.walk(parent) if isinstance(each, ast.If)]
+            if any(_RANK.search(ast.unparse(each.test)) and _leaves(each) for each in questions):
+                return True
+            calls = [call for call in _calls(program.tree, parent.name) if not _within(call, parent)]
+            if depth == _DEEPEST or not calls:
+                return False
+            return all(_guarded(call, parents, program, depth + 1) for call in calls)
+        child = parent
+    return False
+
+
+def _leaves(question: ast.If) -> bool:
+    return any(isinstance(each, ast.Return) for each in question.body)
+
+
+def _within(node: ast.AST, function: ast.AST) -> bool:
+    return any(each is node for each in ast.walk(function))
+
+
+def optimizer_in_loop(program: Program) -> Iterator[Hit]:
+    """Made anew in each step: momentum and moments are lost. A loop that makes its model too is a sweep."""
+    for loop in ast.walk(program.tree):
+        if not isinstance(loop, (ast.For, ast.While)) or not list(_calls(loop, "backward")):
+            continue
+        made = {target.id for node in ast.walk(loop) if isinstance(node, ast.Assign) for target in node.targets
+                if isinstance(target, ast.Name)}  # fmt: skip
+        for node in loop.body:
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+                continue
+            called = _name(node.value.func)
+            if not re.search(r"(?:^|\.)optim\.\w+$|^(?:Adam|AdamW|SGD|RMSprop|Adagrad|LBFGS)$", called):
+                continue
+            owners = {_name(call.func).split(".")[0] for call in _calls(node.value, "parameters")}
+            if not owners & made and "lr_scheduler" not in called:
+                yield Hit(program.line(node), {"name": ast.unparse(node.targets[0])})
+
+
+def zero_grad_missing(program: Program) -> Iterator[Hit]:
+    """backward and step in one loop, and gradients are never set to nothing: they add up for ever."""
+    text = program.text
+    if re.search(r"zero_grad|\.grad\s*=\s*None|set_to_none|deepspeed|model_engine|LightningModule|Trainer\(", text):
+        return
+    for loop in ast.walk(program.tree):
+        if not isinstance(loop, (ast.For, ast.While)):
+            continue
+        back, steps = [call for call in _calls(loop, "backward") if not call.args], [
+            call for call in _calls(loop, "step") if re.search(r"(?i)opt|scaler", _name(call.func).rpartition(".")[0])
+        ]  # fmt: skip
+        if back and steps:
+            yield Hit(program.line(back[0]))
+            return
+
+
+def name_undefined(program: Program) -> Iterator[Hit]:
+    """Names that nothing in the whole file ever binds; one finding for all of them."""
+    if not program.complete or re.search(r"import \*|\bexec\(|globals\(\)\[|\beval\(", program.text):
+        return
+    bound = set(dir(builtins)) | _KNOWN_ELSEWHERE
+    used: List[Tuple[int, str]] = []
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                used.append((program.line(node), node.id))
+            else:
+                bound.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            bound |= set(node.names)
+        else:
+            bound |= {str(value) for key in ("name", "rest") if (value := getattr(node, key, None)) and _pattern(node)}
+    missing = sorted((line, name) for line, name in used if name not in bound)
+    names = list(dict.fromkeys(name for _, name in missing))
+    if names:
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        yield Hit(missing[0][0], {"name": ", ".join(names[:4]) + more, "are": "is" if len(names) == 1 else "are"})
+
+
+def _pattern(node: ast.AST) -> bool:
+    """The names that `match` binds; Python 3.9 has no such nodes."""
+    return type(node).__name__ in ("MatchAs", "MatchStar", "MatchMapping")
+
+
+CHECKS: Dict[str, Callable[[Program], Iterator[Hit]]] = {
+    "sampler-missing": sampler_missing,
+    "set-epoch-missing": set_epoch_missing,
+    "device-missing": device_missing,
+    "rank-variable-as-device": rank_as_device,
+    "save-everywhere": save_everywhere,
+    "optimizer-in-loop": optimizer_in_loop,
+    "zero-grad-missing": zero_grad_missing,
+    "name-undefined": name_undefined,
+}

@@ -1,0 +1,238 @@
+"""What the rules and tracebacks found, line by line: bounded, in the order of the log."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Callable, Dict, List, Optional, Set, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.ranges import Places
+from drumbeat.findings.model import Evidence
+from drumbeat.logs.meaning.rules import Match
+from drumbeat.logs.read.prefixes import Line
+from drumbeat.logs.read.tracebacks import Raised, Span
+
+MAX_PER_RULE_AND_SOURCE = 3
+MAX_ENDS = 64  # of the lines that end a job: a file may hold several jobs, and the last of them counts
+ENDS = frozenset({"time-limit", "cancelled", "preempted"})
+MAX_EVENTS = 20_000
+MAX_SOURCES = 20_000
+_Source = Tuple[str, str, Optional[int], str]  # rule or exception, file, rank, host
+
+_RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})/std(?:err|out)\.log$", re.IGNORECASE)
+# Launchers name the process that they speak about.
+_REPORTED = re.compile(
+    r"srun: error: (?P<host>[\w.-]+): task (?P<task>\d+): "
+    r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
+    r"|\brank (?P<rank>\d+) (?:died from|exited with|exited on)"
+    r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)"
+    r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line that a rule or a traceback made speak. `match` is none for an exception that no rule knows."""
+
+    sequence: int
+    evidence: Evidence
+    match: Optional[Match] = None
+    exception: str = ""
+    raised_at: str = ""  # `raised at train.py:12`, `crashed at data.py:33`
+    beside: Tuple[Evidence, ...] = ()  # other lines that its rule rests on
+    rank: Optional[int] = None
+    local: bool = False  # `rank` counts on its node only
+    host: Optional[str] = None
+    pid: int = 0
+    device: Optional[int] = None  # of NCCL's own line, where one process has several
+    time: Optional[float] = None
+    level: str = ""  # of the line's own logger; I where the line only talks about an error
+    bare: bool = False  # an exception's last line without its traceback
+    caught: bool = False  # an exception that somebody caught and printed
+    lines: int = 1  # of the traceback
+    again: bool = False  # the like of it came several times before
+    of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
+    of_helper: bool = False  # an exception of a thread or a worker process
+
+    @property
+    def code(self) -> str:
+        return self.match.rule.code if self.match else "exception"
+
+    @property
+    def mention(self) -> bool:
+        """Its line has the words of an error, but not the error's own shape."""
+        return self.match is not None and self.match.mention
+
+    @property
+    def number(self) -> int:
+        return self.evidence.line or 0
+
+
+def rank_of_file(file: str) -> Optional[int]:
+    matches = list(_RANK_IN_NAME.finditer(file))  # the last: a folder above may have such a name too
+    return int(matches[-1][1] or matches[-1][2]) if matches else None
+
+
+class Events:
+    def __init__(self) -> None:
+        self._first: List[Event] = []
+        self._latest: Dict[
+            _Source, Event
+        ] = {}  # of sources that have had their room: a log may repeat itself to its end
+        self.counts: Dict[str, int] = {}  # rule -> how often, also of those not kept
+        self.marks: Set[str] = set()
+        self.mark_lines: Dict[Tuple[str, str], List[int]] = {}  # mark and file -> the numbers of its first lines
+        self.owners: Dict[str, Tuple[Optional[int], Optional[str]]] = {}  # file -> rank, host
+        self.of_one_process: Set[str] = set()  # files of which the caller knows that only one process wrote to them
+        self.tracebacks: List[Span] = []  # of streams that belong to one process
+        self.raised: Dict[str, List[int]] = {}  # file -> lines that end a traceback
+        self.by_launcher: Set[Tuple[str, int]] = set()  # file and line: where a launcher's own traceback ends
+        self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
+        self._where: Dict[Tuple[str, int], str] = {}  # file and line -> where in the program it happened
+        self._per_source: Dict[_Source, int] = {}
+
+    @property
+    def kept(self) -> List[Event]:
+        """The first ones of each source and the last one, in the order of the log."""
+        latest = (replace(event, again=True) for event in self._latest.values())
+        return sorted(map(self._located, (*self._first, *latest)), key=lambda event: event.sequence)
+
+    def add_match(
+        self,
+        sequence: int,
+        match: Match,
+        line: Line,
+        evidence: Evidence,
+        host: str = "",
+        pid: int = 0,
+        device: Optional[int] = None,
+    ) -> None:
+        rule = match.rule
+        self.counts[rule.id] = self.counts.get(rule.id, 0) + 1
+        self._place(rule.code, evidence)
+        named = match.groups.get("rank", "").strip()
+        rank = int(named) if named.isdigit() else line.rank
+        host = match.groups.get("host", "").strip() or host or line.host or ""
+        local = False
+        if rank is None:
+            rank, reported_host, local = _reported(evidence.text)
+            host = host or reported_host
+        most = MAX_ENDS if rule.code in ENDS else MAX_PER_RULE_AND_SOURCE
+        owner = self._owner(evidence.file or "")
+        event = Event(
+            sequence,
+            evidence,
+            match,
+            rank=rank if rank is not None else owner[0],
+            local=local,
+            host=host or owner[1],
+            pid=pid,
+            device=device,
+            time=line.time,
+            level=line.level or ("I" if match.talk else ""),
+        )
+        self._keep((rule.id, evidence.file or "", rank, host), event, most)
+
+    def add_exception(self, sequence: int, raised: Raised, line: Line, evidence: Evidence, bare: bool = False) -> None:
+        name = raised.text.split(":")[0]
+        self._place("exception", evidence, raised.lines)
+        owner = self._owner(evidence.file or "")
+        event = Event(
+            sequence,
+            evidence,
+            exception=raised.text[:300],
+            raised_at=raised.where,
+            rank=line.rank if line.rank is not None else owner[0],
+            host=line.host or owner[1],
+            time=line.time,
+            level=line.level,
+            bare=bare,
+            caught=raised.caught,
+            lines=raised.lines,
+            of_launcher=raised.of_launcher,
+            of_helper=raised.of_helper,
+        )
+        self._keep((name, evidence.file or "", line.rank, ""), event)
+
+    def add_traceback(self, raised: Raised, line: Line, file: str, number: int) -> None:
+        """Where it ends; and all of it, if its lines are those of one process: of a known rank, or of such a file."""
+        if len(self.raised) < MAX_SOURCES:
+            ends = self.raised.setdefault(file, [])
+            if len(ends) < MAX_EVENTS:
+                ends.append(number)
+        if raised.of_launcher and len(self.by_launcher) < MAX_EVENTS:
+            self.by_launcher.add((file, number))
+        rank = line.rank if line.rank is not None else self._owner(file)[0]
+        if (rank is not None or file in self.of_one_process) and len(self.tracebacks) < MAX_EVENTS:
+            self.tracebacks.append(Span(file, rank, number - raised.lines + 1, number, raised))
+
+    def locate(self, file: str, number: int, where: str) -> None:
+        """What was found on this line happened there: `raised at train.py:12`."""
+        if where and ((file, number) in self._where or len(self._where) < MAX_EVENTS):
+            self._where[(file, number)] = where
+
+    def _located(self, event: Event) -> Event:
+        where = self._where.get((event.evidence.file or "", event.number), "")
+        return replace(event, raised_at=where) if where and not event.raised_at else event
+
+    def forget(self, file: str, number: int) -> None:
+        """What was found on this line did not end anything: Python itself calls the exception ignored."""
+        self._only(lambda event: (event.evidence.file, event.number) != (file, number))
+
+    def ends_of_run(self, file: str) -> None:
+        """A run seems to have ended here: what comes now may belong to another one, and has room of its own."""
+        self._per_source = {key: count for key, count in self._per_source.items() if key[1] != file}
+
+    def drop(self, file: str, below: int) -> None:
+        """Forget what was found in that file before line `below`: it belongs to an earlier run."""
+        self._only(lambda event: event.evidence.file != file or event.number >= below)
+        self.tracebacks = [span for span in self.tracebacks if span.file != file or span.first >= below]
+        for places in self.places.values():
+            places.drop(file, below)
+        self.places = {code: places for code, places in self.places.items() if places}
+        for (mark, name), numbers in list(self.mark_lines.items()):
+            if name == file:
+                self.mark_lines[(mark, name)] = [number for number in numbers if number >= below]
+        self.mark_lines = {key: numbers for key, numbers in self.mark_lines.items() if numbers}
+        self.marks = {mark for mark, _ in self.mark_lines}
+
+    def add_marks(self, marks: List[str], file: str, number: int) -> None:
+        for mark in marks:
+            self.marks.add(mark)
+            if len(self.mark_lines) < MAX_SOURCES:
+                numbers = self.mark_lines.setdefault((mark, file), [])
+                if len(numbers) < MAX_SOURCES:
+                    numbers.append(number)
+
+    def _place(self, code: str, evidence: Evidence, lines: int = 1) -> None:
+        if evidence.line:
+            self.places.setdefault(code, Places()).add(evidence.file or "", evidence.line, lines)
+
+    def _owner(self, file: str) -> Tuple[Optional[int], Optional[str]]:
+        return self.owners.get(file) or (rank_of_file(file), None)
+
+    def _only(self, wanted: Callable[[Event], bool]) -> None:
+        self._first = list(filter(wanted, self._first))
+        self._latest = {source: event for source, event in self._latest.items() if wanted(event)}
+
+    def _keep(self, source: _Source, event: Event, most: int = MAX_PER_RULE_AND_SOURCE) -> None:
+        count = self._per_source.get(source, 0)
+        if count == 0 and len(self._per_source) >= MAX_SOURCES:
+            return
+        if count >= most or len(self._first) >= MAX_EVENTS:
+            self._latest[source] = event
+        else:
+            self._first.append(event)
+        self._per_source[source] = count + 1
+
+
+def _reported(text: str) -> Tuple[Optional[int], str, bool]:
+    """Rank and host that a launcher names in its report, and whether that rank counts on its node only."""
+    found = _REPORTED.search(text)
+    if not found:
+        return None, "", False
+    rank = next(
+        (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
+    )
+    return (int(rank) if rank else None), found["host"] or found["node"] or "", found["local"] is not None

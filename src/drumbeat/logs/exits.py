@@ -1,0 +1,356 @@
+"""Why did a rank, or a run, end? The same judgement live, for the agent at every rank's end, and offline.
+
+What the ranks wrote (the last lines of both streams, torchrun's own table among them) is read by the same reader as
+`drumbeat diagnose`; exit codes and signals say what is left. The codes are stable: the agent's decisions (restart, next
+port, first failure) are made by them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import (
+    CERTAIN,
+    ENDED_BY_US,
+    ERROR,
+    INFO,
+    LIKELY,
+    OK,
+    PEER_LOST,
+    STOPPED,
+    UNKNOWN,
+    Evidence,
+    Finding,
+    clipped,
+)
+from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, Failure
+from drumbeat.logs.meaning.rules import CAUSE, CODE_OF_SIGNAL, CONSEQUENCE, Match, Rule, rule_of_code, rulebook
+from drumbeat.logs.read.launchers import FirstFailure
+from drumbeat.logs.read.prefixes import clean
+from drumbeat.logs.reader import Reader
+from drumbeat.machine.model import Identity
+from drumbeat.plan.argv import SETUP_FAILED
+
+FINISHED = "finished"
+
+# Ends that tell nothing about the cause: another rank, or we, came first.
+CONSEQUENCES = frozenset({STOPPED, PEER_LOST})
+
+_SETUP_FAILED = re.compile(rf"{SETUP_FAILED} \(exit (\d+)\)$")
+_OF_SETUP = re.compile(r"^(?:setup|bash|/bin/bash): line \d+: ")
+_NO_COMMAND = re.compile(r"(\S+): command not found$")
+MAX_TAIL = 2_000  # lines of each stream that are read
+_NO_SCRIPT = re.compile(r"[Cc]an't open file '?(/[^':]+)'?: \[Errno 2\]")
+# By torch.multiprocessing.spawn: its numbers are those of one node.
+_SPAWNED = re.compile(
+    r"ProcessExitedException: process (\d+) terminated with (?:signal (SIG[A-Z0-9]+)|exit code (\d+))"
+)
+_OF_TABLE = re.compile(r"\s*(?:exitcode|traceback) {1,4}: ")  # a line of torchrun's table
+_LOST = "find the rank that stopped first; its own log has the cause"
+_WORDLESS = "look for what ends a program without a traceback: sys.exit, os._exit, exit() in a C or C++ library"
+_TELLING = re.compile(
+    r"(?i)\b(?:error|fail|refus|cannot|can't|could not|must|invalid|unknown|not (?:found|allowed|supported))"
+)
+_BY_SIGNAL = {signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT}  # whose rules say all that is known
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank ended and the last lines that it wrote."""
+
+    rank: Optional[int]  # none for a launcher that starts ranks itself: its own table names them
+    exit_code: Optional[int]
+    signal: Optional[int] = None
+    stdout: Sequence[str] = ()
+    stderr: Sequence[str] = ()
+    host: str = ""
+    time: Optional[float] = None  # of the end, by one clock for all ranks
+    killed_by_us: bool = False
+    oom_kill_seen: bool = False
+    one_process: bool = False  # nobody but its main process has written these lines
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.exit_code or self.signal) and not self.killed_by_us
+
+
+def explain_run(ends: Sequence[RankEnd], command: Sequence[str] = ()) -> Failure:
+    """What failed first among all ranks, from all their streams and exit codes."""
+    failed = sorted((end for end in ends if end.failed), key=lambda end: (end.time is None, end.time or 0.0))
+    failure = _read(ends, failed[0] if failed else None)
+    if not failed or failure.answer not in (NO_FAILURE, NOT_KNOWN):
+        return failure
+    end = failed[0]
+    finding = explain_exit(
+        end.exit_code, end.signal, end.stderr, command, end.killed_by_us, end.oom_kill_seen, end.stdout
+    )
+    finding = replace(finding, rank=end.rank, host=end.host or None)
+    return replace(
+        failure, answer=finding.code, confidence=finding.confidence, finding=finding, why_first="ended first"
+    )
+
+
+def explain_exit(
+    exit_code: Optional[int],
+    signal: Optional[int],
+    stderr_tail: Sequence[str],
+    command: Sequence[str],
+    killed_by_us: bool,
+    oom_kill_seen: bool = False,
+    stdout_tail: Sequence[str] = (),
+    one_process: bool = True,
+) -> Finding:
+    """One rank's end as a Finding. `signal` is set when it died from one. A code of 128+N is what shells and containers make
+    of signal N, but a program may choose such a code itself, so it is never a certain sign of that signal."""
+    given, signal = signal, signal or _signal_of_code(exit_code)
+    if exit_code == 0 and signal is None:
+        return Finding(FINISHED, OK, "finished")
+    if signal is None and not killed_by_us:
+        setup = _failed_setup(stderr_tail)
+        if setup is not None:
+            return setup
+    end = RankEnd(None, exit_code, given, stdout_tail, stderr_tail, one_process=one_process)
+    failure = _read([end], end)
+    finding, role = failure.finding, _role(failure)
+    ended_itself = signal not in (signals.SIGTERM, signals.SIGKILL) and role in (CAUSE, CONSEQUENCE)
+    if killed_by_us and not ended_itself:
+        return Finding(STOPPED, INFO, ENDED_BY_US, "another rank, a limit or the user had ended the run")
+    if oom_kill_seen and signal == signals.SIGKILL:
+        shown = finding.evidence if finding and finding.code == "oom-kill" else ()
+        seen = ("the kernel's count of out-of-memory kills",)
+        sure = CERTAIN if given else LIKELY
+        return replace(_from_rule("oom-kill", shown), seen=seen, confidence=sure)
+    if (
+        finding is not None
+        and one_process
+        and signal is None
+        and any(_OF_TABLE.match(e.text) for e in finding.evidence)
+    ):
+        return _own(_in_a_table(finding, exit_code))
+    if finding is not None and role == CAUSE:
+        return _own(_missing_script(finding, command))
+    if finding is not None and role == CONSEQUENCE and signal not in _BY_SIGNAL:
+        return _own(replace(finding, code=PEER_LOST, severity=ERROR, fix=_LOST))
+    lines = [*stdout_tail, *stderr_tail]
+    if given:
+        return _by_signal(given, lines, finding)
+    if signal is not None:
+        return _like_signal(signal, lines, finding)
+    return _by_code(exit_code, lines, command, finding if role else None)
+
+
+def _failed_setup(lines: Sequence[str]) -> Optional[Finding]:
+    """The job's setup ended the rank before its command was started: the trap around it says so in the last line."""
+    texts = [text for text in (clean(line).text.strip() for line in lines) if text]
+    match = _SETUP_FAILED.fullmatch(texts[-1]) if texts else None
+    if match is None:
+        return None
+    words = texts[-2] if len(texts) > 1 else ""
+    said = _OF_SETUP.sub("", words)
+    missing = _NO_COMMAND.search(said)
+    title = f"setup failed (exit {match[1]}) before the command started" + (f": {clipped(said, 200)}" if said else "")
+    return Finding(
+        "setup-failed",
+        ERROR,
+        f"setup: command not found: {missing[1]}" if missing else title,
+        "" if said else "not known: it wrote nothing",
+        "run the setup lines by hand on that node, in bash with set -e",
+        (Evidence(words or texts[-1]),),
+        seen=(f"setup ended with exit code {match[1]}",),
+    )
+
+
+def _in_a_table(finding: Finding, exit_code: Optional[int]) -> Finding:
+    """A launcher's table that a rank has printed is about other processes: the rank's own end was seen."""
+    title = f"exit code {exit_code}; a launcher's table that it printed says: {finding.title}"
+    cause = "not known: the table is about another process, which it may have started or only quoted"
+    seen = (f"exit code {exit_code}", *finding.seen)
+    return replace(
+        finding, code="exit-code", title=title, cause=cause, fix="", confidence=UNKNOWN, seen=seen, rank=None
+    )
+
+
+def _missing_script(finding: Finding, command: Sequence[str]) -> Finding:
+    """Python names the script's whole path; the command, what was written."""
+    match = _NO_SCRIPT.search(finding.evidence[0].text) if finding.evidence else None
+    script = match and next((word for word in command if word and match[1].endswith(f"/{word}")), None)
+    if not match or not script:
+        return finding
+    title = f"no such script: {script} (workdir {match[1][: -len(script) - 1]})"
+    return replace(finding, title=title, fix="check the name, and workdir: in the job file")
+
+
+def _read(ends: Sequence[RankEnd], first: Optional[RankEnd]) -> Failure:
+    reader = Reader()
+    reader.of_a_run = reader.work.seen = True  # how the ranks ended is known
+    for number, end in enumerate(ends):
+        for stream, tail in (("stderr", end.stderr), ("stdout", end.stdout)):
+            name = f"{stream} of {f'process {number}' if end.rank is None else f'rank {end.rank}'}"
+            reader.name_file(name, end.rank, end.host or None)
+            if end.one_process:
+                reader.of_one_process(name)
+            reader.feed_lines(name, 1, [line.encode("utf-8", "replace") for line in tail[-MAX_TAIL:]])
+    if first is not None and reader.elastic.first is None:
+        code = first.exit_code if first.exit_code is not None else -(first.signal or 0)
+        where = Evidence("the rank that ended first")
+        reader.elastic.first = FirstFailure(first.rank, first.host, code, where, "drumbeat")
+    return reader.report().failure
+
+
+def _role(failure: Failure) -> str:
+    """cause, symptom or consequence; empty where the streams name nothing."""
+    if failure.finding is None or failure.answer in (NO_FAILURE, NOT_KNOWN):
+        return ""
+    rule = _rule(failure.rule)
+    return rule.role if rule else CAUSE  # an exception is the rank's own
+
+
+def _rule(name: str) -> Optional[Rule]:
+    return next((rule for rule in rulebook().rules if rule.id == name), None)
+
+
+def _own(finding: Finding) -> Finding:
+    """Which host and file it was, the agent knows better. A rank is kept where the lines or torchrun's table name one."""
+    return replace(finding, host=None, evidence=tuple(Evidence(item.text) for item in finding.evidence))
+
+
+def _signal_of_code(exit_code: Optional[int]) -> Optional[int]:
+    """The signal for which shells and containers use this exit code."""
+    return exit_code - 128 if exit_code is not None and 128 < exit_code < 128 + 65 else None
+
+
+def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
+    match = Match(rule_of_code(code), {})
+    return Finding(code, ERROR, match.title, match.cause, match.fix(False), tuple(Evidence(e.text) for e in evidence))
+
+
+def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
+    name = _signal_name(signal)
+    evidence = _last_words(lines)
+    seen = (f"the process ended by {name}",)
+    if signal in _BY_SIGNAL:
+        code = CODE_OF_SIGNAL[signals.Signals(signal)]
+        if known is not None and known.code == code:
+            return replace(_from_rule(code, known.evidence), cause=known.cause, fix=known.fix, seen=seen)
+        return replace(_from_rule(code, evidence), seen=seen)
+    if signal == signals.SIGKILL:
+        return Finding(
+            "killed",
+            ERROR,
+            "killed by SIGKILL, not by drumbeat",
+            "not known who sent it: the kernel's out-of-memory killer, the scheduler, a person or the program itself",
+            "dmesg on that host, or sacct -j JOB -o State,MaxRSS; watch the host memory",
+            evidence,
+            seen=seen,
+        )
+    if signal == signals.SIGINT:
+        return Finding(
+            "interrupted", ERROR, "interrupted (SIGINT)", "Ctrl-C, or scancel with that signal", "", evidence, seen=seen
+        )
+    if signal in (signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1, signals.SIGUSR2, signals.SIGXCPU):
+        limit = known is not None and known.code == "time-limit"
+        if limit or signal == signals.SIGXCPU:
+            return replace(_from_rule("time-limit", known.evidence if known and limit else evidence), seen=seen)
+        return Finding(
+            "terminated",
+            ERROR,
+            f"ended from outside ({name})",
+            "the scheduler, a launcher or a person sent it; nothing here says which",
+            "sacct -j JOB -o State,Reason says whether it was a limit, a preemption or scancel",
+            evidence,
+            seen=seen,
+        )
+    return Finding("signal", ERROR, f"died from {name}", "", "", evidence, seen=seen)
+
+
+def _like_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
+    """The exit code is that of a signal, but nobody saw the signal itself; what the streams say of it counts for more."""
+    finding = _by_signal(signal, lines, known)
+    if known is not None and known.code == finding.code:
+        return _own(known)
+    code, name = 128 + signal, _signal_name(signal)
+    title = f"exit code {code}, which shells and containers use for {name}"
+    cause = f"not known: {name} to a process of the command, or a code that the program chose itself"
+    return replace(finding, title=title, cause=cause, confidence=LIKELY, seen=(f"exit code {code}",))
+
+
+def _signal_name(signal: int) -> str:
+    return signals.Signals(signal).name if signal in signals.Signals._value2member_map_ else f"signal {signal}"
+
+
+def _by_code(
+    exit_code: Optional[int], lines: Sequence[str], command: Sequence[str], known: Optional[Finding]
+) -> Finding:
+    name = command[0] if command else "the command"
+    evidence = _last_words(lines)
+    seen = (f"exit code {exit_code}",) if exit_code is not None else ()
+    if exit_code in (126, 127):
+        finding = _from_rule("command-not-found" if exit_code == 127 else "not-executable", evidence)
+        title = f"{name}: {'not found' if exit_code == 127 else 'not executable'}"
+        return replace(finding, title=title, seen=seen)
+    spawned = _SPAWNED.search(evidence[-1].text) if evidence else None
+    if known is not None and not (spawned and known.evidence[-1:] and known.evidence[-1].text == evidence[-1].text):
+        return _own(known)
+    if exit_code == 124:
+        return replace(_from_rule("time-limit", evidence), confidence=LIKELY, seen=seen)
+    if exit_code is None:
+        return Finding("exit-code", ERROR, "ended, nobody knows how", "not known", "", evidence, confidence=UNKNOWN)
+    if spawned:
+        signal = getattr(signals, spawned[2] or "", None)
+        how = _by_signal(signal, lines, None) if signal else None
+        title = f"process {spawned[1]} that the program spawned: {how.title if how else f'exit code {spawned[3]}'}"
+        unknown = Finding("exit-code", ERROR, title, "not known: it wrote nothing", confidence=UNKNOWN)
+        return replace(how or unknown, title=title, evidence=evidence, seen=("the last words of the program",))
+    if evidence:  # its own last words, such as a refusal or what a set-up script said, are better than none
+        title = f"exit code {exit_code}: {evidence[-1].text[:200]}"
+        cause = "not known: no rule knows its last words"
+        return Finding("exit-code", ERROR, title, cause, "", evidence, confidence=UNKNOWN, seen=seen)
+    silent = not any(line.strip() for line in lines)
+    cause = "not known: it wrote nothing" if silent else "not known: its last lines speak of no error"
+    return Finding("exit-code", ERROR, f"exit code {exit_code}", cause, _WORDLESS, confidence=UNKNOWN, seen=seen)
+
+
+def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
+    """The last line, or a telling one among the last few; what a logger calls information says nothing about an end, and an
+    indented line goes on with the one above it: a hint, a quotation."""
+    cleaned = [line.text for line in map(clean, lines[-20:]) if line.level != "I" and line.text.strip()]
+    texts: List[str] = [text.strip() for text in cleaned if not text[:1].isspace()] or [
+        text.strip() for text in cleaned
+    ]
+    telling = [text for text in texts[-8:] if _TELLING.search(text)]
+    return tuple(Evidence(clipped(text, 500)) for text in (telling or texts)[-1:])
+
+
+__all__ = ["CERTAIN", "CONSEQUENCES", "FINISHED", "RankEnd", "explain_exit", "explain_run"]
+
+
+# Advice for the place where a run is: a scheduler's tools are no help on a machine without it.
+
+
+# What a fix asks a tool of Slurm for -> the same in a pod, and on a machine without a scheduler.
+_ELSEWHERE: Dict[str, Tuple[str, str]] = {
+    "dmesg on that host, or sacct -j JOB -o State,MaxRSS": (
+        "kubectl describe pod POD says whether it was memory (OOMKilled)",
+        "dmesg on that host (it may need root) says whether it was memory",
+    ),
+    "sacct -j JOB -o State,Reason says whether it was a limit, a preemption or scancel": (
+        "kubectl describe pod POD says whether it was evicted, preempted or deleted",
+        "journalctl on that host may say who ended it",
+    ),
+}
+
+
+def for_place(finding: Finding, identity: Identity) -> Finding:
+    """The finding with a fix for the place that `identity` tells of."""
+    started_by = (identity.scheduler, identity.batch)
+    if "slurm" in started_by:
+        return finding
+    pod = any(name in ("kubernetes", "runai") for name in started_by)
+    fix = finding.fix
+    for words, (in_pod, alone) in _ELSEWHERE.items():
+        fix = fix.replace(words, in_pod if pod else alone)
+    return replace(finding, fix=fix)

@@ -1,0 +1,548 @@
+"""What failed first, and why: the earliest error that is nobody's consequence.
+
+Tiers decide among events whose order is not known: a known cause or an uncaught exception, then symptoms (a watchdog's
+timeout, a signal), then what launchers report, then consequences. tiers.py sorts the events into them, first.py puts those of
+one tier in order. Times and the launcher's own record come before kinds: what follows a recorded death is its consequence,
+and what happened after a rank had given up waiting is not what it waited for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.base.ranges import Places, merged
+from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
+from drumbeat.logs.events import Event
+from drumbeat.logs.explained import most_specific
+from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure, Log
+from drumbeat.logs.first import RankOf, earliest, place
+from drumbeat.logs.meaning.conditions import Whole, holds, with_settings
+from drumbeat.logs.meaning.grammar import names_itself
+from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, JOB, NOTE, OTHER, REPORT, SYMPTOM, Match, rule_of_signal
+from drumbeat.logs.nccl.communicators import Communicators
+from drumbeat.logs.read.launchers import FirstFailure
+from drumbeat.logs.read.progress import CODE as NAN_LOSS
+from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
+from drumbeat.logs.read.records import signal_of
+from drumbeat.logs.read.tracebacks import CUT_OFF
+from drumbeat.logs.tiers import NOBODYS_FAULT, NOTICED, UNEXPLAINED, WARNED, Tiers
+
+# How events are shown: one finding for an event, one for each code of many, with lines of several ranks as evidence.
+
+
+MAX_EVIDENCE = 4
+# All who say so waited equally long: who says it first was not first at fault.
+WAITED = frozenset({"collective-timeout"})
+
+
+def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
+    """`first`: no other rank is known to have said the same before."""
+    rank = ranks.rank(event) if first and not (event.match and event.match.rule.blames == JOB) else None
+    if event.match is None:
+        return Finding(
+            "exception", ERROR, event.exception, event.raised_at, "", (event.evidence,), host=event.host, rank=rank
+        )
+    rule = event.match.rule
+    severity = rule.severity if rule.role != CONSEQUENCE else INFO
+    severity = WARNING if rule.role == NOTE and severity == ERROR else severity
+    finding = Finding(
+        rule.code,
+        severity,
+        event.match.title,
+        "; ".join(filter(None, (event.match.cause, event.raised_at))),
+        event.match.fix(bool(event.raised_at)),
+        (event.evidence, *event.beside),
+        host=event.host if first else None,
+        rank=rank,
+        local=ranks.local(event) and rank is not None,
+        confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
+    )
+    if rule.blames != OTHER or not first:
+        return finding
+    seen_by = " on ".join(part for part in (f"rank {rank}" if rank is not None else "", event.host or "") if part)
+    return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding
+
+
+def merged_findings(events: List[Event], ranks: RankOf) -> Tuple[Finding, ...]:
+    """One finding for each code, in the order in which each first appeared."""
+    by_code: Dict[str, List[Event]] = {}
+    for event in sorted(events, key=place):
+        by_code.setdefault(event.code, []).append(event)
+    return tuple(with_evidence(finding_of(found[0], ranks), found) for found in by_code.values())
+
+
+def blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
+    """The rank that many lines together point to: who waits is not who is late."""
+    pointing = [item for item in extra if item.rank is not None]
+    if len({item.rank for item in pointing}) != 1:
+        return finding
+    late = pointing[0]
+    finding = replace(finding, rank=late.rank, local=False, host=None)
+    if finding.code not in WAITED:
+        return finding
+    return replace(finding, title=f"{finding.title}; look at rank {late.rank}", cause=f"{late.title}; {finding.cause}")
+
+
+def with_evidence(finding: Finding, events: List[Event]) -> Finding:
+    """More lines of the same kind, from other ranks first."""
+    evidence: List[Evidence] = list(finding.evidence)
+    for event in sorted(events, key=place):
+        if event.evidence not in evidence and len(evidence) < MAX_EVIDENCE:
+            evidence.append(event.evidence)
+    return replace(finding, evidence=tuple(evidence))
+
+
+# Which rank the answer names, and when it names none. A line's own rank; else the only rank that says the same or
+# speaks right beside it; else the one that the launcher reports. Where that is not one rank, none is named: the
+# title says who waited, and the report shows every line.
+
+
+BESIDE = 3  # lines: who writes them is taken to be the same process
+OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
+MAX_NAMED = 8  # ranks in a title
+MAX_WORLD = 100_000
+_SEVERAL = re.compile(r"\btasks \d+[-,]")  # srun: error: n1: tasks 2-7: Exited with exit code 1
+
+
+class NamedRank:
+    def __init__(self, live: List[Event], tiers: Tiers, ranks: RankOf, first: Optional[FirstFailure], log: Log) -> None:
+        self._live, self._tiers, self._ranks, self._first, self._log = live, tiers, ranks, first, log
+        self._several = any(_SEVERAL.search(event.evidence.text) for event in tiers[REPORT])
+
+    def finding(self, event: Event, alike: List[Event], in_order: bool = True) -> Finding:
+        """The finding for this event, with its rank. `in_order`: it is known that none of `alike` came before it."""
+        waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None} - self._log.late
+        in_order = in_order and event.code not in WAITED
+        if _blames(event) == OTHER and not in_order and len(waiting) > 1:
+            return _waited_for(finding_of(event, self._ranks, False), sorted(waiting))
+        return self._beside(finding_of(self._located(event, alike), self._ranks), event, alike)
+
+    def _located(self, event: Event, alike: List[Event]) -> Event:
+        """A crash is told twice, by the process and by its launcher: only the process knows where in the program it was."""
+        own = [each for each in alike if None in (each.rank, event.rank) or each.rank == event.rank]
+        places = {each.raised_at for each in own} - {""}
+        return replace(event, raised_at=places.pop()) if not event.raised_at and len(places) == 1 else event
+
+    def unheard(self, finding: Optional[Finding]) -> Tuple[int, ...]:
+        """Ranks of the world without a word about a collective that others waited in. Where no line says how large the world is,
+        it has at least the ranks up to the highest that spoke."""
+        if finding is None or finding.code not in WAITED:
+            return ()
+        heard = {self._ranks.rank(event) for event in self._live if not self._ranks.local(event)} - {None}
+        heard |= self._log.heard
+        world = max(self._log.nranks or 0, *(rank + 1 for rank in heard if rank is not None), 0)
+        return tuple(rank for rank in range(min(world, MAX_WORLD)) if rank not in heard)
+
+    def _beside(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
+        """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
+        if finding.rank is not None or finding.host is not None or any(map(self._of_nobody, alike)):
+            return finding
+        waiting = {each.rank for each in self._tiers[SYMPTOM] if _blames(each) == OTHER}
+        beside = [
+            other
+            for other in self._live
+            if other.evidence.file == event.evidence.file
+            and abs(other.number - event.number) <= BESIDE
+            and other.code in OF_THE_SAME
+            and other.rank not in waiting
+        ]
+        reported = {self._ranks.rank(each) for each in self._tiers[REPORT]} - {None}
+        for events in (alike, beside if len(reported) < 2 and not self._several else []):
+            found = {(self._ranks.rank(each), self._ranks.local(each)) for each in events}
+            found -= {(None, False)}
+            if found:
+                rank, local = found.pop()
+                return finding if found else replace(finding, rank=rank, local=local, host=self._host(rank, events))
+        return finding
+
+    def _host(self, rank: Optional[int], events: Sequence[Event]) -> Optional[str]:
+        """Where that rank ran, as these lines name it."""
+        hosts = {event.host for event in events if self._ranks.rank(event) == rank} - {None, ""}
+        return hosts.pop() if len(hosts) == 1 else None
+
+    def by_launcher(self, finding: Finding, events: Sequence[Event] = ()) -> Finding:
+        """Rank and host as the launcher names them, where the lines themselves (of `events`) name none."""
+        if finding.code in NOBODYS_FAULT:
+            return replace(finding, rank=None, host=None)
+        if any(map(self._of_nobody, events)):
+            return finding
+        first = self._first
+        if first is None:
+            return finding if finding.rank is not None else self._reported(finding)
+        if finding.rank is not None and (finding.rank != first.rank or finding.local):
+            return finding
+        if finding.evidence and first.who == "torchrun" and finding.evidence[0].file != first.evidence.file:
+            return finding  # another node's torchrun, maybe of another run
+        return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
+
+    def first_of_others(self, finding: Finding) -> Optional[FirstFailure]:
+        """torchrun's word that another rank failed first, as by an uncaught exception; that rank's own words are not here."""
+        first = self._first
+        if first is None or first.who != "torchrun" or first.rank is None or first.exit_code != 1:
+            return None
+        here = bool(finding.evidence) and finding.evidence[0].file == first.evidence.file
+        return first if here and not finding.local and finding.rank not in (None, first.rank) else None
+
+    def _of_nobody(self, event: Event) -> bool:
+        """It concerns the job, or the launcher itself raised it: which rank that saw fail is another matter."""
+        return _blames(event) == JOB or (event.evidence.file, event.number) in self._log.by_launcher
+
+    def _reported(self, finding: Finding) -> Finding:
+        """The rank of the launcher's reports, if all are about the same one."""
+        reports = [event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None]
+        named = {(self._ranks.rank(event), self._ranks.local(event), event.host) for event in reports}
+        if finding.host is not None or self._several or len({rank for rank, *_ in named}) != 1:
+            return finding
+        rank, local, host = min(named, key=str)
+        return replace(finding, rank=rank, local=local, host=host)
+
+
+def _blames(event: Event) -> str:
+    return event.match.rule.blames if event.match else ""
+
+
+def _waited_for(finding: Finding, ranks: List[int]) -> Finding:
+    more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
+    return replace(finding, title=f"{finding.title}, seen by ranks {', '.join(map(str, ranks[:MAX_NAMED]))}{more}")
+
+
+# What an answer rests on: the lines that were seen, what was not, and no certainty without either.
+
+
+def without_itself(failure: Failure) -> Failure:
+    """The other failures, without what says again what the answer says: the launcher's record of the same end."""
+    finding = failure.finding
+    if finding is None:
+        return failure
+    words = {each.text for each in finding.evidence}
+    others = tuple(
+        other
+        for other in failure.others
+        if other.code not in (finding.code, "exit-code")
+        or not (other.evidence and {each.text for each in other.evidence} <= words)
+    )
+    return replace(failure, others=others)
+
+
+def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Failure:
+    """What the answer rests on; and a certainty without any of that is none. `unheard`: ranks without a word about it."""
+    unseen = []
+    if log.missing_ranks:
+        unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
+    unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
+    if unheard:
+        maybe = (
+            "" if log.nranks else "; a log may be missing"
+        )  # of a known world, those without any line are named above
+        unseen.append(f"{_ranks(unheard)}: no line about this{maybe}")
+    if failure.answer == NO_FAILURE:
+        seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
+    elif failure.finding is None:
+        seen = ()
+    else:
+        shown = Places()
+        for item in failure.finding.evidence:
+            if item.file and item.line:
+                shown.add(item.file, item.line)
+        places = log.places.get(failure.finding.code)
+        named = tuple(item.place for item in failure.finding.evidence if item.place)
+        seen = merged([places, shown]) if places else named
+    unseen += [
+        f"lines 1-{first - 1} of {file}: {EARLIER_RUNS}, only the last one is"
+        for file, first in list(log.begins.items())[:8]
+    ]
+    if log.several_runs:
+        unseen.append("where one run ends and the next begins: these logs hold several")
+    sure = seen and not log.several_runs
+    confidence = failure.confidence if sure or failure.confidence != CERTAIN else LIKELY
+    finding = failure.finding
+    if finding is not None:
+        finding = replace(finding, confidence=confidence, seen=seen, unseen=tuple(unseen))
+    return replace(failure, confidence=confidence, finding=finding, seen=seen, unseen=tuple(unseen))
+
+
+def _ranks(numbers: Tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, numbers[:16])) + (f" and {len(numbers) - 16} more" if len(numbers) > 16 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+ABOVE_CUT = 40  # lines: a warning or a lost peer no further above the end of a traceback that is cut off may say why
+# They end a process whatever happened before, so any other symptom says more.
+_BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
+
+
+def judge(
+    events: Sequence[Event],
+    seen: Whole,
+    state: Communicators,
+    first: Optional[FirstFailure],
+    extra: Sequence[Finding] = (),
+    unfinished: Sequence[Finding] = (),
+    log: Optional[Log] = None,
+) -> Failure:
+    """`extra` are findings that rest on many lines (absent ranks, desync, flight recorders); `unfinished` are
+    communicators that were never complete: a log that merely ends there shows no failure."""
+    log = log or Log()
+    held = (event for event in events if event.match is None or holds(event.match.rule, seen, event))
+    live = [with_settings(event, seen) for event in held]
+    rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
+    judged = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log)
+    failure = without_itself(judged.failure())
+    return replace(with_record(failure, log, judged.named.unheard(failure.finding)), rules=rules)
+
+
+class _Judge:
+    """One judgement; holds what its steps share."""
+
+    def __init__(
+        self,
+        live: List[Event],
+        ranks: RankOf,
+        first: Optional[FirstFailure],
+        extra: List[Finding],
+        unfinished: List[Finding],
+        log: Log,
+    ) -> None:
+        self.live, self.ranks, self.first, self.extra, self.log = live, ranks, first, extra, log
+        self.tiers = Tiers(live, first, extra, log)
+        self.named = NamedRank(live, self.tiers, ranks, first, log)
+        raised = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
+        failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)) or raised or extra
+        self.unfinished = unfinished
+        if failed:
+            self.extra = [*extra, *unfinished]
+
+    def failure(self) -> Failure:
+        notes = (*self._merged(self.tiers[NOTE]), *(() if self.extra else self.unfinished))
+        if self.log.nan_value is not None and not any(note.code in NOT_FINITE for note in notes):
+            notes = (*notes, nan_among_the_last(self.log.nan_value))
+        sure = (
+            self.log.good_ends and not any(note.code in NOT_FINITE for note in notes) and not self.tiers.lived_through
+        )
+        rest = Failure(
+            NO_FAILURE,
+            CERTAIN if sure else LIKELY,
+            others=self._merged(self.tiers[REPORT]),
+            consequences=self._merged(self.tiers[CONSEQUENCE]),
+            notes=notes,
+        )
+        if self.tiers[CAUSE]:
+            return self._of_causes(rest)
+        if self.tiers[SYMPTOM] or self.extra:
+            return self._of_symptoms(rest)
+        if self.tiers[REPORT] or self.tiers[CONSEQUENCE] or self.tiers[UNEXPLAINED]:
+            return self._without_cause(rest)
+        if self.first is not None and self.first.exit_code:
+            return self._reported_only(rest, self.first)
+        warned = [event for event in self.tiers[WARNED] if self.log.after(event) == 0 and event.match]
+        if warned and not self.log.good_ends:
+            return self._likely(rest, warned, "the log ends with this warning")
+        last = self.log.last_error()
+        if last is not None:
+            return self._reported_by_logger(rest, last)
+        if self.log.nan_from is not None:
+            return self._of_nan(rest, self.log.nan_from)
+        if not self.log.of_a_run:
+            return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
+        if not self.log.worked:
+            why = "no error, but also no step, no measured value and no word of how it ended"
+            return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why)
+        return rest
+
+    def _reported_by_logger(self, rest: Failure, error: Evidence) -> Failure:
+        rule = rule_of_signal(signal_of(error.text))
+        if rule is not None:
+            match = Match(rule, {})
+            died = Finding(rule.code, ERROR, match.title, match.cause, match.fix(False), (error,), confidence=LIKELY)
+            why = "the log ends with the exit status of this signal"
+            return replace(
+                rest, answer=rule.code, confidence=LIKELY, rule=rule.id, source=rule.source, finding=died, why_first=why
+            )
+        finding = Finding("logged-error", ERROR, error.text[:200], evidence=(error,), confidence=UNKNOWN)
+        behind = self.log.ends.get(error.file or "", 0) - (error.line or 0)
+        why = "the log ends with an error that no rule knows"
+        if behind > 0:
+            why = f"an error that no rule knows, {behind} line{'s' if behind > 1 else ''} before the end of the log"
+        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
+
+    def _of_nan(self, rest: Failure, first: Evidence) -> Failure:
+        """Nothing else failed, and the loss is NaN to the end: such a run trains nothing."""
+        finding = next((note for note in rest.notes if note.code == NAN_LOSS), None)
+        if finding is None:
+            return rest
+        title = "the loss became NaN and stayed so"
+        finding = replace(finding, title=title, severity=ERROR, evidence=(first,), confidence=LIKELY)
+        return replace(
+            rest,
+            answer=finding.code,
+            confidence=LIKELY,
+            finding=finding,
+            why_first="every training loss from this line on is NaN, and nothing else failed",
+            notes=tuple(note for note in rest.notes if note.code != NAN_LOSS),
+        )
+
+    def _of_causes(self, rest: Failure) -> Failure:
+        causes = [cause for cause in self.tiers[CAUSE] if not cause.caught] or self.tiers[CAUSE]
+        causes = [cause for cause in causes if not cause.mention] or causes
+        event, why, sure = earliest(causes, self.first, self.ranks)
+        waited = [each for each in self.tiers[SYMPTOM] if self._gave_up_before(each, event)]
+        if any(each.time is not None and event.time is not None for each in waited):
+            return self._of_symptoms(replace(rest, others=self._merged(causes) + rest.others))
+        alike = [cause for cause in causes if cause.code == event.code]
+        finding = with_evidence(self.named.finding(event, alike, sure), alike)
+        alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
+        rule = event.match.rule if event.match else None
+        sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
+        named = sure_words and not self._may_follow(event) if rule else self._ended(event)
+        named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
+        named = named and not self.tiers.trained_behind() and not waited
+        if waited:
+            why = f"the first line that names a cause; {waited[0].code} at line {waited[0].number} stands before it"
+        passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
+        named = named and all(
+            each.wrote_on for each in passed
+        )  # else the last exception may follow from the one before
+        others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
+        other = self.named.first_of_others(finding)
+        if other is not None:
+            why, named = f"{other.who} saw rank {other.rank} fail first; these words are rank {finding.rank}'s", False
+            finding = replace(
+                finding, rank=other.rank, host=other.host or None, evidence=(*finding.evidence, other.evidence)
+            )
+        return replace(
+            rest,
+            answer=finding.code,
+            confidence=CERTAIN if named and (sure or alone) else LIKELY,
+            rule=rule.id if rule else "",
+            source=rule.source if rule else "",
+            finding=self.named.by_launcher(finding, alike),
+            why_first=why,
+            others=others + tuple(self.extra) + rest.others,
+        )
+
+    def _gave_up_before(self, symptom: Event, cause: Event) -> bool:
+        """Had another rank already waited in vain when this happened? Then it is not what that rank waited for."""
+        waits = symptom.match is not None and symptom.match.rule.blames == OTHER
+        if not waits or None in (symptom.rank, cause.rank) or symptom.rank == cause.rank:
+            return False
+        if symptom.time is not None and cause.time is not None:
+            return symptom.time < cause.time - NOTICED
+        return symptom.evidence.file == cause.evidence.file and symptom.number < cause.number
+
+    def _may_follow(self, event: Event) -> bool:
+        """Waiting for a peer in vain is no surprise where another line says that a peer was lost."""
+        waits = event.match is not None and event.match.rule.blames == OTHER
+        return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
+
+    def _ended(self, event: Event) -> bool:
+        """Did this exception end its process, by itself? A launcher says so, or nothing much was written after it."""
+        if event.caught or not names_itself(event.exception):
+            return False
+        return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
+
+    def _of_symptoms(self, rest: Failure) -> Failure:
+        why = "no line names a cause; this is what can be seen of it"
+        symptoms = self.tiers[SYMPTOM]
+        if not symptoms:
+            others = tuple(self.extra[1:]) + rest.others
+            finding = self.extra[0]
+            return replace(rest, answer=finding.code, confidence=LIKELY, finding=finding, why_first=why, others=others)
+        telling = [event for event in symptoms if event.code not in _BARE]
+        unexplained = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
+        if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:
+            return self._without_cause(rest)
+        event, why_first, sure = earliest(telling or symptoms, self.first, self.ranks)
+        alike = [e for e in symptoms if e.code == event.code]
+        finding = with_evidence(self.named.finding(event, alike, sure), alike)
+        rule = event.match.rule if event.match else None
+        named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
+        named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
+        named = named and not self.tiers.trained_behind()
+        return replace(
+            rest,
+            answer=finding.code,
+            confidence=CERTAIN if named else LIKELY,
+            rule=rule.id if rule else "",
+            source=rule.source if rule else "",
+            finding=self.named.by_launcher(blame(finding, self.extra), alike),
+            why_first=why if not named else why_first,
+            others=tuple(self.extra) + self._merged([e for e in symptoms if e.code != finding.code]) + rest.others,
+        )
+
+    def _without_cause(self, rest: Failure) -> Failure:
+        """Only reports, consequences, or words that no rule knows: what warnings say about it is then worth something."""
+        exceptions = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
+        warned = [event for event in self.tiers[WARNED] if event.match and event.match.rule.role == CAUSE]
+        lost = [event for event in self.tiers[CONSEQUENCE] if event.code == "peer-lost"]
+        if exceptions and all(CUT_OFF in event.exception for event in exceptions):
+            above = [event for event in (*warned, *lost) if self._stands_above(event, exceptions)]
+            exceptions = exceptions if not above else []
+        for events, why in (
+            (exceptions, "an exception without its traceback; nothing else names a cause"),
+            (warned, "only a warning speaks of it, but something failed and nothing else says why"),
+        ):
+            if events:
+                return self._likely(rest, events, why)
+        first = self.first if self.first and self.first.exit_code and self.first.rank is not None else None
+        if lost and first and all(self.ranks.rank(event) not in (None, first.rank) for event in lost):
+            return self._reported_only(rest, first)  # who lost a peer is known, and so is who was lost
+        if lost:
+            event, _, _ = earliest(lost, self.first, self.ranks)
+            return replace(
+                rest,
+                answer=event.code,
+                confidence=LIKELY,
+                rule=event.match.rule.id if event.match else "",
+                source=event.match.rule.source if event.match else "",
+                finding=self.named.by_launcher(with_evidence(self.named.finding(event, lost), lost)),
+                why_first="another rank ended first; its own log is not here, or says nothing",
+                consequences=tuple(item for item in rest.consequences if item.code != event.code),
+            )
+        shown = [*rest.others, *self._merged(self.tiers[UNEXPLAINED]), *rest.consequences]
+        if first and first.tells_of(shown[0]):
+            return self._reported_only(rest, first, shown[0].evidence)
+        # Who warned or lost a peer is not thereby the rank that failed; whom a launcher reports is.
+        reported = shown[0] if rest.others else replace(shown[0], rank=None, local=False)
+        return replace(
+            rest,
+            answer=NOT_KNOWN,
+            confidence=UNKNOWN,
+            finding=self.named.by_launcher(reported),
+            others=rest.others[1:],
+            notes=rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences),
+            why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
+        )
+
+    def _stands_above(self, said: Event, exceptions: List[Event]) -> bool:
+        """Was it said right before one of these tracebacks, whose end nobody saw?"""
+        return any(
+            said.evidence.file == cut.evidence.file and 0 < cut.number - said.number <= ABOVE_CUT for cut in exceptions
+        )
+
+    def _likely(self, rest: Failure, events: List[Event], why: str) -> Failure:
+        event, _, _ = earliest(events, self.first, self.ranks)
+        finding = with_evidence(finding_of(event, self.ranks), [e for e in events if e.code == event.code])
+        rule = event.match.rule if event.match else None
+        return replace(
+            rest,
+            answer=finding.code,
+            confidence=LIKELY,
+            rule=rule.id if rule else "",
+            source=rule.source if rule else "",
+            finding=self.named.by_launcher(finding, [event]),
+            why_first=why,
+        )
+
+    def _reported_only(self, rest: Failure, first: FirstFailure, more: Tuple[Evidence, ...] = ()) -> Failure:
+        """The launcher's own table is all there is: it says who failed and not why."""
+        title = f"{first.who} reports that a rank failed (exit code {first.exit_code})"
+        evidence, host = (first.evidence, *more), first.host or None
+        finding = Finding("child-failed", ERROR, title, "", first.fix, evidence, host=host, rank=first.rank)
+        why = "nothing here names a cause; the log of that rank is not here, or says nothing"
+        others = tuple(other for other in rest.others if other.code != finding.code)
+        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why, others=others)
+
+    def _merged(self, events: List[Event]) -> Tuple[Finding, ...]:
+        return merged_findings(events, self.ranks)

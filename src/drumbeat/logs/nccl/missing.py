@@ -1,0 +1,160 @@
+"""Communicators that were never complete: who began, who never came."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from drumbeat.findings.model import ERROR, INFO, WARNING, Evidence, Finding
+from drumbeat.logs.nccl.communicators import Communicators, Member, group
+from drumbeat.logs.read.attempts import GoodEnds
+from drumbeat.logs.read.launchers import ranks
+
+MAX_FINDINGS = 8
+
+
+def incomplete(state: Communicators, good_ends: GoodEnds) -> Tuple[List[Finding], List[Finding]]:
+    """START without COMPLETE, which NCCL 2.18 and newer print: those that hang, and those where the log may just end.
+
+    Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank is what any
+    log shows that was cut there; so are those of some, where as many processes as ranks have spoken, and those of all the
+    ranks of one host. Where the work was done in the end, lines of COMPLETE are missing and not ranks.
+    """
+    spoke = sum(bool(process.speaks_of_networks or process.members) for process in state.processes.values())
+    hanging: List[Finding] = []
+    maybe: List[Finding] = []
+    for members in group(list(state.processes.values())):
+        waiting = [member for member in members if member.started and not member.completed]
+        alone = max(member.nranks for member in members) <= 1  # nobody to wait for
+        if not waiting or alone or len(hanging) + len(maybe) >= MAX_FINDINGS:
+            continue
+        through = any(member.completed for member in members)
+        nranks, hosts = max(member.nranks for member in members), {member.process.host for member in members}
+        most = len(waiting) > 1 and 2 * len(waiting) >= nranks
+        of_one_process = len(members) > 1 and all(member.process is members[0].process for member in members)
+        all_came = len({member.rank for member in members}) == nranks or _all_came(members)
+        cut = len(hosts) == 1 if all_came else spoke >= nranks or of_one_process
+        finding = _finding(members, waiting)
+        done = all(good_ends.last(each.file or "") > (each.line or 0) for each in finding.evidence)
+        if not done:
+            (hanging if through or most and not cut else maybe).append(finding)
+    return hanging, maybe
+
+
+def _all_came(members: List[Member]) -> bool:
+    """A rank knows how many nodes there are, and is through, when every rank has told it where it is."""
+    return any(member.nnodes or member.completed for member in members)
+
+
+def _finding(members: List[Member], waiting: List[Member]) -> Finding:
+    nranks = max(member.nranks for member in members)
+    seen = {member.rank for member in members}
+    absent = [] if _all_came(members) else [rank for rank in range(min(nranks, 100_000)) if rank not in seen]
+    evidence = tuple(member.started for member in waiting[:2] if member.started)
+    if absent:
+        title = f"a communicator of {nranks} ranks was never complete: {ranks(absent)} did not come"
+        cause = "these ranks logged nothing (or their logs are not here): not started, dead, or stuck before NCCL"
+        fix = f"look at the logs of {ranks(absent)}; their hosts are not among: {_hosts(members)}"
+        return Finding("ranks-missing", ERROR, title, cause, fix, evidence)
+    names = ranks([member.rank for member in waiting])
+    title = f"a communicator of {nranks} ranks was never complete: {names} began and did not end"
+    cause = "the ranks did not reach each other (interface, firewall, different networks), or one of them died"
+    fix = f"look at {_hosts(waiting)} first; compare 'Using network' and the bootstrap's interface on all hosts"
+    host = waiting[0].process.host if len({member.process.host for member in waiting}) == 1 else None
+    return Finding("init-incomplete", ERROR, title, cause, fix, evidence, host=host or None)
+
+
+def _hosts(members: List[Member]) -> str:
+    hosts = sorted({member.process.host for member in members if member.process.host})
+    return ", ".join(hosts[:16]) + (f" and {len(hosts) - 16} more" if len(hosts) > 16 else "") or "unknown hosts"
+
+
+def lone_worlds(state: Communicators) -> List[Finding]:
+    """Several processes, each in a world of its own: the launcher's ranks never reached the program."""
+    worlds = [member for process in state.processes.values() for member in process.members]
+    hosts = {member.process.host for member in worlds}
+    if len(worlds) < 2 or len(state.processes) < 2 or any(member.nranks != 1 for member in worlds):
+        return []
+    evidence = tuple(member.completed or member.started for member in worlds[:2])
+    return [
+        Finding(
+            "lone-worlds",
+            WARNING,
+            f"{len(worlds)} processes on {len(hosts)} hosts, each alone in a communicator of 1 rank",
+            "the program does not see the launcher's ranks (nccl-tests without MPI=1, RANK and WORLD_SIZE not set)",
+            "build with MPI=1, or start it so that rank and world size reach it",
+            tuple(item for item in evidence if isinstance(item, Evidence)),
+        )
+    ]
+
+
+def different_networks(state: Communicators) -> List[Finding]:
+    """One host chose Socket, another IB: NCCL picks per node and does not agree."""
+    for members in group(list(state.processes.values())):
+        by_network: Dict[str, List[str]] = {}
+        evidence: List[Evidence] = []
+        for process in (member.process for member in members):
+            if process.network:
+                hosts = by_network.setdefault(process.network, [])
+                if not hosts and process.network_evidence:
+                    evidence.append(process.network_evidence)
+                if process.host not in hosts:
+                    hosts.append(process.host)
+        if len(by_network) > 1:
+            return [_different(by_network, evidence)]
+    return []
+
+
+def _different(by_network: Dict[str, List[str]], evidence: List[Evidence]) -> Finding:
+    words = "; ".join(f"{name} on {', '.join(sorted(hosts)[:8])}" for name, hosts in sorted(by_network.items()))
+    return Finding(
+        "networks-differ",
+        ERROR,
+        f"the processes of one communicator chose different networks: {words}",
+        "each node picks by itself what it can open; they cannot talk to each other then",
+        "make the same libraries and devices visible everywhere; NCCL_NET makes the odd one fail with a message",
+        tuple(evidence[:4]),
+    )
+
+
+# NCCL_* settings that differ between processes of one job.
+
+
+# These may differ from host to host with good reason.
+_PER_HOST = ("NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE", "NCCL_HOSTID", "NCCL_COMM_ID")
+
+
+def differences(state: Communicators) -> List[Finding]:
+    """One finding for each variable with more than one value."""
+    values: Dict[str, Dict[str, List[str]]] = {}
+    evidence: Dict[str, List[Evidence]] = {}
+    for process in state.processes.values():
+        for name, (value, where) in process.settings.items():
+            hosts = values.setdefault(name, {}).setdefault(value, [])
+            if not hosts:
+                evidence.setdefault(name, []).append(where)
+            label = process.host or (where.file or "?")
+            if label not in hosts:
+                hosts.append(label)
+    found = []
+    for name, by_value in sorted(values.items()):
+        if len(by_value) < 2:
+            continue
+        words = "; ".join(f"{value or '(empty)'} on {_some(hosts)}" for value, hosts in sorted(by_value.items())[:6])
+        harmless = name in _PER_HOST
+        found.append(
+            Finding(
+                "settings-differ",
+                INFO if harmless else WARNING,
+                f"{name} differs between processes: {words}",
+                "normal where interfaces or devices have other names on other hosts"
+                if harmless
+                else "ranks with other settings can hang or exchange wrong sizes",
+                "" if harmless else f"give every rank the same {name}",
+                tuple(evidence[name][:4]),
+            )
+        )
+    return found
+
+
+def _some(hosts: List[str]) -> str:
+    return ", ".join(sorted(hosts)[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")

@@ -1,0 +1,348 @@
+"""torchrun's closing summary: which rank it saw fail first, where, and how."""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from datetime import datetime
+from typing import Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import ERROR, Evidence, Finding
+from drumbeat.logs.read.prefixes import Line, seconds_in_year
+
+_FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)")
+# The same fields where copying has put several of them on one line.
+_INLINE = (
+    ("time", re.compile(r"\btime\s*: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)")),
+    ("host", re.compile(r"\bhost\s*: (\S+)")),
+    ("rank", re.compile(r"\brank\s*:?\s*(\d+ \(local[ _]rank:? ?\d*)")),
+    ("exitcode", re.compile(r"\bexitcode\s*: ?(-?\d+) \(pid")),
+)
+ROOT_CAUSE, LOCAL_RANK = "Root Cause (first observed failure)", "(local_rank: "  # words of its lines
+_RANK_FIELD = re.compile(r"\s*rank\s*: \d+ \(local_rank: \d+\)")
+_MAX_LINES = 16
+_MAX_TABLES = 1_000
+TORCHRUN = "torchrun"
+OWN_LOG = (
+    "read that rank's own log: torchrun --log-dir DIR --redirects 3 keeps one for each rank; @record of "
+    "torch.distributed.elastic.multiprocessing.errors before main() brings the traceback into torchrun's table"
+)
+APART = 60  # seconds between the ends of two runs; less may be two launchers of one run
+# Signals that end a process from outside or for a fault of its own. Launchers stop the other ranks with SIGTERM, and a rank
+# that gave up waiting calls abort().
+_DEATHS = frozenset({signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE})
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    rank: Optional[int]
+    host: str
+    exit_code: Optional[int]
+    evidence: Evidence
+    who: str = TORCHRUN  # says so
+    local: Optional[int] = None  # its rank on its node
+    time: str = ""  # 2026-03-29_22:03:17, as torchrun writes it
+
+    @property
+    def by_signal(self) -> bool:
+        """Did the rank die from a signal that no other rank's failure explains?"""
+        code = self.exit_code or 0
+        return (-code if code < 0 else code - 128) in _DEATHS
+
+    @property
+    def seconds(self) -> Optional[float]:
+        """Its time, comparable with that of a line."""
+        return seconds_in_year(self.time) if self.time else None
+
+    @property
+    def fix(self) -> str:
+        return OWN_LOG if self.who == TORCHRUN else ""
+
+    def tells_of(self, report: Finding) -> bool:
+        """Is this table of the same torchrun, and about the same rank, as that report without a cause?"""
+        of_same = bool(report.evidence) and report.evidence[0].file == self.evidence.file
+        return self.who == TORCHRUN and of_same and report.code == "child-failed" and report.rank in (None, self.rank)
+
+
+class ElasticSummary:
+    """Feed it lines; `first` is the failure that torchrun itself calls the root cause."""
+
+    def __init__(self) -> None:
+        self.first: Optional[FirstFailure] = None
+        self.several_runs = False  # one host's torchrun ended more than once, and which lines are whose is not known
+        self._tables: List[FirstFailure] = []
+        self._ended: Dict[Tuple[str, str], FirstFailure] = {}  # file and host -> its torchrun's last end
+        self._hosts: Dict[str, str] = {}  # host -> time of its torchrun's first end
+        self.begins: Dict[str, int] = {}  # file -> first line behind the end of an earlier run in it
+        self.open = 0  # lines of the block still to come
+        self._headless = False  # the open block has no words before it that call it the root cause
+        self._fields: Dict[str, str] = {}
+        self._evidence = Evidence("")
+
+    def feed(self, text: str, file: str, number: int) -> None:
+        start = text.find(ROOT_CAUSE)
+        if not self.open and start < 0 and _RANK_FIELD.match(text):
+            # The table's beginning is not here. Its last block is the root cause, if nothing but its closing line follows.
+            self.open, self._fields, self._headless = _MAX_LINES, {}, True
+            self._evidence = Evidence(text.strip()[:200], file, number)
+        if start >= 0:
+            self.open, self._fields, self._headless = _MAX_LINES, {}, False
+            self._evidence = Evidence(text.strip()[:200], file, number)
+            self._inline(text[start:])
+            return
+        if not self.open:
+            return
+        self.open -= 1
+        match = _FIELD.match(text)
+        self._inline(text)
+        if match:
+            self._fields[match[1]] = match[2].strip()
+        if self._headless:
+            if text.startswith("===="):
+                self._close()
+            elif not match:
+                self.open = 0
+        elif match and match[1] == "traceback" or text.startswith("====") or not self.open:
+            self._close()
+
+    def finish(self) -> None:
+        """The log ends within the table: what it holds so far counts; without the table's beginning, only a whole block."""
+        if self.open and (not self._headless or "traceback" in self._fields):
+            self._close()
+
+    def _inline(self, text: str) -> None:
+        for name, pattern in _INLINE:
+            match = pattern.search(text)
+            if match:
+                self._fields.setdefault(name, match[1])
+
+    def _close(self) -> None:
+        self.open = 0
+        rank = re.match(r"\d{1,7}", self._fields.get("rank", ""))
+        local = re.search(r"\(local[ _]rank:? ?(\d{1,7})", self._fields.get("rank", ""))
+        code = re.match(r"-?\d{1,7}", self._fields.get("exitcode", ""))
+        if not rank and not code:
+            return
+        found = FirstFailure(
+            int(rank[0]) if rank else None,
+            self._fields.get("host", "").split(" ")[0],
+            int(code[0]) if code else None,
+            self._evidence,
+            local=int(local[1]) if local else None,
+            time=self._fields.get("time", "")[:40],
+        )
+        if len(self._tables) < _MAX_TABLES:
+            self._tables.append(found)
+        if self.first is None or _before(found, self.first):
+            self.first = found
+        if found.host:
+            self._compare(found)
+
+    def _compare(self, found: FirstFailure) -> None:
+        """Has this host's torchrun ended before, in another run?"""
+        file = found.evidence.file or ""
+        before = self._ended.get((file, found.host))
+        self._ended[(file, found.host)] = found
+        if before is not None and _seconds_apart(before.time, found.time) > APART:
+            self.begins[file] = max((before.evidence.line or 0) + 1, self.begins.get(file, 0))
+        elif self._hosts.setdefault(found.host, found.time) != found.time:
+            self.several_runs = True
+
+    def drop(self, begins: Mapping[str, int]) -> None:
+        """Forget the tables of earlier runs: `begins` has the first line of each file's last one."""
+        self._tables = [
+            table for table in self._tables if (table.evidence.line or 0) >= begins.get(table.evidence.file or "", 0)
+        ]
+        if self.first is not None and self.first.who == "torchrun":
+            self.first = None
+            for table in self._tables:
+                if self.first is None or _before(table, self.first):
+                    self.first = table
+
+
+def _seconds_apart(one: str, other: str) -> float:
+    try:
+        first, second = (datetime.strptime(text[:19], "%Y-%m-%d_%H:%M:%S") for text in (one, other))
+    except ValueError:
+        return 0.0
+    return abs((second - first).total_seconds())
+
+
+def _before(one: FirstFailure, other: FirstFailure) -> bool:
+    """Every node's torchrun prints a summary. One that was ended (SIGTERM) was not first; else the time decides."""
+    if (one.exit_code == -15) != (other.exit_code == -15):
+        return other.exit_code == -15
+    return bool(one.time) and one.time < other.time
+
+
+# torch's collective timeouts: which ranks waited in which collective, and who was not there. Everybody who waits
+# prints a timeout; the rank to look at is the one that printed none, or one for an earlier collective, or that says
+# of itself that it has called fewer.
+
+
+_WORK = re.compile(
+    r"Work(?:NCCL|Gloo|RCCL)?\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?(?:, NumelOut=\d+)?, Timeout\(ms\)=(\d+)\)"
+)
+_GROUP = re.compile(r"\[PG (?:ID )?(\S+)(?: PG GUID (\S+))? Rank (\d+)\]|\[Rank (\d+)\]")
+_ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")  # longer numbers were seen to be garbage
+_FAILED_AT = re.compile(r"(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?): (\d{1,12})\b")
+MAX_TIMEOUTS = 20_000
+MAX_NAMED = 16
+
+
+@dataclass(frozen=True)
+class Timeout:
+    rank: int
+    sequence: int
+    operation: str
+    numel: Optional[int]
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class Enqueued:
+    """The last collective that a rank says it has called."""
+
+    number: int
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class Late:
+    """What the timeouts of one process group show together, and who was waited for: ranks that did not wait themselves."""
+
+    finding: Finding
+    ranks: Tuple[int, ...] = ()
+
+
+class Timeouts:
+    def __init__(self) -> None:
+        self.groups: Dict[str, Dict[int, Timeout]] = {}  # process group -> rank -> its timeout
+        self.enqueued: Dict[str, Dict[int, Enqueued]] = {}  # process group -> rank -> last collective it called
+        self._failed_at: Dict[Tuple[int, int], Set[str]] = {}  # rank and SeqNum -> the groups whose lines name both
+        self.heard: Set[int] = set()  # ranks whose own lines speak of collectives
+        self._several: Set[str] = set()  # names under which lines of several process groups stand
+        self._count = 0
+
+    def feed(self, line: Line, evidence: Evidence) -> None:
+        if not any(words in line.text for words in ("SeqNum=", "ast enqueued", "Received a dump signal")):
+            return
+        # The one nearest to the message: older torch repeats it in longer words.
+        named = next(iter(list(_GROUP.finditer(line.text.split("Watchdog caught")[0]))[-1:]), None)
+        # The prefix names the rank in the world, the group's own text its rank in the group.
+        rank = line.rank if line.rank is not None or not named else int(named[3] or named[4])
+        if rank is None or self._count >= MAX_TIMEOUTS:
+            return
+        self._count += 1
+        self.heard.add(rank)
+        group = (named[2] or named[1] or "") if named else ""
+        last = _ENQUEUED.search(line.text)
+        if last:
+            self.enqueued.setdefault(group, {})[rank] = Enqueued(int(last[1]), evidence)
+            failed = _FAILED_AT.search(line.text)
+            if failed and group:
+                self._failed_at.setdefault((rank, int(failed[1])), set()).add(group)
+        work = _WORK.search(line.text) if "caught collective operation timeout" in line.text else None
+        if not work:
+            return
+        numel = int(work[3]) if work[3] else None
+        timeout = Timeout(rank, int(work[1]), work[2], numel, evidence)
+        known = self.groups.setdefault(group, {}).setdefault(rank, timeout)
+        if not group and known.sequence != timeout.sequence:
+            self._several.add(group)  # one rank waits in one collective of a group: these are of different groups
+
+    def findings(self, nranks: Optional[int]) -> List[Finding]:
+        return [late.finding for late in self._late(nranks)]
+
+    def late_ranks(self, nranks: Optional[int]) -> FrozenSet[int]:
+        """Those that the others waited for, whatever they printed themselves."""
+        return frozenset(rank for late in self._late(nranks) for rank in late.ranks)
+
+    def _late(self, nranks: Optional[int]) -> List[Late]:
+        found = []
+        for group, timeouts in sorted(self._by_group().items()):
+            if group in self._several or not timeouts:  # each group counts for itself; nothing can be compared
+                continue
+            late = _judge(timeouts, nranks, self.enqueued.get(group, {}))
+            if late:
+                found.append(late)
+        return found
+
+    def _by_group(self) -> Dict[str, Dict[int, Timeout]]:
+        """torch's line about a collective does not name its group. Another line of the same rank may: then all who wait in that
+        collective belong there, if no other group is named for it."""
+        groups = {group: dict(timeouts) for group, timeouts in self.groups.items()}
+        if "" in self._several:
+            return groups
+        homes: Dict[Tuple[int, str], Set[str]] = {}
+        for rank, timeout in groups.get("", {}).items():
+            home = self._failed_at.get((rank, timeout.sequence), set())
+            homes.setdefault((timeout.sequence, timeout.operation), set()).update(home)
+        for rank, timeout in list(groups.get("", {}).items()):
+            home = homes[(timeout.sequence, timeout.operation)]
+            if len(home) == 1:
+                groups.setdefault(next(iter(home)), {}).setdefault(rank, groups[""].pop(rank))
+        return groups
+
+
+def _judge(timeouts: Dict[int, Timeout], nranks: Optional[int], enqueued: Dict[int, Enqueued]) -> Optional[Late]:
+    sequences = {timeout.sequence for timeout in timeouts.values()}
+    operations = {(timeout.sequence, timeout.operation) for timeout in timeouts.values()}
+    evidence = tuple(timeout.evidence for timeout in sorted(timeouts.values(), key=lambda t: t.sequence)[:3])
+    if len(sequences) > 1:
+        behind = [rank for rank, timeout in timeouts.items() if timeout.sequence == min(sequences)]
+        title = (
+            f"ranks wait in different collectives: SeqNum {min(sequences)} to {max(sequences)}; behind: {ranks(behind)}"
+        )
+        cause = "the ranks did not make the same calls: uneven data, or a collective that only some of them reach"
+        fix = (
+            f"look at what {ranks(behind)} did before; every rank must make the same collective calls in the same order"
+        )
+        return Late(Finding("collective-desync", ERROR, title, cause, fix, evidence, rank=_only(behind)))
+    if len({operation for _, operation in operations}) > 1:
+        title = (
+            f"ranks make different calls at SeqNum {min(sequences)}: {', '.join(sorted({o for _, o in operations}))}"
+        )
+        cause = "the ranks took different branches"
+        fix = "every rank must make the same collective calls in the same order"
+        return Late(Finding("collective-desync", ERROR, title, cause, fix, evidence))
+    (sequence, operation) = next(iter(operations))
+    behind = sorted(rank for rank, last in enqueued.items() if last.number < sequence and rank not in timeouts)
+    silent = [rank for rank in _silent(timeouts, nranks) if rank not in enqueued]
+    absent = [*behind, *silent]
+    if not absent:
+        return None
+    words = [_stand(behind, [enqueued[rank].number for rank in behind], sequence, operation)] if behind else []
+    if silent:
+        words.append(f"no timeout from {ranks(silent)} in {operation} SeqNum {sequence}, which the others waited for")
+    cause = "late, stuck or dead; or ended by the launcher before it could say so"
+    fix = f"look at the log and the stack (py-spy dump) of {ranks(absent)}"
+    shown = (*(enqueued[rank].evidence for rank in behind[:1]), *evidence)
+    finding = Finding("rank-absent", ERROR, "; ".join(words), cause, fix, shown, rank=_only(absent))
+    return Late(finding, tuple(absent))
+
+
+def _stand(behind: List[int], numbers: List[int], sequence: int, operation: str) -> str:
+    """`rank 2 stands at 1522, the others at 1523 (ALLREDUCE)`."""
+    at = f"{min(numbers)} to {max(numbers)}" if len(set(numbers)) > 1 else f"{numbers[0]}"
+    stand = "stands" if len(behind) == 1 else "stand"
+    return f"{ranks(behind)} {stand} at {at}, the others at {sequence} ({operation})"
+
+
+def _silent(timeouts: Dict[int, Timeout], nranks: Optional[int]) -> List[int]:
+    """Ranks without a timeout; only when most of a known world did print one."""
+    if not nranks or nranks > 100_000 or len(timeouts) * 2 < nranks or max(timeouts) >= nranks:
+        return []
+    return [rank for rank in range(nranks) if rank not in timeouts]
+
+
+def _only(found: List[int]) -> Optional[int]:
+    return found[0] if len(found) == 1 else None
+
+
+def ranks(numbers: List[int]) -> str:
+    """`rank 3`, `ranks 1, 2, 5`."""
+    shown = ", ".join(map(str, sorted(numbers)[:MAX_NAMED]))
+    more = f" and {len(numbers) - MAX_NAMED} more" if len(numbers) > MAX_NAMED else ""
+    return f"rank{'s' if len(numbers) != 1 else ''} {shown}{more}"

@@ -1,0 +1,276 @@
+"""One physical line, freed of what launchers, containers and loggers put before it.
+
+mpirun's tags, srun -l, torchrun's [rank3]:, pdsh, Ray, docker, Kubernetes, kernel logs, timestamps and colours: each
+tells something (a rank, a host, a time, a level) and none of it belongs to the message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+
+MAX_LINE = 8192  # characters kept of a line; a log may hold lines without end
+_MAX_PREFIXES = 10
+_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ANSI_BYTES = re.compile(_ANSI.pattern.encode())
+ESCAPE = b"\x1b"
+_DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_LEVELS = r"(?P<level>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)"
+# What a program's own line begins with: before it, a word with a colon is a host.
+_OWN_START = (
+    r"(?=\s*(?:\[rank ?\d|\[\d{4}-\d\d|Traceback \(most|File \"|[\w.-]+:\d+:\d+ \["
+    r"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b))"
+)
+
+
+def _patterns(*patterns: str) -> Tuple[re.Pattern[str], ...]:
+    return tuple(map(re.compile, patterns))
+
+
+# By the first character of what is left of the line; tried again and again until none fits.
+_BRACKET = _patterns(
+    r"\[(?:\d+,)?(?P<task>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output, horovodrun
+    r"\[(?:rank|Rank|RANK)[ :=]{0,2}(?P<rank>\d+)\]:?\s?",  # torch, Lightning
+    r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
+    r"\[(?P<time>" + _DATE + r")\] ?",
+    r"\[(?P<time>" + _DATE + r"): (?P<level>[IWEF]) [\w./-]{1,120}:\d+\] ?",  # Horovod
+    r"\[(?P<time>" + _DATE + r") (?P<level>[IWEF]) \d{1,9} \d{1,9}\] ?",  # Ray's own processes
+    r"\[(?P<level>[IWEF]) (?P<time>" + _DATE + r")[^\]]{0,60}\] ?",  # Optuna, Jupyter
+    r"\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?",
+    r"\[" + _LEVELS + r"\s{0,4}\] ?",  # DeepSpeed: [2026-01-02 03:04:05,678] [ERROR] [launch.py:325:sigkill_handler]
+    r"\[[\w./-]{1,80}\.py:\d+(?::[\w<>]{1,60})?\] ?",
+    r"\[ *\+?\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
+    r"\[\d{1,9}\.(?:\d{1,2}|batch|extern|interactive)\] (?=\w{1,20}: )",  # slurmd's own log, the step
+    r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
+    r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",
+    r"\[(?P<task>\d{1,6})\] (?=Traceback \(most|\s+File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",  # hydra -l
+    r"\[\d{1,9}\] (?=[\w.-]+:\d+:\d+ \[|\[)",  # hydra -l, line numbers of a log viewer
+)
+_ROUND = _patterns(r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?P<host>[\w.:-]+))?\)\s?")  # Ray, vLLM
+_DIGIT = _patterns(
+    r"(?P<time>" + _DATE + r") (?:stdout|stderr) [FP] ",  # a container runtime's own log
+    r"(?P<time>" + _DATE + r")(?: -|:|,)? (?:\| )?(?:" + _LEVELS + r"\s{0,5}[|:-]\s?)?",
+    r"\d\d:\d\d:\d\d(?:[.,]\d+)? (?=\S)",
+    r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ",  # pdsh
+    r" {0,5}(?P<task>\d{1,6}):(?: |$)",  # srun -l
+    r" {0,5}(?P<task>\d{1,6}):(?=\[|Traceback|[\w.-]+:\d+:\d+ \[)",
+)
+_KERNEL = _patterns(
+    r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
+    r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d{1,9})? (?P<host>[\w.-]{1,80}) "
+    r"(?:kernel|[\w./@-]{1,60}\[\d{1,9}\]): ",  # syslog, journalctl
+    r"(?P<host>[\w.-]{1,80}) kernel: ",  # the same, where its time was taken for a logger's
+)
+_LOGGER = _patterns(
+    _LEVELS + r" \d\d-\d\d \d\d:\d\d:\d\d (?:\[?[\w./-]{1,80}:\d+\]\s?)?",  # vLLM
+    r"(?P<level>[IWE]) \d\d-\d\d \d\d:\d\d:\d\d [\w./-]{1,80}:\d+\] ?",  # SkyPilot
+    _LEVELS + r"(?=:[\w.]{1,100}:)",  # Python's logging.basicConfig; the logger's name stays
+)
+_TIMESTAMPED = _patterns(  # mpirun --timestamp-output --tag-output
+    r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[(?:\d+,)?\d+\]<std)"
+)
+_QUOTE = _patterns(
+    r"[>\u2502|] {0,2}(?=\S)",  # an issue's quotation, a terminal's frame
+    r"[>\u2502]$",
+    r"# (?=\s*(?:\[|Traceback|File \"))",  # a log kept as comments
+)
+_COMPOSE = _patterns(
+    r"(?P<redirected>std(?:out|err)) \| ",  # FastChat: its logger calls all that is printed there an error
+    r"[\w.-]{1,60} +\| ",  # docker compose
+)
+_HOST = _patterns(
+    r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}|localhost): ",  # pdsh, clush, ssh loops, DeepSpeed
+    r"(?!error|warning|python|bash)(?P<host>[a-z][a-z0-9.-]{1,60}): " + _OWN_START,
+)
+
+
+def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
+    first = text[:1]
+    if first == "[":
+        return _BRACKET
+    if first == "(":
+        return _ROUND
+    if first.isdigit() or first == " ":
+        return _DIGIT
+    if first in (">", "\u2502", "#"):
+        return _QUOTE
+    start = text[:72]
+    if "]<std" in start:
+        return _TIMESTAMPED
+    if " | " in start:
+        return _COMPOSE
+    if text.startswith(("INFO", "WARN", "ERROR", "DEBUG", "CRITICAL", "I ", "W ", "E ")):
+        return _LOGGER
+    if ": " in start:
+        of_system = " kernel: " in start or start.startswith("kern ") or (start[3:4] == " " and start[9:10] == ":")
+        return _KERNEL if of_system else _HOST
+    return ()
+
+
+# A progress bar whose line did not end before the next writer's words: `33%|###   | 3/9 [00:04<00:08,  1.2it/s]Killed`
+_BAR = re.compile(r"[^|\n]{0,80}\d{1,3}%\|[^|\n]{0,300}\| ?\d\S{0,20}/\d\S{0,20} \[[^\]\n]{0,300}\]\s{0,200}(?=\S)")
+_SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
+# glog: [E810 03:04:11.061727749 File.cpp:683] or E0516 10:49:24.165000 10143 path.py:874]
+_GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
+# The same, or without a time: [W socket.cpp:426]; W external/xla/file.cc:291]
+_GLOG_LEVEL = re.compile(
+    r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*)?(?: {1,9}\d{1,9})? {1,9}\S{1,200}?\.(?:cpp|cc|cu|h|hpp|py|go):\d+\]"
+)
+_PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
+# INFO: text; INFO     text; root - INFO - text
+_SAID_LEVEL = re.compile(
+    r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
+    r"|wandb: (WARNING) "
+    r"|[\w.]{1,100}: \[(INFO|DEBUG|WARNING|ERROR|CRITICAL)\] "  # torch elastic, 2.1
+    r"|(?:[A-Z]\w{0,15} )?(INFO|DEBUG|WARNING|WARN|ERROR|CRITICAL|FATAL) \d{4}-\d\d-\d\d[ T]"  # Paddle
+    r"|(?:\[[\w.-]{1,40}\] )?\[((?i:info|debug|warning|warn|error|critical|fatal))\][ :]"  # LightGBM: [LightGBM] [Fatal]
+    r"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|DEBUG|WARN|ERROR|FATAL) "  # Spark
+    r"|(WARNING|ERROR|CRITICAL) \[\d\d/\d\d \d\d:\d\d:\d\d \S{1,80}: "  # detectron2
+)
+# level=info msg=text; "level": "info"
+# What programs without a logger put before their last words: `Error: no shard is left`, `train: fatal: ...`
+_LAST_WORDS = re.compile(
+    r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z_'\"(])"
+    r"|Exception has occurred: (?=[A-Za-z])"  # an editor's debugger
+)
+_ASCEND = re.compile(r"E[A-Z]\d{4}: (?=\S)")  # CANN's numbers of errors
+_GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
+_WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
+_LEVEL_FIELD = re.compile(
+    r"\b(?:level(?:name)?|severity)\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b"
+)
+_LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
+_LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
+_LEVEL_LETTER.update(
+    {"INFO": "I", "DEBUG": "I", "TRACE": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F"}
+)
+_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
+_TORCH_RANK = re.compile(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]|, RankID:(\d+)\)")
+_DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before each month of a leap year
+
+
+@dataclass(frozen=True)
+class Line:
+    """`rank` is what the prefix says (a task number for srun -l). `time` counts seconds within its year."""
+
+    text: str
+    rank: Optional[int] = None
+    host: Optional[str] = None
+    time: Optional[float] = None
+    level: str = ""  # I, W, E or F, where a logger says so; I and W are never errors by themselves
+
+    @property
+    def only_warns(self) -> bool:
+        return self.level in ("I", "W")
+
+
+def decode(raw: bytes) -> str:
+    return raw[: MAX_LINE * 2].decode("utf-8", "replace")
+
+
+def without_escapes(raw: bytes) -> bytes:
+    """Without colours, which may stand in the middle of a word: before any word is looked for."""
+    return _ANSI_BYTES.sub(b"", raw) if ESCAPE in raw else raw
+
+
+def without_colour(text: str) -> str:
+    """Colours, and the counter that Ray appends to lines it has seen before."""
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    return _SUFFIX.sub("", text) if "[repeated " in text else text
+
+
+def clean(raw: str) -> Line:
+    """The message, and what its prefixes say about rank, host, time and level."""
+    text = without_colour(raw[:MAX_LINE])
+    bar = _BAR.match(text) if "%|" in text[:120] else None
+    text = text[bar.end() :] if bar else text
+    rank: Optional[int] = None
+    task: Optional[int] = None  # a launcher's number: a rank, or a node on which another launcher starts them
+    host: Optional[str] = None
+    when: Optional[float] = None
+    level = ""
+    for _ in range(_MAX_PREFIXES):
+        for prefix in _candidates(text):
+            match = prefix.match(text)
+            if match:
+                break
+        else:
+            break
+        if not match.end():
+            break
+        found = match.groupdict()
+        rank = int(found["rank"]) if found.get("rank") and rank is None else rank
+        task = int(found["task"]) if found.get("task") and task is None else task
+        host = found.get("host") or host
+        when = seconds_in_year(found["time"]) if found.get("time") and when is None else when
+        level = "" if found.get("redirected") else level or _LEVEL_LETTER.get(found.get("level") or "", "")
+        text = text[match.end() :]
+    rank = task if rank is None else rank
+    if when is None:
+        when = _glog_seconds(text)
+    if rank is None and "Rank" in text:
+        named = _TORCH_RANK.search(text)
+        rank = int(named[1] or named[2]) if named else None
+    level = level or _level(text)
+    if not level and when is not None:  # 2026-01-02 03:04:05 ERROR text
+        behind = _LEVEL_BEHIND_TIME.match(text)
+        level = _LEVEL_LETTER[behind[1]] if behind else ""
+    return Line(text, rank, host, when, level)
+
+
+def _level(text: str) -> str:
+    if "NCCL INFO" in text:
+        return "I"
+    glog = _GLOG_LEVEL.search(text[:400]) if "]" in text else None
+    if glog:
+        return glog[1]
+    said = _SAID_LEVEL.match(text)
+    if said:
+        return _LEVEL_LETTER[next(filter(None, said.groups())).upper()]
+    field = _LEVEL_FIELD.search(text[:230]) if "level" in text[:230] or "severity" in text[:230] else None
+    if field:
+        return _LEVEL_LETTER[field[1].upper()]
+    if _ASCEND.match(text):
+        return "E"
+    if "arning: " in text and _PYTHON_WARNING.search(text):
+        return "W"
+    gives_up = text.rstrip(" .!").endswith(_GIVES_UP) and _WHY.search(text)
+    return "E" if gives_up or _LAST_WORDS.match(text) else ""
+
+
+def seconds_in_year(text: str) -> Optional[float]:
+    """Seconds since the start of the year; the year is left out because half the formats have none."""
+    if text[0].isdigit():
+        month, day, clock = int(text[5:7]), int(text[8:10]), text[11:].replace(",", ".")
+    else:
+        month, day, clock = _MONTHS.get(text[:3], 0), int(text[4:6]), text[7:]
+    return _in_year(month, day, clock)
+
+
+def _glog_seconds(text: str) -> Optional[float]:
+    match = _GLOG.search(text[:400]) if text[:1] in _LEVEL_LETTER or "[" in text else None
+    if not match:  # a progress bar may stand before it
+        return None
+    return _in_year(int(match[1]), int(match[2]), f"{match[3]}:{match[4]}:{match[5]}")
+
+
+_CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)")
+
+
+def _in_year(month: int, day: int, clock: str) -> Optional[float]:
+    match = _CLOCK.match(clock)
+    if not match or not 1 <= month <= 12 or not 1 <= day <= 31:
+        return None
+    hours, minutes, seconds = match.groups()
+    return (_DAYS[month - 1] + day - 1) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+def split_carriage_returns(raw: bytes) -> Tuple[bytes, ...]:
+    """Progress bars write many lines over one another; each is a line of its own to us."""
+    if b"\r" not in raw:
+        return (raw,)
+    return tuple(part for part in raw.rstrip(b"\r\n").split(b"\r") if part)[-64:]

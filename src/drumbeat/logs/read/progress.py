@@ -1,0 +1,190 @@
+"""Does a log show steps of training behind an error? Then its program may have handled it.
+
+A few are no sign: the other ranks write on until they miss the one that failed, which is at most a step or two later.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from bisect import bisect_right
+from typing import Dict, List, Mapping, Optional, Set, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
+
+MAX_WATCHED = 300  # lines behind an error that are looked at: a log that goes on for longer is judged by that
+MAX_LINES = 20_000  # that are looked at in all
+FEW_STEPS = 2  # different ones that other ranks may still make
+FEW_LINES = 12  # of steps, where they do not say which step they are about
+_STEP = re.compile(
+    rb"(?i)(?<![a-z])(step|iter(?:ation)?|epoch|batch|loss)\b['\"]?\s{0,3}[:=|#\[(]?\s{0,3}(\d[\d.]{0,20})"
+)
+# Words right behind an error, or in its own line, of a program that goes on.
+_HANDLED = re.compile(
+    rb"(?i)\b(?:skip(?:s|ped|ping)?|retry(?:ing)?|retries|recover(?:s|ed|ing)|continu(?:e|es|ing)|ignor(?:ed|ing)"
+    rb"|fall(?:s|ing)? ?back)\b"
+)
+_TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its own: `trying batch size 32`
+HANDLED_LINES = 3
+_OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
+
+Step = Tuple[int, Tuple[bytes, ...]]  # its line, and its number, with that of its epoch where both are said
+
+
+class Steps:
+    """Per file, the lines of steps that stand behind an error."""
+
+    def __init__(self) -> None:
+        self._found: Dict[str, List[Step]] = {}
+        self._handled: Dict[str, Set[int]] = {}  # lines of errors that the program says it goes on after
+        self._tried: Set[Tuple[str, int]] = (
+            set()
+        )  # file and line of errors behind which the program tries something else
+        self._error: Dict[str, int] = {}  # file -> line of its last error
+        self.left: Dict[str, int] = {}  # lines that are still to be looked at
+        self._total = MAX_LINES
+
+    def watches(self, file: str) -> bool:
+        return self._total > 0 and self.left.get(file, 0) > 0
+
+    def feed(self, file: str, number: int, raw: bytes) -> None:
+        self._total -= 1
+        self.left[file] -= 1
+        values = _STEP.findall(raw)
+        if values:
+            step = (*(value for name, value in values if name.lower() != b"loss"), *_OF.findall(raw)[:2])
+            self._found.setdefault(file, []).append((number, step))
+        self._look(file, number, raw)
+        if number - self._error.get(file, 0) <= HANDLED_LINES and _TRIES.match(raw):
+            self._tried.add((file, self._error.get(file, 0)))
+
+    def error(self, file: str, number: int, text: str) -> None:
+        """This line of the file is an error."""
+        self.left[file] = MAX_WATCHED
+        self._error[file] = number
+        self._look(file, number, text.encode())
+
+    def _look(self, file: str, number: int, raw: bytes) -> None:
+        error = self._error.get(file, number)
+        if number - error <= HANDLED_LINES and self._total > 0 and _HANDLED.search(raw):
+            self._handled.setdefault(file, set()).add(error)
+
+    def handled(self, file: str, number: int) -> bool:
+        """Does the program say that it goes on after the error on line `number`?"""
+        return number in self._handled.get(file, ())
+
+    def tries(self, file: str, number: int) -> bool:
+        """Does the program try something else after the error on line `number`?"""
+        return (file, number) in self._tried
+
+    def goes_on(self, file: str, number: int) -> bool:
+        """May training go on behind the error on line `number`?"""
+        return self.trained(file, number) or (self.handled(file, number) and bool(self._between(file, number)))
+
+    def trained(self, file: str, number: int, before: int = sys.maxsize) -> bool:
+        """Does training go on behind the error on line `number`, for more steps than other ranks may still make?"""
+        steps = self._between(file, number, before)
+        return len(steps) > FEW_LINES or len({step for _, step in steps if step}) > FEW_STEPS
+
+    def _between(self, file: str, number: int, before: int = sys.maxsize) -> List[Step]:
+        steps = self._found.get(file, [])
+        return steps[bisect_right(steps, (number + 1,)) : bisect_right(steps, (before,))]
+
+
+# Did the training loss become NaN and stay so? One bad step that the next ones leave behind is no failure; a run
+# that never prints a number again trains nothing, whatever its exit code is. A loss of another name (`val_loss`,
+# `aux_loss`) says nothing about that, neither as NaN nor as a number.
+
+
+CODE = "nan-loss"
+OTHER_VALUE = "nan-value"  # of another loss than that of training
+NOT_FINITE = frozenset({CODE, OTHER_VALUE, "nan-gradient"})  # codes of notes: who prints such values may train nothing
+FEWEST = 3  # lines with NaN, and no number between them or behind them
+LAST_LINES = 100
+MAX_FILES = 20_000
+MAX_WATCHED_LOSSES = 20_000  # lines that are looked at after a NaN, to see whether a number comes again
+# Words before `loss`, each of which makes it another value than the training loss.
+_OTHER = (
+    "val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "aux", "auxiliary", "balance", "balancing",
+    "router", "kl", "value", "policy", "entropy", "regularization", "z",
+)  # fmt: skip
+# The name of the training loss, as a pattern.
+TRAINING = (
+    r"(?<![\w./-])(?i:"
+    + "".join(rf"(?<!\b{word} )" for word in _OTHER)
+    + r"(?:(?:train|training|tr|total|lm|avg|average|mean|batch|step|running)[_/.-])?"
+    + r"loss(?:[_/](?:step|epoch|train|total|avg|mean))?)"
+)
+# What stands between the name and its value; and what makes `loss NaN` a word about NaN, not a value.
+_IS = (
+    r"['\"]?(?: (?:at|in|of|for|after) (?:step|iter|iteration|epoch|batch) \d+\b)?\s{0,3}(?:[:=|]|->|is )?\s{0,3}"
+    r"(?:[\w.]{1,20}\(\[?|[\[('\"])?[-+]?"
+)
+_TALK = r"(?![-_ ]?(?:check|detect|filter|guard|handl|skip|iter|count|to ))"
+# The rule for `nan-loss` has this pattern.
+NOT_A_NUMBER = TRAINING + _IS + r"(?i:nan|inf|infinity)\b" + _TALK
+_NUMBER = re.compile((TRAINING + _IS + r"\.?\d").encode())
+_SOME_NUMBER = re.compile((TRAINING + r"\b[^\n]{0,30}?\d?\.\d").encode())  # in whatever form it is printed
+# NaN as a value: behind a sign, before another value, or at the end of a field or of the line.
+_VALUE = re.compile(
+    r"(?i)[:=,(|\[]['\"]?\s{0,8}[-+]?nan\b(?!-|_)"
+    + _TALK
+    + r"|(?:^|\s)[-+]?nan(?=\s+(?:[-+]?[\d.]|nan\b)|\s*$|[,;|)\]])"
+)
+_NAN = re.compile((TRAINING + _IS + r"(?i:nan)\b" + _TALK).encode())
+_NOT_FINITE = re.compile(NOT_A_NUMBER.encode())
+
+
+@dataclass
+class _Stretch:
+    first: Evidence
+    lines: int = 0
+
+
+def nan_among_the_last(line: Evidence) -> Finding:
+    return Finding(OTHER_VALUE, WARNING, "a value is NaN among the last lines", evidence=(line,), confidence=LIKELY)
+
+
+class Losses:
+    """Per file, the stretch of NaN losses that no number has ended yet."""
+
+    def __init__(self) -> None:
+        self.open: Dict[str, _Stretch] = {}
+        self._values: Dict[str, Evidence] = {}  # file -> its last line with a value that is NaN
+        self._left = MAX_WATCHED_LOSSES
+
+    def watches(self, file: str) -> bool:
+        """Must every line of this file be looked at, because a number may come?"""
+        return file in self.open and self._left > 0
+
+    def feed(self, file: str, raw: bytes) -> None:
+        self._left -= 1
+        if (_NUMBER.search(raw) or _SOME_NUMBER.search(raw)) and not _NOT_FINITE.search(raw):
+            del self.open[file]
+
+    def nan(self, file: str, evidence: Evidence) -> None:
+        """A line that the rule for `nan-loss` knows; it counts where the training loss itself is NaN, not infinite, and no
+        other form of it (of this step, of the epoch) is a number there."""
+        text = evidence.text.encode()
+        if _NAN.search(text) and not _NUMBER.search(text):
+            self.open.setdefault(file, _Stretch(evidence)).lines += 1
+
+    def value(self, file: str, evidence: Evidence) -> None:
+        """A line that may hold a NaN of any name."""
+        if (file in self._values or len(self._values) < MAX_FILES) and _VALUE.search(evidence.text):
+            self._values[file] = evidence
+
+    def last_value(self, ends: Mapping[str, int]) -> Optional[Evidence]:
+        """A NaN of any name among the last lines of a file."""
+        last = (each for file, each in self._values.items() if ends.get(file, 0) - (each.line or 0) <= LAST_LINES)
+        return next(last, None)
+
+    def drop(self, file: str, below: int) -> None:
+        """An earlier run of this file ends before line `below`."""
+        if file in self.open and (self.open[file].first.line or 0) < below:
+            del self.open[file]
+
+    def stayed(self) -> Optional[Evidence]:
+        """The first line from which on no other loss than NaN was printed."""
+        return next((each.first for each in self.open.values() if each.lines >= FEWEST), None)

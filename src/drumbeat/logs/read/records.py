@@ -1,0 +1,214 @@
+"""Text that was copied from a terminal: a long line comes as several, each as wide as the terminal was.
+
+Only where the text itself shows it: many lines have the same, largest width, and what follows them goes on in the middle
+of a word or sentence, and not as other lines begin.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import Evidence
+from drumbeat.logs.meaning.grammar import is_quoted
+from drumbeat.logs.read.prefixes import clean, decode
+
+MAX_LINES = 5_000  # a copy from a terminal is hardly longer
+NARROWEST, WIDEST = 60, 300
+MAX_JOINED = 40  # lines that one line may have become
+_GOES_ON = re.compile(r"[a-z0-9_.,;:)\]}'\"/=-]| \S")
+_BEGINNING = 6  # characters by which lines that begin alike are known
+_DIGITS = str.maketrans("123456789", "000000000")
+
+
+def unwrap(lines: Sequence[bytes]) -> List[bytes]:
+    """The lines, with those that a terminal cut made whole again: each stands where it began, and the places of the others are
+    empty, so that every line keeps its number."""
+    whole = list(lines)
+    if not 2 < len(whole) <= MAX_LINES:
+        return whole
+    texts = [line.rstrip(b"\r").decode("utf-8", "replace") for line in whole]
+    width = max(map(len, texts))
+    if not NARROWEST <= width <= WIDEST or any("\r" in text for text in texts):
+        return whole
+    full = [len(text) == width and not text.endswith("  ") for text in texts]
+    begins = {_begin(text) for text, after in zip(texts[1:], full) if not after and text.strip()}
+    if not _GOES_ON.match(texts[0]):  # else the copy may begin in the middle of a line
+        begins.add(_begin(texts[0]))
+    follows = [number for number in range(1, len(texts)) if full[number - 1] and texts[number].strip()]
+    pieces = {n for n in follows if texts[n][:2] != "  " and _begin(texts[n]) not in begins | {_begin(texts[n - 1])}}
+    cut = sum(bool(_GOES_ON.match(texts[n])) for n in pieces)  # surely in the middle of a word or sentence
+    long = sum(width * 0.85 < len(text.rstrip()) for text in texts)
+    if cut < 2 or len(pieces) < 0.7 * len(follows) or sum(full) < 0.6 * long:
+        return whole
+    number = 0
+    while number < len(texts):
+        start = number
+        text = texts[start]
+        while number + 1 < len(texts) and full[number] and texts[number + 1].strip() and number - start < MAX_JOINED:
+            if number + 1 not in pieces:
+                break
+            number += 1
+            text += texts[number]
+            whole[number] = b""
+        if number > start:
+            whole[start] = text.rstrip().encode()
+        number += 1
+    return whole
+
+
+def _begin(text: str) -> str:
+    return text[:_BEGINNING].translate(_DIGITS)
+
+
+# Words on lines that no rule knows and no logger marks: is this a log at all, did anything work, and do its last
+# words speak of a failure? A log that ends with `worker 3 died` or `setup of the transport failed` is not healthy,
+# whoever printed that. Only the last lines are asked: further up the program went on behind such words. A sentence
+# about something that runs (a subject and a failing verb, or an exit status) is read by its grammar; other words of
+# failure count only where nothing takes them back.
+
+
+# What programs print on lines that no rule knows: words of runs, times, levels, measured values, rows of nccl-tests. A log
+# without any error holds some of them, a shopping list none.
+OF_A_RUN = re.compile(
+    rb"(?i)(?<![a-z])(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?"
+    rb"|nccl|rccl|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?"
+    rb"|lib(?:cu|nccl|rccl)\w*|models?|optimi[sz]ers?|datasets?|dataloaders?|tokeni[sz]er|nemo|megatron|deepspeed|lightning"
+    rb"|transformers|vllm|\w+\.whl|conda|pip|pods?|kubectl|ray\w+|bandwidth|latency|benchmarks?|elapsed|duration"
+    rb"|install(?:ed|ing|ation)?|download(?:ed|ing)?|setting up|running|copying|creating|created|loading|loaded|processing"
+    rb"|finished|completed?|successful(?:ly)?|succeeded|passed|ran|tests?|servers?|docker|containers?|kernel|host(?:name)?s?"
+    rb"|devices?|memory|process(?:es)?|threads?|configur\w+|build(?:ing)?|info|debug|warn(?:ing)?s?|float|half|bfloat\d+|drivers?|versions?)(?![a-z])"
+    rb"|\d\d:\d\d:\d\d|\d ?(?:[mnu]?s|secs?|seconds?|[KMGT]i?B(?:/s)?|[KMGT]bps|it/s|%)(?![\w%])"
+    rb"|[:=]\s{0,3}[-+]?\d+\.\d|[A-Za-z_]{3}\s{1,40}\d+\.\d|(?:\s{1,12}[-+]?\d{1,9}\.\d{1,12}){3}"
+)
+# Signs that something worked: counted steps, measured values, rows of numbers, words of things that were done.
+WORK = regex(
+    rb"(?i)(?<![a-z])(?:step|iter(?:ation)?|epoch|batch|loss|lr|reward|accuracy|busbw|algbw)s?\b['\"]?\W{0,4}\d"
+    rb"|(?<![a-z])(?:finished|completed?|successful(?:ly)?|succeeded|passed|saved|done|ok|is up)(?![a-z])|\d%\||\d ?it/s|\ds/it"
+    rb"|\d ?(?:[mnu]?s|secs?|seconds|[KMGT]i?B(?:/s)?|[KMGT]bps|nsec)(?![\w%])|[:=]\s{0,3}[-+]?\d+\.\d"
+    rb"|(?:\s{1,40}[-+]?\d{1,15}(?:\.\d{1,12})?){3}"
+)
+LAST_LINES = 2  # with words
+KEPT = 6  # lines of each file, empty ones too
+MAX_FILES = 1000
+MAX_LENGTH = 400  # a longer line is data
+MAX_LOOKED = 1 << 27  # bytes in which signs of work are looked for
+
+# What runs: `training`, `worker 3`, `rank 2 on n1`, `node n07`, `train.py`, `the process (pid 812)`.
+_SUBJECT = (
+    r"(?:\b(?:training|trainer|evaluation|benchmark|experiment|run|job|task|step|process|subprocess|program|script|command|workers?"
+    r"|worker group|ranks?|nodes?|hosts?|peers?|pods?|containers?|child|children|actors?|replicas?|agents?|launcher|servers?"
+    r"|engine|instance|session|connection|simulation|torchrun|srun|mpirun|python3?)\b|\b[\w./-]{1,60}\.(?:py|sh|pyz)\b)"
+    r"(?:[\s#(:=]{1,2}(?:(?:pid|id|rank)[\s=]{1,2})?[A-Za-z_.-]{0,20}\d[\w./-]{0,20}\)?){0,2}"
+    r"(?: (?:on|of|at|from|to) [\w.-]{1,40}){0,2}"
+)
+_FAILING = (
+    r"(?:fail(?:ed|s)|crash(?:ed|es)|die[ds]|dead|killed|lost|gone|aborted|hung|stalled|stuck|disconnected|unreachable|unresponsive"
+    r"|evicted|terminated|not respond(?:ing)?|stopped responding|disappeared|vanished|went down|went away|(?:is|are) down"
+    r"|timed out|gave up|broken?(?: down)?"
+    r"|(?:exited|ended|quit|stopped|terminated) (?:unexpectedly|abnormally|early|with (?:an )?errors?)"
+    r"|(?:stopped|ended) (?:because of|due to|after|on) (?:an? )?(?:error|exception|failure|nan|signal)\w*)"
+)
+_CLAUSE = regex(
+    rf"(?i){_SUBJECT}\s?[:,-]?\s?(?:\w+ )?"
+    rf"(?:(?:has|have|had|is|are|was|were|been|being|just|itself|status|state)[\s:=-]+){{0,4}}{_FAILING}(?![\w-])"
+    r"|\b(?:lost (?:contact|touch|connection|the connection)|no (?:heartbeat|response|answer|reply|sign of life))"
+    rf" (?:with|to|from) (?:the )?{_SUBJECT}"
+)
+# `exited with status 137`, `exit code: 1`, `returned non-zero exit status 3`, `RC=9`, `terminated by signal 9 (SIGKILL)`
+_STATUS = regex(
+    r"(?i)\b(?:(?:exit(?:ed|s|ing)?|end(?:ed|s)|terminated|return(?:ed|s)?|finished|fail(?:ed|s)|die[ds]|stopped|quit|crashed)\b"
+    r"(?: with)?(?: an?)?(?: non-?zero)?[\s:=(]{0,3}(?:(?:exit|return)[ _-]?)?(?:status|code|value)"
+    r"|(?:exit|return)[ _-]?(?:status|code)|exitcode|rc)"
+    r"[\s:=(]{1,3}(?P<status>-?\d{1,3})(?![\w.%])"
+    r"|\b(?:by|from|on|with|got|received|caught) (?:signal|sig)[\s:=#(]{0,3}(?P<signal>\d{1,2})(?![\w.%])"
+)
+# What is denied, only possible, or lived through.
+_DENIED = regex(
+    r"(?i)\b(?:no|not|never|none|0|zero|without|if|unless|when|until|in case|any|successful\w*|ignor\w+|skip\w*"
+    r"|retr(?:y|ies|ying)\w*|re-?start\w*|re-?connect\w*|re-?cover\w*|resum\w*|continu\w+|fall\w* ?back|may|might|should|would"
+    r"|could|can|will|deprecat\w*|expected|warn\w*)\b"
+    r"(?! (?:more|respond|heartbeat|response|answer|reply|sign|contact|be reached))|^#\s|^\s*--?\w|\?\s*$"
+)
+_FAILS = re.compile(
+    r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|(?:will|now|to) abort|abort(?:ed|ing)|cannot|can't|could ?n(?:o|')t|unable to"
+    r"|timed out|terminated|crash(?:ed)?)\b"
+)
+# Measured errors, counts of them, what is only possible, and what the program goes on after.
+_TAKEN_BACK = re.compile(
+    r"(?i)\b(?:no|0|zero|without|if|any|successful\w*|ignor\w+|skip\w*|retry\w*|fall\w* ?back|may|might|should|would|warn\w*"
+    r"|deprecat\w*|until|expected|tolerance|rate|mean|max|min|relative|absolute|squared|train\w*|test|val\w*|dev)\b"
+    r"|^#\s|^\s*--?\w|\berror (?:handling|correction)|could not collect|\S {2,}: "
+    r"|errors?['\"]?\s*[=:|]\s*\S|[=:]\s*[-+]?\d+\.\d|\d\.\d+\D*$|%\||\S {2,}\S+ {2,}\S"
+)
+
+
+def signal_of(text: str) -> Optional[int]:
+    """The signal that an exit status of this line stands for: 137, -9 and `by signal 9` are all SIGKILL."""
+    found = _STATUS.search(text)
+    if found is None:
+        return None
+    number = int(found["signal"] or found["status"])
+    number = number if found["signal"] else -number if number < 0 else number - 128
+    return number if 0 < number < 65 else None
+
+
+def speaks_of_failure(text: str) -> bool:
+    line = clean(text)
+    if len(line.text) > MAX_LENGTH or line.level in ("E", "F"):  # a logger's own errors are kept elsewhere
+        return False
+    status, clause = _STATUS.search(line.text), _CLAUSE.search(line.text)
+    if any(found and is_quoted(line.text, found.start()) for found in (status, clause)):
+        return False
+    if status and not _DENIED.search(line.text[: status.start()]):
+        return int(status["signal"] or status["status"]) != 0
+    if clause and not _DENIED.search(line.text):
+        return True
+    return not line.level and bool(_FAILS.search(line.text)) and not _TAKEN_BACK.search(line.text)
+
+
+class Work:
+    """Has anything worked? Looks at lines until one shows it."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._left = MAX_LOOKED
+
+    def look(self, lines: Iterable[bytes]) -> None:
+        for raw in lines if not self.seen and self._left > 0 else ():
+            self._left -= len(raw)
+            if WORK.search(raw, 0, MAX_LENGTH):
+                self.seen = True
+                return
+
+
+class Tails:
+    """The last lines of each file."""
+
+    def __init__(self) -> None:
+        self._lines: Dict[str, Deque[Tuple[int, bytes]]] = {}
+
+    def add(self, file: str, first: int, lines: Sequence[bytes]) -> None:
+        tail = self._lines.get(file)
+        if tail is None:
+            if len(self._lines) >= MAX_FILES:
+                return
+            tail = self._lines[file] = deque(maxlen=KEPT)
+        start = max(len(lines) - KEPT, 0)
+        tail.extend((first + start + place, raw[: MAX_LENGTH * 2]) for place, raw in enumerate(lines[start:]))
+
+    def failures(self, is_noise: Callable[[str], bool] = lambda text: False) -> Dict[str, Evidence]:
+        """File -> the last of its last lines that speaks of a failure."""
+        found = {file: self._last(file, tail, is_noise) for file, tail in self._lines.items()}
+        return {file: evidence for file, evidence in found.items() if evidence}
+
+    def _last(self, file: str, tail: Deque[Tuple[int, bytes]], is_noise: Callable[[str], bool]) -> Optional[Evidence]:
+        lines = sorted((number, decode(raw)) for number, raw in dict(tail).items() if raw.strip())[-LAST_LINES:]
+        telling = [
+            Evidence(clean(text).text, file, number)
+            for number, text in lines
+            if speaks_of_failure(text) and not is_noise(clean(text).text)
+        ]
+        return telling[-1] if telling else None

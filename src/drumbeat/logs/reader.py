@@ -1,0 +1,365 @@
+"""The streaming driver: lines in, one at a time and from anywhere; verdicts out, at any time.
+
+`feed` is cheap for the lines that say nothing (most of them) and memory stays bounded whatever is fed, so the same
+reader serves a 300 MB log at the desk and the agent's live gate.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.findings.model import Evidence, clipped
+from drumbeat.logs.events import Events
+from drumbeat.logs.failure import with_unseen
+from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
+from drumbeat.logs.meaning.rules import CAUSE, NOTE, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
+from drumbeat.logs.nccl import communicators, grammar
+from drumbeat.logs.nccl.communicators import Communicators
+from drumbeat.logs.nccl.transport import Transport, judge
+from drumbeat.logs.read.attempts import GOOD_ENDS, GoodEnds, Runs, is_good_end, speaker
+from drumbeat.logs.read.attempts import WORDS as RUN_WORDS
+from drumbeat.logs.read.flight import Dump, compare
+from drumbeat.logs.read.launchers import LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
+from drumbeat.logs.read.prefixes import (
+    ESCAPE,
+    MAX_LINE,
+    Line,
+    clean,
+    decode,
+    split_carriage_returns,
+    without_colour,
+    without_escapes,
+)
+from drumbeat.logs.read.progress import CODE as NAN_LOSS
+from drumbeat.logs.read.progress import Losses, Steps
+from drumbeat.logs.read.records import OF_A_RUN, Tails, Work
+from drumbeat.logs.read.templates import Dull
+from drumbeat.logs.read.tracebacks import (
+    ARROW,
+    CHAINED,
+    CUT_OFF,
+    FATAL,
+    HEADER,
+    IGNORED,
+    STACK,
+    Crashes,
+    Raised,
+    Tracebacks,
+)
+from drumbeat.logs.recorded import Recorded
+from drumbeat.logs.report import Report, make_report
+from drumbeat.machine.dumps.content import Dump as PastedDump
+
+# Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
+
+
+def add_cut_tracebacks(events: Events, rules: Rulebook, sequence: int, file: str, tracebacks: Tracebacks) -> None:
+    """What a rule says about it is likely at best: the message was never seen."""
+    for rank, number, raised in tracebacks.unfinished():
+        frame, _, at = raised.frame.rpartition(":")
+        place = f'File "{frame}", line {at}' if frame else HEADER
+        evidence = Evidence(place if CUT_OFF in raised.text else raised.text, file, number)
+        line = Line("", rank)
+        matches = [match for match in rules.match(raised.text) if match.rule.role in (CAUSE, SYMPTOM)]
+        for match in matches:
+            events.add_match(sequence, replace(match, mention=True), line, evidence)
+        if not matches:
+            events.add_exception(sequence, raised, line, evidence, bare=True)
+
+
+_TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
+# Lines that no rule names but that begin or hold something of their own.
+_FRAME, _IPYTHON_FRAME = 'File "', "File /"
+_TEST_TABLE, _ENQUEUED = " Pid ", ("last enqueued", "Last enqueued")
+# Levels of loggers, and words of programs without one.
+_LEVELS = (
+    "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
+    "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred", "Check failed: ",
+)  # fmt: skip
+_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS)
+_COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
+_ARROW = ARROW.encode()
+_GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
+_GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
+# Of lines that tell something without any word of a rule.
+_SIGNS = (ESCAPE, *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
+MAX_TEXT = 1000  # of an evidence line
+MAX_FILES = 100_000
+MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
+MAX_BARE = 20_000  # lines that look like an exception of a name that nobody knows
+CHUNK = 256  # lines of which it is found out together whether any of them tells something
+
+
+class Reader:
+    def __init__(self, rules: Optional[Rulebook] = None) -> None:
+        self.rules = rules or rulebook()
+        self._nccl = communicators.NcclLines()
+        self.events = Events()
+        self.timeouts = Timeouts()
+        self.elastic = ElasticSummary()
+        self.runs = Runs()
+        self._crashes = Crashes()
+        self.losses = Losses()
+        self.steps = Steps()
+        self.dumps: List[Dump] = []
+        self.pasted: List[PastedDump] = []  # topology, ports, jobs, as tools print them
+        self._unseen: List[str] = []  # what of the files was not fed, in words
+        self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
+        self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
+        self.work = Work()
+        self.lines = 0
+        own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *FOREIGN_WORDS, *GOOD_ENDS, *RUN_WORDS)
+        self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
+        self._tracebacks: Dict[str, Tracebacks] = {}
+        self._ends: Dict[str, int] = {}  # file -> number of its last line
+        self._last_errors: Dict[
+            str, Evidence
+        ] = {}  # file -> its last line that a logger calls an error and no rule knows
+        self._good_ends = GoodEnds()
+        self._tails = Tails()
+        self._bare = 0
+        self._dull = Dull(self._prefilter, _SIGNS)
+
+    @property
+    def communicators(self) -> Communicators:
+        return self._nccl.communicators
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing at all was fed."""
+        return not (self.lines or self.dumps or self.pasted or self.recorded)
+
+    def name_file(self, file: str, rank: Optional[int], host: Optional[str]) -> None:
+        """Whose log this file is, where the caller knows it better than its name tells."""
+        if len(self.events.owners) < MAX_FILES:
+            self.events.owners[file] = (rank, host)
+
+    def of_one_process(self, file: str) -> None:
+        """Only one process writes to this file, whatever its rank."""
+        if len(self.events.of_one_process) < MAX_FILES:
+            self.events.of_one_process.add(file)
+
+    def not_whole(self, file: str, numbers: Sequence[int]) -> None:
+        """Lines of which only the start and the end were fed."""
+        if numbers:
+            more = f" (and of {len(numbers) - 1} more)" if len(numbers) > 1 else ""
+            self._unseen.append(f"the middle of {file}:{numbers[0]}{more}: more than {MAX_LINE // 1024} kB on one line")
+
+    def add_dump(self, dump: Dump) -> None:
+        """A flight-recorder dump of one rank."""
+        if len(self.dumps) < MAX_FILES:
+            self.dumps.append(dump)
+
+    def feed_lines(self, file: str, first: int, lines: Sequence[bytes], last: bool = False) -> None:
+        """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many. `last`: they are
+        the end of the file, so each is read however often the like of it came before."""
+        self._prefilter.limited = not last
+        dull, before = self._dull.shapes, self.lines - first
+        waiting = self._waits(file)
+        for start in range(0, len(lines), CHUNK):
+            chunk = lines[start : start + CHUNK]
+            telling = self._dull.telling(chunk)
+            if telling is None:
+                shapes = [raw.translate(SHAPE) for raw in chunk]
+                self._remember(self._dull.learn(shapes))
+                telling = (
+                    set() if dull.issuperset(shapes) else {n for n, shape in enumerate(shapes) if shape not in dull}
+                )
+            else:
+                self._look(chunk)
+            if not waiting and not telling:
+                continue
+            for place, raw in enumerate(chunk):
+                if place not in telling and not waiting:
+                    continue
+                number = first + start + place
+                if ESCAPE in raw:
+                    raw = without_escapes(raw)
+                    if not waiting and raw.translate(SHAPE) in dull:
+                        continue
+                if not waiting and self._nccl.is_known(file, number, raw):
+                    continue
+                self.lines = before + number  # events are told apart by it
+                self.feed(file, number, raw)
+                waiting = self._waits(file)
+        self.lines = before + first + len(lines)
+        if lines:
+            self._end(file, first + len(lines) - 1)
+            self._tails.add(file, first, lines)
+
+    def _waits(self, file: str) -> bool:
+        """Has something begun that the next line of this file, however boring, may go on with?"""
+        return bool(
+            self.elastic.open
+            or self._nccl.warned
+            or (self._tracebacks and self._tracebacks.get(file))
+            or (self.losses.open and self.losses.watches(file))
+            or (self.steps.left and self.steps.watches(file))
+        )
+
+    def feed(self, file: str, number: int, raw: bytes) -> None:
+        """One line, with or without its newline. `number` counts from 1 within `file`."""
+        self.lines += 1
+        self._end(file, number)
+        self._tails.add(file, number, (raw,))
+        for part in split_carriage_returns(without_escapes(raw)):
+            self._feed(file, number, part[:MAX_LINE])
+
+    def _end(self, file: str, number: int) -> None:
+        if file in self._ends or len(self._ends) < MAX_FILES:
+            self._ends[file] = number
+
+    def transport(self) -> Transport:
+        """The transport as far as it is known now; the reader can be fed on."""
+        state = copy.deepcopy(self.communicators)
+        state.finish()
+        return judge(state)
+
+    def report(self) -> Report:
+        """Everything, at the end."""
+        self.communicators.finish()
+        self.elastic.finish()
+        self._finish_tracebacks()
+        begins = self._last_runs() if self.recorded is None else {}
+        if self.recorded is None:
+            self._last_errors.update(self._tails.failures(self.rules.is_noise))
+        extra = tuple(compare(self.dumps))
+        report = make_report(
+            self.rules,
+            self.lines,
+            self.communicators,
+            self.events,
+            self.timeouts,
+            self.elastic,
+            extra,
+            self._ends,
+            self._good_ends,
+            tuple(self.pasted),
+            self.of_a_run,
+            self.work.seen,
+            self.recorded,
+            begins,
+            self.losses.stayed(),
+            self._last_errors,
+            self.steps,
+            self.losses.last_value(self._ends),
+        )
+        return replace(report, failure=with_unseen(report.failure, self._unseen)) if self._unseen else report
+
+    def _last_runs(self) -> Dict[str, int]:
+        """Where the last run of a file begins, if it holds several; what was found in the earlier ones is forgotten."""
+        self.runs.finish(self._ends)
+        begins = dict(self.runs.begins)
+        for file, first in self.elastic.begins.items():
+            begins[file] = max(first, begins.get(file, 0))
+        for file, first in begins.items():
+            self.events.drop(file, first)
+            self.losses.drop(file, first)
+            self._good_ends.drop(file, first)
+        if begins:
+            self.elastic.drop(begins)
+        return begins
+
+    def _finish_tracebacks(self) -> None:
+        for file, tracebacks in self._tracebacks.items():
+            add_cut_tracebacks(self.events, self.rules, self.lines, file, tracebacks)
+        self._tracebacks.clear()
+
+    def _feed(self, file: str, number: int, raw: bytes) -> None:
+        found = self._prefilter(raw)
+        if self.losses.open and self.losses.watches(file):
+            self.losses.feed(file, raw)
+        if self.steps.left and self.steps.watches(file):
+            self.steps.feed(file, number, raw)
+        bare = not found and (
+            _ARROW in raw or bool(_GLOG_ERROR.search(raw, 0, 80)) or (may_be_bare(raw) and self._is_bare(raw))
+        )
+        if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
+            self.of_a_run = True
+            self.work.look((raw,))
+            self._read(file, number, raw, found)
+        worth = self._nccl.feed(file, number, raw)
+        if not found and not worth and not bare:
+            self._remember([raw.translate(SHAPE)])
+        elif not found and not bare:
+            self._nccl.remember(raw)
+
+    def _is_bare(self, raw: bytes) -> bool:
+        """An exception's last line, of a name that is not among those that are looked for everywhere."""
+        self._bare += 1
+        return (self._bare <= MAX_BARE or not self._prefilter.limited) and is_bare(clean(decode(raw)).text)
+
+    def _remember(self, shapes: List[bytes]) -> None:
+        """No line of these shapes says anything: neither the rules' words nor NCCL's first word hang on a digit."""
+        self._look(shapes)
+        self._dull.remember(shapes)
+
+    def _look(self, lines: Sequence[bytes]) -> None:
+        """Is it the log of a run, and has anything worked in it?"""
+        self.of_a_run = self.of_a_run or any(map(OF_A_RUN.search, lines))
+        self.work.look(lines)
+
+    def _read(self, file: str, number: int, raw: bytes, found: Tuple[int, ...]) -> None:
+        """The slow path: rules, tracebacks, torchrun's summary, the table of nccl-tests."""
+        tracebacks = self._tracebacks.get(file)
+        line = tracebacks.labelled(clean(decode(raw))) if tracebacks else clean(decode(raw))
+        text = line.text
+        evidence = Evidence(clipped(text, MAX_TEXT), file, number)
+        matched = False
+        quoted = bool(_COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
+        if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
+            self._good_ends.add(file, number, speaker(text, line.rank, line.host))
+        if found and not quoted:
+            record = next(grammar.records(text), None) if "NCCL" in text else None
+            host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
+            for match in self.rules.match(text, found):
+                matched = matched or (match.rule.role != NOTE and not match.rule.conditional)
+                self.events.add_match(self.lines, match, line, evidence, host, pid, device)
+                if match.rule.code == NAN_LOSS:
+                    self.losses.nan(file, evidence)
+            self.losses.value(file, evidence)
+            self.events.add_marks(self.rules.marks(text, found), file, number)
+            self.timeouts.feed(line, evidence)
+            self._test_rank(text)
+        was_open = self.elastic.open
+        self.elastic.feed(text, file, number)
+        if self.runs.feed(without_colour(decode(raw)), file, number) or (was_open and not self.elastic.open):
+            self._end_of_run(file, number)
+        if line.level in ("E", "F") and not matched and not quoted and file in self._ends:
+            self._last_errors[file] = evidence
+        self._traceback(file, line, evidence, matched)
+        self.events.locate(file, *self._crashes.feed(text, line.rank, file, number))
+
+    def _end_of_run(self, file: str, number: int) -> None:
+        """One run has ended before this line, or with it."""
+        self.events.ends_of_run(file)
+        if self.runs.begins.get(file) == number and len(self._ends) == 1:
+            self._nccl = communicators.NcclLines()  # the transport, too, is that of the last run
+
+    def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> None:
+        tracebacks = self._tracebacks.get(file)
+        if tracebacks is None and len(self._tracebacks) < MAX_FILES:
+            tracebacks = self._tracebacks[file] = Tracebacks()
+        raised = tracebacks.feed(line, evidence.line or 0) if tracebacks is not None else None
+        if raised is not None and raised.ignored and "SignalException" not in raised.text:
+            self.events.forget(file, evidence.line or 0)
+        elif raised is not None:
+            self.events.add_traceback(raised, line, file, evidence.line or 0)
+            if raised.own_frame:  # a place inside a library alone helps nobody
+                self.events.locate(file, evidence.line or 0, raised.where)
+        bare = raised is None and not matched and not line.only_warns and is_bare(line.text)
+        if raised is not None and not raised.ignored and not matched:
+            self.events.add_exception(self.lines, raised, line, evidence)
+        elif bare:
+            self.events.add_exception(self.lines, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True)
+        if (matched or bare or raised is not None) and file in self._ends:
+            self.steps.error(file, evidence.line or 0, evidence.text)
+
+    def _test_rank(self, text: str) -> None:
+        """nccl-tests prints which rank runs where, whatever NCCL itself logs."""
+        match = _TEST_RANK.search(text) if _TEST_TABLE in text else None
+        if match and len(self.communicators.test_ranks) < MAX_FILES:
+            self.communicators.test_ranks[int(match[1])] = (match[3].split(".")[0], int(match[2]))

@@ -1,0 +1,151 @@
+"""A run's own record beside its logs: drumbeat watched the run and knows more than the lines that are left of it.
+
+What was seen while the run was there (which rank ended first, a hang, who cancelled it) is the answer; the logs add lines
+and consequences. They answer only where the record names no cause, and not by what a rank wrote that drumbeat ended itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import FrozenSet, Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import CERTAIN, INFO, LIKELY, Finding
+from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, Failure
+from drumbeat.logs.meaning.rules import CAUSE, rulebook
+from drumbeat.logs.read.progress import NOT_FINITE
+
+WHY = "recorded by drumbeat while the run was there"
+# Codes that say how a rank ended, or that it lost another one, but not why.
+_NO_CAUSE = frozenset((
+    "unknown", "exit-code", "peer-lost", "collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck",
+    "watchdog-teardown",
+))  # fmt: skip
+_OWN_END = ("unknown", "exit-code")  # the rank ended by itself, waiting for nobody
+_ENDS = {
+    "cancelled": ("cancelled", "the run was cancelled", "a person or the scheduler asked it to stop"),
+    "time-limit": ("time-limit", "the run reached its time limit", "it was asked to stop before it had finished"),
+    "requeue": (
+        "preempted",
+        "the run was stopped; its ranks asked for another start (exit code 75)",
+        "start it again to go on",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run folder says of the run's end."""
+
+    source: str  # the file that says so, as it can be pasted
+    outcome: str = ""  # as in summary.json; '': nothing says that it has ended
+    exit_code: Optional[int] = None
+    cause: Optional[Finding] = None  # why it failed, or why it hung when it was ended
+    notes: Tuple[Finding, ...] = ()  # what the checks of the last attempt warned of, a loss that is no finite number
+    ended_by_us: FrozenSet[int] = frozenset()  # ranks that had not failed when drumbeat ended them
+    steps_missing: str = ""  # in words, where the reports of a run that finished end before its last step
+
+
+def with_record(failure: Failure, recorded: Recorded) -> Failure:
+    """The answer of the logs, corrected by what the run itself recorded."""
+    if recorded.outcome == "finished":
+        recorded = _without_hang(recorded)
+    known = {finding.code for finding in (failure.finding, recorded.cause) if finding}
+    notes = failure.notes + tuple(note for note in recorded.notes if note.code not in known)
+    failure = replace(failure, notes=notes)
+    if recorded.outcome == "finished" and recorded.cause is None:
+        return _finished(failure, recorded)
+    own, end = recorded.cause, _end(recorded)
+    if own is None:
+        return failure if end is None else _answer(failure, end, recorded)
+    if own.code in _NO_CAUSE and _names_cause(failure) and not _of_one_ended_by_us(failure.finding, own, recorded):
+        return replace(failure, seen=tuple(dict.fromkeys((*failure.seen, recorded.source))))
+    answer = _answer(failure, own, recorded)
+    return answer if end is None else replace(answer, consequences=(*answer.consequences, end))
+
+
+def _of_one_ended_by_us(found: Optional[Finding], own: Finding, recorded: Recorded) -> bool:
+    """Whether the logs' finding blames a rank that was well when another one failed. Those that wait for others (a lost
+    peer, a timeout) fail after the one that stands still, and drumbeat ends that one too."""
+    return bool(found and own.code in _OWN_END and found.rank != own.rank and found.rank in recorded.ended_by_us)
+
+
+def _as_note(found: Finding) -> Finding:
+    words = f": {found.evidence[0].text[:200]}" if found.evidence else ""
+    return Finding(
+        found.code,
+        INFO,
+        f"written by a rank that drumbeat ended later{words}",
+        evidence=found.evidence,
+        rank=found.rank,
+    )
+
+
+def _without_hang(recorded: Recorded) -> Recorded:
+    """A run that finished did not hang: it was only quiet for a while."""
+    cause = None if recorded.cause and _is_hang(recorded.cause) else recorded.cause
+    return replace(recorded, cause=cause, notes=tuple(note for note in recorded.notes if not _is_hang(note)))
+
+
+def _is_hang(finding: Finding) -> bool:
+    return finding.code.startswith("hang-")
+
+
+def _end(recorded: Recorded) -> Optional[Finding]:
+    """An end that is no failure of the program, as a finding."""
+    if recorded.outcome not in _ENDS:
+        return None
+    code, title, cause = _ENDS[recorded.outcome]
+    return Finding(code, INFO, f"{title} (exit code {recorded.exit_code})", cause, seen=(recorded.source,))
+
+
+def _finished(failure: Failure, recorded: Recorded) -> Failure:
+    """All ranks ended with 0: whatever the logs hold did not end the run. Where that is a failure, steps are missing or a loss
+    is no finite number, a program may have failed and hidden it, so nobody can be sure."""
+    said = (failure.finding,) if failure.finding and failure.answer != NO_FAILURE else ()
+    survived = tuple(replace(each, severity=INFO) for each in (*said, *failure.others, *failure.consequences))
+    missing = (Finding("steps-missing", INFO, recorded.steps_missing),) if recorded.steps_missing else ()
+    notes = survived + missing + failure.notes
+    doubtful = said or missing or any(note.code in NOT_FINITE for note in notes)
+    confidence = LIKELY if doubtful else CERTAIN
+    return Failure(NO_FAILURE, confidence, notes=notes, rules=failure.rules, seen=(recorded.source,))
+
+
+def _names_cause(failure: Failure) -> bool:
+    if failure.finding is None or failure.answer in (NO_FAILURE, NOT_KNOWN) or failure.answer in _NO_CAUSE:
+        return False
+    rule = next((rule for rule in rulebook().rules if rule.id == failure.rule), None)
+    return rule is None or rule.role == CAUSE
+
+
+def _answer(failure: Failure, own: Finding, recorded: Recorded) -> Failure:
+    """`own` is the answer; the logs' evidence for the same thing is kept, since it has line numbers."""
+    found = failure.finding if failure.answer not in (NO_FAILURE, NOT_KNOWN) else None
+    same = found is not None and _is_same(found, own) and (found.rank == own.rank or found.rank is None)
+    if found is not None and same:
+        lines, seen = found.evidence, failure.seen
+    else:
+        lines, seen = own.evidence, own.seen
+    seen = tuple(dict.fromkeys((*seen, recorded.source)))
+    answer = replace(
+        failure, answer=own.code, confidence=own.confidence, why_first=WHY, seen=seen,
+        finding=replace(own, evidence=lines, seen=seen, unseen=failure.unseen),
+    )  # fmt: skip
+    others = tuple(other for other in failure.others if not _is_same(other, own))
+    well = tuple(other for other in others if _of_one_ended_by_us(other, own, recorded))
+    others = tuple(other for other in others if other not in well)
+    answer = replace(answer, notes=(*answer.notes, *map(_as_note, well)))
+    if found is None or same:
+        return replace(answer, others=others)
+    answer = replace(answer, rule="", source="", others=others)
+    if _of_one_ended_by_us(found, own, recorded):
+        return replace(answer, notes=(_as_note(found), *answer.notes))
+    if _names_cause(failure):
+        return replace(answer, others=(found, *others))
+    return replace(answer, consequences=(replace(found, severity=INFO), *failure.consequences))
+
+
+def _is_same(found: Finding, own: Finding) -> bool:
+    """Whether the logs' finding is about what was recorded: of the same kind, or about the very line that the record quotes."""
+    quoted = own.evidence[0].text if own.evidence else ""
+    return found.code == own.code or bool(quoted and any(each.text == quoted for each in found.evidence))

@@ -1,0 +1,137 @@
+"""Everything that diagnose says about a log, as one record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import List, Mapping, Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import UNKNOWN, Evidence, Finding
+from drumbeat.logs.events import Event, Events
+from drumbeat.logs.failure import AT_THE_END, Failure, Log
+from drumbeat.logs.judge import judge
+from drumbeat.logs.meaning.conditions import Whole, whole
+from drumbeat.logs.meaning.rules import Match, Rulebook
+from drumbeat.logs.nccl import missing, transport
+from drumbeat.logs.nccl.communicators import Communicators
+from drumbeat.logs.nccl.transport import Transport
+from drumbeat.logs.read.attempts import GoodEnds
+from drumbeat.logs.read.launchers import ElasticSummary, Timeouts
+from drumbeat.logs.read.progress import Steps
+from drumbeat.logs.read.tracebacks import survived
+from drumbeat.logs.recorded import Recorded, with_record
+from drumbeat.machine.dumps.content import Dump
+
+# Words about a GPU on nodes that have none: they are quoted, and never believed.
+
+
+# Failures that only a GPU can have. Not among them: what a program says because there is none.
+_OF_GPU = frozenset((
+    "gpu-out-of-memory", "gpu-memory-taken", "gpu-lost", "gpu-ecc", "gpu-app-fault", "gpu-xid", "gpu-hang", "gpu-busy",
+    "gpu-ipc", "gpu-launch-failure", "amdgpu-reset", "nvlink-down", "device-assert", "illegal-memory-access",
+))  # fmt: skip
+
+
+def quoted(finding: Finding) -> Finding:
+    """The finding as no more than what a log says, if it is about a GPU."""
+    if finding.code not in _OF_GPU:
+        return finding
+    title = f'the log says "{finding.title}", but no GPU was seen on this node'
+    cause = "not known: a message that the program made or passed on, or a GPU that could not be seen"
+    return replace(finding, title=title, cause=cause, fix="", confidence=UNKNOWN)
+
+
+def all_quoted(failure: Failure) -> Failure:
+    """The same for everything that was read in the logs of such nodes."""
+    found = quoted(failure.finding) if failure.finding else None
+    return replace(
+        failure, finding=found, confidence=UNKNOWN if found != failure.finding else failure.confidence,
+        others=_each(failure.others), consequences=_each(failure.consequences), notes=_each(failure.notes),
+    )  # fmt: skip
+
+
+def _each(findings: Tuple[Finding, ...]) -> Tuple[Finding, ...]:
+    return tuple(map(quoted, findings))
+
+
+SCHEMA = "1.1"
+
+
+@dataclass(frozen=True)
+class Report:
+    lines: int
+    transport: Transport
+    failure: Failure
+    environment: Tuple[Finding, ...] = ()
+    dropped: int = 0  # observations beyond the bounds of memory
+    dumps: Tuple[Dump, ...] = ()  # pasted beside the log: topology, ports, jobs
+    schema: str = SCHEMA
+
+
+def make_report(
+    rules: Rulebook,
+    lines: int,
+    state: Communicators,
+    events: Events,
+    timeouts: Timeouts,
+    elastic: ElasticSummary,
+    extra: Tuple[Finding, ...] = (),
+    ends: Optional[Mapping[str, int]] = None,
+    good_ends: Optional[GoodEnds] = None,
+    pasted: Tuple[Dump, ...] = (),
+    of_a_run: bool = True,
+    worked: bool = True,
+    recorded: Optional[Recorded] = None,
+    begins: Optional[Mapping[str, int]] = None,
+    nan_from: Optional[Evidence] = None,
+    last_errors: Optional[Mapping[str, Evidence]] = None,
+    steps: Optional[Steps] = None,
+    nan_value: Optional[Evidence] = None,
+) -> Report:
+    verdict = transport.judge(state)
+    seen = whole(state, verdict, events)
+    hanging, unfinished = missing.incomplete(state, good_ends or GoodEnds())
+    more = [*extra, *timeouts.findings(verdict.nranks), *missing.different_networks(state), *hanging]
+    log = Log(
+        lines,
+        ends or {},
+        good_ends or GoodEnds(),
+        events.places,
+        transport.missing_ranks(state),
+        elastic.several_runs and recorded is None,
+        survived(events.tracebacks, ends or {}, AT_THE_END),
+        begins or {},
+        nan_from,
+        last_errors or {},
+        steps or Steps(),
+        nan_value,
+        events.raised,
+        events.by_launcher,
+        state.connects_last,
+        verdict.nranks,
+        timeouts.late_ranks(verdict.nranks),
+        frozenset(timeouts.heard),
+        of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
+        worked or bool(good_ends or pasted or state.processes or recorded),
+    )
+    failed = judge(
+        [*events.kept, *_of_the_whole(rules, seen)],
+        seen,
+        state,
+        elastic.first,
+        more,
+        unfinished,
+        log,
+    )
+    if state.no_gpus:
+        failed = all_quoted(failed)
+    if recorded is not None:
+        failed = with_record(failed, recorded)
+    settings = (*missing.differences(state), *missing.lone_worlds(state))
+    return Report(lines, verdict, failed, settings, state.dropped, pasted)
+
+
+def _of_the_whole(rules: Rulebook, seen: Whole) -> List[Event]:
+    """Rules without a line of their own: they speak when their conditions hold for the log as a whole."""
+    evidence = next(iter(seen.transport.path.evidence), Evidence(""))
+    return [Event(0, evidence, Match(rule, {})) for rule in rules.rules if rule.when and not rule.find]

@@ -1,0 +1,305 @@
+"""Which tier an event belongs to: cause, symptom, report, consequence, note; and which exceptions count for nothing.
+
+What only a warning says, what a rank lived through, and what every healthy run prints at its end is no failure by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Optional, Sequence
+
+from drumbeat.findings.model import ERROR, Finding
+from drumbeat.logs.events import Event
+from drumbeat.logs.explained import (
+    MESSAGE_LINES,
+    SURVIVED_LINES,
+    Nearby,
+    explained,
+    without_reraised,
+    without_survived,
+)
+from drumbeat.logs.failure import AT_THE_END, Log
+from drumbeat.logs.meaning.grammar import is_listed, may_follow
+from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
+from drumbeat.logs.read.launchers import FirstFailure
+from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
+
+WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
+_FAILING = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
+CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
+CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
+NOTICED = 10  # seconds: within them the launcher notices a death, and other ranks may do so before it
+NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
+# Signs that a process ended; any other symptom may be lived through.
+_ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
+_STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
+_ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
+
+
+class Tiers:
+    """The events of one log by tier."""
+
+    def __init__(self, live: List[Event], first: Optional[FirstFailure], extra: Sequence[Finding], log: Log) -> None:
+        self.first, self.extra, self.log = first, extra, log
+        self.lived_through = False  # errors were left out because the work was done in the end
+        self.passed_over = False  # errors were left out because training went on behind them
+        self._step_ends: Dict[
+            Optional[str], int
+        ] = {}  # file -> the first line that says that srun or slurmstepd ended a step
+        for event in live:
+            if event.code in ("step-cancelled", "terminated-by-launcher") and _STEP_ENDS.search(event.evidence.text):
+                self._step_ends.setdefault(event.evidence.file, event.number)
+        self._restarted = self._restarts(live)
+        self.tiers: Dict[str, List[Event]] = {role: [] for role in (*ROLES, WARNED, UNEXPLAINED)}
+        for event in live:
+            self.tiers[NOTE if self.survived(event) else self._tier(event)].append(event)
+        self._put_behind_the_death()
+        self._sort_out()
+
+    def __getitem__(self, tier: str) -> List[Event]:
+        return self.tiers[tier]
+
+    def _restarts(self, live: List[Event]) -> Dict[Optional[str], int]:
+        """File -> the last line on which torchrun says that a rank failed, where training goes on behind it and no table
+        follows: it has started the ranks again. What stands before belongs to an attempt that is over."""
+        found: Dict[Optional[str], int] = {}
+        for event in live if self.first is None else ():
+            if _ELASTIC_FAILED.search(event.evidence.text) and (
+                self.log.trains_on(event) or self._good_end_after(event)
+            ):
+                found[event.evidence.file] = max(event.number, found.get(event.evidence.file, 0))
+        return found
+
+    def _put_behind_the_death(self) -> None:
+        """A launcher recorded that a rank was killed or crashed: what may follow from that, and came after it, does."""
+        death = self.first if self.first is not None and self.first.by_signal else None
+        for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED) if death else ():
+            behind = [event for event in self.tiers[tier] if death and _follows(event, death)]
+            self.tiers[tier] = [event for event in self.tiers[tier] if event not in behind]
+            self.tiers[CONSEQUENCE] += behind
+
+    def _tier(self, event: Event) -> str:
+        if event.number <= self._restarted.get(event.evidence.file, 0):
+            return NOTE if event.match and event.match.rule.role in (CAUSE, SYMPTOM, NOTE) else NOISE
+        if event.match is None:
+            return UNEXPLAINED if event.bare else CAUSE
+        rule = event.match.rule
+        if rule.severity != ERROR and rule.role in (CAUSE, SYMPTOM):
+            return NOTE
+        if rule.fallback and (self._lived_through(event) or self._connects_after(event)):
+            return NOTE
+        if rule.fallback and rule.role == NOTE:
+            return UNEXPLAINED
+        if event.level in ("I", "W") and not rule.any_level:
+            return WARNED if rule.role in (CAUSE, SYMPTOM) else NOISE if rule.role != NOTE else NOTE
+        if rule.role == SYMPTOM and event.code not in _ENDS and self._good_end_after(event):
+            return NOTE
+        if event.mention and event.rank is None and (self._good_end_after(event) or self.log.trains_on(event)):
+            return NOISE if rule.role in (REPORT, CONSEQUENCE) else NOTE
+        if rule.survivable and self._lived_through(event):
+            return NOISE if rule.role == CONSEQUENCE else NOTE
+        if (rule.role == CONSEQUENCE or event.code == "terminated") and self._done_before(event):
+            return NOISE
+        if event.code == "killed" and self._killed_by_srun(event):
+            return CONSEQUENCE
+        return rule.role
+
+    def _killed_by_srun(self, event: Event) -> bool:
+        """srun says that a task was killed after it has itself begun to end the step."""
+        ended = self._step_ends.get(event.evidence.file)
+        return ended is not None and ended < event.number and "srun: " in event.evidence.text
+
+    def survived(self, event: Event) -> Optional[Survived]:
+        """The traceback in which it stands, if its process printed that and went on to fail otherwise."""
+        if self.first is not None and self.first.exit_code not in (None, 1):  # an uncaught exception ends Python with 1
+            return None
+        inside = (each for each in self.log.survived if event.evidence.file == each.span.file)
+        return next(
+            (
+                each
+                for each in inside
+                if each.span.first <= event.number <= each.span.last and event.rank == each.span.rank
+            ),
+            None,
+        )
+
+    def _lived_through(self, event: Event) -> bool:
+        """The file goes on long behind it, shows steps there, or ends with the words of a run that did its work."""
+        return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event) or self.log.trains_on(event)
+
+    def _connects_after(self, event: Event) -> bool:
+        """NCCL warned, and its ranks went on to connect."""
+        return self.log.connects_last.get(event.evidence.file or "", 0) > event.number
+
+    def _handled(self, event: Event) -> bool:
+        """Training goes on behind this line, which is no traceback's end and of no certain rank, or the program says that it goes
+        on. (Python prints a traceback at once, and what the program had printed before may follow it.)"""
+        file = event.evidence.file or ""
+        if not self.log.steps.trained(file, event.number):
+            return False
+        own = event.rank is None and not self.log.is_raised(event, MESSAGE_LINES)
+        return own or self.log.steps.handled(file, event.number)
+
+    def _good_end_after(self, event: Event) -> bool:
+        return self.log.good_end_after(event)
+
+    def _done_before(self, event: Event) -> bool:
+        """When the work is done the ranks leave one by one, and the last ones see closed connections."""
+        return 0 < self.log.good_ends.last(event.evidence.file or "") < event.number
+
+    def _went_on(self, event: Event) -> bool:
+        """Nothing else says that anything failed, and the program wrote on behind this exception."""
+        lines = CAUGHT_BELOW if event.caught or event.again else CAUGHT_LINES
+        if (
+            event.bare
+            and not event.again
+            and event.match is None
+            and event.lines == 1
+            and not is_listed(event.exception)
+        ):
+            lines = MESSAGE_LINES  # a name that nobody knows: it ended the program, or it was a message
+        return self.log.after(event) > lines or self._good_end_after(event) or self._handled(event)
+
+    def nobody_else(self) -> bool:
+        """Does nothing but causes say that anything failed: no launcher, no signal, no lost peer? A cancelled job or a time limit
+        says nothing about what was written before."""
+        symptoms = [event for event in self.tiers[SYMPTOM] if event.code not in NOBODYS_FAULT]
+        others = symptoms or self.tiers[REPORT] or self.tiers[CONSEQUENCE]
+        return not others and not self.extra and self.first is None
+
+    def may_be_handled(self, event: Event) -> bool:
+        """The log goes on long behind this line, shows steps there or says what is tried next, and nobody else says that anything
+        failed."""
+        goes_on = self.log.after(event) > CAUGHT_LINES or self.log.trains_on(event)
+        return self.nobody_else() and (goes_on or self.log.steps.tries(event.evidence.file or "", event.number))
+
+    def _ended_otherwise(self, event: Event) -> bool:
+        """The file goes on long behind this exception and ends with a cancel or a time limit: that ended the run."""
+        ends = [
+            symptom
+            for symptom in self.tiers[SYMPTOM]
+            if symptom.code in NOBODYS_FAULT and symptom.evidence.file == event.evidence.file
+        ]
+        return any(
+            self.log.after(symptom) <= AT_THE_END and symptom.number - event.number > CAUGHT_LINES for symptom in ends
+        )
+
+    def _without_trained_on(self, causes: List[Event]) -> List[Event]:
+        """An error behind which training went on, step by step, did not end it: one of the same rank at the end did."""
+        last = {(event.evidence.file, event.rank): event for event in sorted(causes, key=lambda each: each.number)}
+        passed = [
+            event
+            for event in causes
+            if (end := last[(event.evidence.file, event.rank)]).number > event.number + MESSAGE_LINES
+            and end.code != event.code
+            and self.log.after(end) <= AT_THE_END + MESSAGE_LINES
+            and self.log.trained_between(event, end)
+        ]
+        self.passed_over = self.passed_over or bool(passed)
+        self.tiers[NOTE] += [event for event in passed if event.match]
+        return [event for event in causes if event not in passed]
+
+    def _of_reporter(self, event: Event) -> bool:
+        """An exception of a launcher; or a traceback of nobody, cut off, that begins behind the report of a failure: whoever
+        reported it was about to raise it again."""
+        begin = event.number - event.lines + 1
+        nobodys = event.rank is None and CUT_OFF in event.exception
+        reports = [each.evidence for each in (*self.tiers[REPORT], self.first) if each is not None]
+        above = [each for each in reports if each.file == event.evidence.file and (each.line or 0) <= begin]
+        return event.of_launcher or nobodys and bool(above)
+
+    def _without_helpers(self, causes: List[Event]) -> List[Event]:
+        """A thread or worker that loses its connection shows that a process had ended: anything else that is known says more."""
+        rest = [event for event in causes if event.match or not (event.of_helper and may_follow(event.exception))]
+        return rest if rest or self.tiers[SYMPTOM] else causes
+
+    def _without_script_lines(self, causes: List[Event]) -> List[Event]:
+        """A shell goes on behind a line that failed: what failed after it, in the program, ended the job."""
+        ends = {
+            event.evidence.file: event.number
+            for event in sorted(causes, key=lambda each: each.number)
+            if not _survivable(event)
+        }
+        passed = [event for event in causes if _survivable(event) and event.number < ends.get(event.evidence.file, 0)]
+        self.tiers[NOTE] += passed
+        return [event for event in causes if event not in passed]
+
+    def _forget_what_was_lived_through(self) -> None:
+        """Behind its last word of a failure every file goes on long and says in the end that the work was done: a run that
+        was started again, or one that went on."""
+        last = self._last_words()
+        if self.extra or self.first or not last:
+            return
+        if all(self.went_on_to_a_good_end(event) for event in last.values()):
+            self.lived_through = True
+            for tier in _FAILING:
+                self.tiers[NOTE] += [event for event in self.tiers[tier] if event.match]
+                self.tiers[tier] = []
+
+    def went_on_to_a_good_end(self, event: Event) -> bool:
+        """Where a launcher reports a failed rank, steps behind that may be those that the others had still to write."""
+        goes_on = self.log.after(event) > CAUGHT_LINES or (self.log.trains_on(event) and not self.tiers[REPORT])
+        return goes_on and self._good_end_after(event)
+
+    def _last_words(self) -> Dict[str, Event]:
+        """File -> the last event that says that something failed."""
+        failing = sorted((each for tier in _FAILING for each in self.tiers[tier]), key=lambda each: each.number)
+        return {event.evidence.file or "": event for event in failing}
+
+    def trained_behind(self) -> bool:
+        """Do steps of training, or words of a good end, follow the last line in every file that says that something failed?"""
+        last = self._last_words()
+        return bool(last) and all(self.log.trains_on(event) or self._good_end_after(event) for event in last.values())
+
+    def _sort_out(self) -> None:
+        """Exceptions that a better line explains, that were caught, or that the rank lived through."""
+        tiers = self.tiers
+        known = [event for event in tiers[CAUSE] if event.match and not event.mention]
+        near = Nearby(known)
+        for tier in (CAUSE, UNEXPLAINED):
+            tiers[tier] = [event for event in tiers[tier] if event.match or not explained(event, near)]
+        tiers[CAUSE] = self._without_helpers(without_reraised(tiers[CAUSE]))
+        tiers[CAUSE] = self._without_script_lines(tiers[CAUSE])
+        better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
+        absorbed = {(event.evidence.file, code) for event in better if event.match for code in event.match.rule.absorbs}
+        if absorbed:
+            for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
+                tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
+        tiers[CAUSE] = self._without_trained_on(without_survived(tiers[CAUSE]))
+        tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
+        if self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
+            tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not self._of_reporter(event)]
+        loud = [event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet)]
+        if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
+            tiers[NOISE] += tiers[CONSEQUENCE]
+            tiers[CONSEQUENCE] = []
+        self._forget_what_was_lived_through()
+        if self.nobody_else():
+            handled = [
+                event for event in tiers[CAUSE] if event.match and (self._good_end_after(event) or self._handled(event))
+            ]
+            tiers[CAUSE] = [event for event in tiers[CAUSE] if event not in handled]
+            tiers[NOTE] += handled
+            self.lived_through = self.lived_through or bool(handled)
+            known = [event for event in known if event not in handled]
+        if self.nobody_else() and not known:
+            for tier in (CAUSE, UNEXPLAINED):
+                went_on = [(event, self._went_on(event)) for event in tiers[tier]]
+                tiers[tier] = [event for event, caught in went_on if not caught]
+                tiers[NOTE] += [event for event, caught in went_on if caught and event.match]
+                self.lived_through = self.lived_through or any(caught for _, caught in went_on)
+
+
+def _follows(event: Event, death: FirstFailure) -> bool:
+    """Did another rank's line come after this death, and may it be due to it?"""
+    other = event.rank is not None and death.rank is not None and event.rank != death.rank
+    waits = event.match.rule.blames == OTHER if event.match else may_follow(event.exception)
+    if event.time is not None and death.seconds is not None:
+        return event.time >= death.seconds - NOTICED if waits else other and event.time > death.seconds
+    if event.evidence.file == death.evidence.file and event.number > (death.evidence.line or 0):
+        return waits or other
+    return waits and other
+
+
+def _survivable(event: Event) -> bool:
+    return event.match is not None and event.match.rule.survivable

@@ -1,0 +1,205 @@
+"""Libraries that carry collectives: NCCL or RCCL, their network plug-ins, libfabric, RDMA providers.
+
+Each one is found as the loader would find it, and judged loadable or not without being loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os.path
+import re
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.base.regex import regex
+from drumbeat.machine.host import Host
+from drumbeat.machine.libraries import Loader, package_folders, search_folders, visible_folders
+from drumbeat.machine.model import CxiDevice, Gpu, Library, RdmaDevice
+from drumbeat.machine.parse import natural
+
+_COLLECTIVES = ("libnccl.so*", "librccl.so*")
+_PLUGINS = ("libnccl-net*.so*", "librccl-net*.so*", "librccl-anp*.so*")
+_PROVIDERS = {
+    "mlx5_core": "libmlx5*.so*",
+    "bnxt_re": "libbnxt_re*.so*",
+    "ionic_rdma": "libionic*.so*",
+    "efa": "libefa*.so*",
+    "irdma": "libirdma*.so*",
+    "hfi1": "libhfi1verbs*.so*",
+}
+_PROVIDER_FOLDERS = ("libibverbs",)  # below a library folder, where rdma-core keeps them
+_COMMENTS = {  # what stands before the version among a library's constants
+    "libnccl.so": "NCCL version ",
+    "librccl.so": "RCCL version ",
+    "libnccl-net": "aws-ofi-nccl ",
+    "librccl-net": "aws-ofi-rccl ",
+}
+_NOT_FOUND = "not on the library path, nor in the usual folders"
+
+
+def read(
+    host: Host,
+    arch: Optional[str],
+    gpus: Sequence[Gpu] = (),
+    rdma: Sequence[RdmaDevice] = (),
+    cxi: Sequence[CxiDevice] = (),
+) -> Tuple[Library, ...]:
+    loader = Loader(host, arch)
+    folders = search_folders(loader)
+    found = [library for pattern in _COLLECTIVES for library in _matching(loader, folders, pattern, True)]
+    vendors = {gpu.vendor for gpu in gpus if not gpu.integrated}
+    fast = bool(cxi) or any(device.driver == "efa" for device in rdma)
+    for name, expected in (
+        ("libfabric.so.1", fast),
+        ("libcxi.so.1", bool(cxi)),
+        ("libibverbs.so.1", bool(rdma)),
+        ("librdmacm.so.1", bool(rdma)),
+        *((("libucp.so.0", False),) if rdma else ()),  # UCX, by which MPI uses those devices
+    ):
+        found += _named(loader, folders, name, expected)
+    plugins = [library for pattern in _PLUGINS for library in _matching(loader, folders, pattern)]
+    if fast and not plugins:
+        plugins = [Library("librccl-net.so" if "amd" in vendors else "libnccl-net.so", why_not=_NOT_FOUND)]
+    found += plugins
+    providers = [name + "/" + below for name in folders for below in _PROVIDER_FOLDERS]
+    for driver in sorted({device.driver for device in rdma if device.driver}):
+        if driver in _PROVIDERS:
+            matching = _matching(loader, (*providers, *folders), _PROVIDERS[driver])
+            found += [dataclasses.replace(one, digest=host.digest(one.path or "")) for one in matching] or [
+                Library(_PROVIDERS[driver].replace("*", ""), why_not=_NOT_FOUND)
+            ]
+    return tuple(found)
+
+
+def versions(libraries: Sequence[Library]) -> Dict[str, str]:
+    """For Facts.versions: the first of each, which is the one a process would load."""
+    found: Dict[str, str] = {}
+    for start, name in (("libnccl.so", "nccl"), ("librccl.so", "rccl"), ("libfabric.so", "libfabric")):
+        for library in libraries:
+            if library.name.startswith(start) and library.version:
+                found.setdefault(name, library.version)
+    return found
+
+
+def _named(loader: Loader, folders: Sequence[str], soname: str, expected: bool) -> List[Library]:
+    path = loader.find(soname)
+    for folder in folders:
+        path = path or (f"{folder}/{soname}" if soname in loader.names(folder) else None)
+    if path:
+        return [_library(loader, soname, path)]
+    return [Library(soname, why_not=_NOT_FOUND)] if expected else []
+
+
+def _matching(loader: Loader, folders: Sequence[str], pattern: str, by_soname: bool = False) -> List[Library]:
+    """Every file once, however many names and links lead to it: the loader's first stays."""
+    found: Dict[str, Library] = {}
+    for folder in folders:
+        for name in sorted(fnmatch.filter(loader.names(folder), pattern), key=natural):
+            path = f"{folder}/{name}"
+            real = loader.host.resolve(path) or path
+            if real not in found and len(found) < 16:
+                about = loader.about(path) if by_soname else None
+                found[real] = _library(loader, about.soname if about and about.soname else name, path)
+    return list(found.values())
+
+
+def _library(loader: Loader, name: str, path: str) -> Library:
+    loadable, why_not = loader.why_not(path)
+    return Library(name, path, _version(loader, name, path), loadable, why_not)
+
+
+def _version(loader: Loader, name: str, path: str) -> Optional[str]:
+    """From the library's own texts, else from what stands around it, each of which can only be right."""
+    real = loader.host.resolve(path) or path
+    suffix = os.path.basename(real).partition(".so.")[2]
+    if name.startswith("libnccl.so") and suffix.count(".") == 2:  # libnccl.so.2.28.3; others number their ABI there
+        return suffix
+    return (
+        _own_version(loader, name, path)
+        or _wheel_version(loader, real)
+        or _pkgconfig_version(loader, name, real)
+        or _folder_version(real)
+    )
+
+
+def _own_version(loader: Loader, name: str, path: str) -> Optional[str]:
+    for start, comment in _COMMENTS.items():
+        about = loader.about(path) if name.startswith(start) else None
+        for start_at, size in about.constants if about else ():
+            version = loader.host.version_in(path, comment, start_at, size)
+            if version:
+                return version
+    return None
+
+
+def _pkgconfig_version(loader: Loader, name: str, real: str) -> Optional[str]:
+    text = loader.host.read(f"{os.path.dirname(real)}/pkgconfig/{name.partition('.so')[0]}.pc")
+    found = re.search(r"^Version:\s*(\d+(?:\.\d+)+)", text or "", re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _folder_version(real: str) -> Optional[str]:
+    """`/opt/cray/libfabric/1.22.0/lib64`"""
+    for part in reversed(os.path.dirname(real).split("/")):
+        found = re.fullmatch(r"v?(\d+\.\d+(?:\.\d+)*)(?:[-+].*)?", part)
+        if found:
+            return found.group(1)
+    return None
+
+
+def _wheel_version(loader: Loader, real: str) -> Optional[str]:
+    """`site-packages/nvidia_nccl_cu12-2.27.3.dist-info` stands beside `site-packages/nvidia`."""
+    site = real.partition("/nvidia/nccl/")[0]
+    if site == real:
+        return None
+    for name in loader.names(site):
+        found = re.fullmatch(r"nvidia_nccl_cu\d+-(\d+(?:\.\d+)+)\.dist-info", name)
+        if found:
+            return found.group(1)
+    return None
+
+
+# Versions of what Python brings, read from the folders of its packages: nothing is imported.
+
+
+_NAMES = ("torch", "jax", "deepspeed", "horovod")
+_DIST = regex(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info")
+
+
+def all_versions(host: Host, program: str = "", workdir: str = "/") -> Dict[str, object]:
+    """Every package of the environment that `program` (the first word of a command) belongs to, by its name: what a run
+    records once. Where it is in none, of the folders that `versions` reads."""
+    loader = Loader(host, None)
+    places = host.environ.get("PATH", "").split(":")[:64] if os.path.basename(program) == program else [""]
+    paths = (os.path.normpath(os.path.join(workdir, place, program)) for place in places if program)
+    found_at = next((path for path in paths if host.resolve(path)), "")
+    prefix = os.path.dirname(os.path.dirname(found_at))
+    folders = visible_folders(loader, [prefix]) if found_at else package_folders(loader)
+    found: Dict[str, str] = {}
+    for folder in folders:
+        for name in sorted(host.list(folder)):
+            matched = _DIST.fullmatch(name)
+            if matched:
+                found.setdefault(matched["name"].lower().replace("_", "-"), matched["version"])
+    return {"folders": folders, "packages": dict(sorted(found.items()))}
+
+
+def package_versions(host: Host) -> Dict[str, str]:
+    """Of the active environment, else of the first Python on the path; the first of each name counts."""
+    found: Dict[str, str] = {}
+    for folder in package_folders(Loader(host, None)):
+        for name in host.list(folder):
+            matched = _DIST.fullmatch(name)
+            if matched and matched["name"] in _NAMES:
+                found.setdefault(matched["name"], matched["version"])
+        text = host.read(f"{folder}/torch/version.py") or ""
+        built = re.search(r"^(?:__version__).{0,20}?['\"]([^'\"\n]{1,60})['\"]", text, re.MULTILINE)
+        if built:
+            found["torch"] = built.group(1)  # with what it was built for: 2.9.0+cu128
+        for key in ("cuda", "hip"):
+            runtime = re.search(rf"^{key}\b[^=\n]{{0,40}}=\s*['\"]([^'\"\n]{{1,40}})['\"]", text, re.MULTILINE)
+            if runtime:
+                found.setdefault("torch-rocm" if key == "hip" else "torch-cuda", runtime.group(1))
+        if "torch" in found:
+            break
+    return found

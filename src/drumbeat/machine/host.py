@@ -1,0 +1,267 @@
+"""Host: the only door through which readers touch a machine. This one is live; others replay the same questions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import resource
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from typing import Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+READ_LIMIT = 1 << 20  # no sysfs or proc file we read is near this
+OUTPUT_LIMIT = 4 << 20
+SEARCH_LIMIT = 64 << 20
+DIGEST_LIMIT = 16 << 20
+
+
+class Host(Protocol):
+    """Answers never raise: what cannot be read is None or empty, and a reader turns that into unknown."""
+
+    def read(self, path: str) -> Optional[str]: ...
+
+    def data(self, path: str, start: int, size: int) -> Optional[bytes]:
+        """A piece of a binary file; shorter where the file ends."""
+
+    def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
+        """The version number (1.2 or 1.2.3) that follows `text` in a piece of a (large) binary file."""
+
+    def digest(self, path: str) -> Optional[str]:
+        """sha256 of a file that is not large."""
+
+    def list(self, path: str) -> List[str]: ...
+
+    def resolve(self, path: str) -> Optional[str]:
+        """Where a symbolic link ends, or None where there is nothing."""
+
+    def command(self, argv: Sequence[str], timeout: float = 5.0) -> Optional[str]:
+        """Standard output of a command that ended with 0, or None."""
+
+    @property
+    def environ(self) -> Mapping[str, str]: ...
+
+    def addresses(self) -> Optional[Dict[str, Tuple[str, ...]]]:
+        """Interface -> addresses with prefix length, as the kernel says; None: it cannot be asked."""
+
+    def affinity(self) -> Tuple[int, ...]: ...
+
+    def limit(self, name: str) -> Optional[int]:
+        """A resource limit by its lower-case name (memlock, nofile); -1 is unlimited."""
+
+    def disk_bytes(self, path: str) -> Optional[int]: ...
+
+    def hostname(self) -> str: ...
+
+    def python(self) -> str:
+        """The version of the Python that asks."""
+
+
+class LiveHost:
+    """This machine."""
+
+    def read(self, path: str) -> Optional[str]:
+        data = self.data(path, 0, READ_LIMIT)
+        return None if data is None else data.decode("utf-8", "replace")
+
+    def data(self, path: str, start: int, size: int) -> Optional[bytes]:
+        return read_piece(path, start, size)
+
+    def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
+        return version_in_piece(path, text, start, size)
+
+    def digest(self, path: str) -> Optional[str]:
+        return digest_of(path)
+
+    def list(self, path: str) -> List[str]:
+        try:
+            return sorted(os.listdir(path))
+        except (OSError, ValueError):
+            return []
+
+    def resolve(self, path: str) -> Optional[str]:
+        try:
+            return os.path.realpath(path) if os.path.lexists(path) else None
+        except (OSError, ValueError):
+            return None
+
+    def command(self, argv: Sequence[str], timeout: float = 5.0) -> Optional[str]:
+        return _output(argv, timeout)
+
+    @property
+    def environ(self) -> Dict[str, str]:
+        return dict(os.environ)
+
+    def addresses(self) -> Optional[Dict[str, Tuple[str, ...]]]:
+
+        try:
+            return addresses()
+        except (OSError, ValueError):
+            return None
+
+    def affinity(self) -> Tuple[int, ...]:
+        try:
+            return tuple(sorted(os.sched_getaffinity(0)))
+        except OSError:
+            return ()
+
+    def limit(self, name: str) -> Optional[int]:
+        number = getattr(resource, "RLIMIT_" + name.upper(), None)
+        if number is None:
+            return None
+        soft = resource.getrlimit(number)[0]
+        return -1 if soft == resource.RLIM_INFINITY else soft
+
+    def disk_bytes(self, path: str) -> Optional[int]:
+        try:
+            stat = os.statvfs(path)
+        except OSError:
+            return None
+        return stat.f_frsize * stat.f_blocks
+
+    def hostname(self) -> str:
+        return socket.gethostname()
+
+    def python(self) -> str:
+        return sys.version.split()[0]
+
+
+def read_piece(path: str, start: int, size: int) -> Optional[bytes]:
+    """A pipe left in place of a file must not hold us: O_NONBLOCK makes it read as empty."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        if start:
+            os.lseek(file, start, os.SEEK_SET)
+        pieces: List[bytes] = []
+        left = size
+        while left > 0:
+            piece = os.read(file, min(left, 1 << 20))
+            if not piece:
+                break
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+    except (OSError, ValueError, OverflowError):
+        return None
+    finally:
+        os.close(file)
+
+
+def digest_of(path: str) -> Optional[str]:
+    data = read_piece(path, 0, DIGEST_LIMIT + 1)
+    return hashlib.sha256(data).hexdigest() if data and len(data) <= DIGEST_LIMIT else None
+
+
+def version_in_piece(path: str, text: str, start: int, size: int) -> Optional[str]:
+    """Read in blocks that overlap a little, so that a library of 300 MB costs one block of memory."""
+    wanted = re.compile(re.escape(text.encode()) + rb"(?:: )?(\d{1,4}(?:\.\d{1,6}){1,3})")
+    block, overlap = 4 << 20, len(text) + 40
+    end = start + min(size, SEARCH_LIMIT)
+    while start < end:
+        piece = read_piece(path, start, min(block, end - start) + overlap)
+        if not piece:
+            return None
+        found = wanted.search(piece)
+        if found:
+            return found.group(1).decode()
+        start += block
+    return None
+
+
+def _output(argv: Sequence[str], timeout: float) -> Optional[str]:
+    """A vendor tool can hang inside its driver, where even SIGKILL waits: after the deadline we walk away from it."""
+    deadline = time.monotonic() + timeout
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, ValueError):
+        return None
+    assert process.stdout is not None
+    pieces: List[bytes] = []
+    total = 0
+    with selectors.DefaultSelector() as selector, process.stdout as pipe:
+        selector.register(pipe, selectors.EVENT_READ)
+        while total <= OUTPUT_LIMIT:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                break
+            piece = os.read(pipe.fileno(), 1 << 16)
+            if not piece:
+                break
+            pieces.append(piece)
+            total += len(piece)
+    try:
+        code = process.wait(max(0.1, deadline - time.monotonic())) if total <= OUTPUT_LIMIT else -1
+    except subprocess.TimeoutExpired:
+        code = -1
+    if code != 0:
+        _end(process)
+        return None
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(0.2)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+
+
+# Every address of every interface, asked from the kernel itself: no `ip` is needed, which few images have.
+
+
+_RTM_GETADDR = 22
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_REQUEST_DUMP = 0x301
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+def addresses(timeout: float = 1.0) -> Dict[str, Tuple[str, ...]]:
+    names = dict(socket.if_nameindex())
+    found: Dict[str, List[str]] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as channel:
+        channel.settimeout(timeout)
+        channel.send(struct.pack("=IHHIIB", 20, _RTM_GETADDR, _REQUEST_DUMP, 1, 0, socket.AF_UNSPEC) + b"\0" * 3)
+        while True:
+            answer = channel.recv(1 << 17)
+            at = 0
+            while at + 16 <= len(answer):
+                length, kind = struct.unpack_from("=IH", answer, at)
+                if kind in (_NLMSG_DONE, _NLMSG_ERROR) or length < 16:
+                    return {name: tuple(items) for name, items in found.items()}
+                _one(answer[at + 16 : at + length], names, found)
+                at += (length + 3) & ~3
+
+
+def _one(message: bytes, names: Dict[int, str], found: Dict[str, List[str]]) -> None:
+    if len(message) < 8:
+        return
+    family, prefix, _flags, _scope, index = struct.unpack_from("=BBBBI", message)
+    values: Dict[int, bytes] = {}
+    at = 8
+    while at + 4 <= len(message):
+        length, kind = struct.unpack_from("=HH", message, at)
+        if length < 4:
+            break
+        values[kind] = message[at + 4 : at + length]
+        at += (length + 3) & ~3
+    # On point-to-point links IFA_ADDRESS is the far end; IFA_LOCAL, where given, is ours.
+    address = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
+    if family in _FAMILIES and address and index in names:
+        found.setdefault(names[index], []).append(f"{socket.inet_ntop(family, address)}/{prefix}")

@@ -1,0 +1,110 @@
+"""PBS Pro and Torque. PALS (on HPE Cray) says the node's number itself; so does pbsdsh."""
+
+from __future__ import annotations
+
+from typing import List, Mapping, Optional, Tuple
+
+from drumbeat.machine.host import Host
+from drumbeat.machine.identity import fields
+from drumbeat.machine.model import Identity
+from drumbeat.machine.parse import integer
+
+
+def read_pbs(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
+    hosts = _nodefile(host, environ.get("PBS_NODEFILE"), notes)
+    node = integer(environ.get("PALS_NODEID") or environ.get("PBS_NODENUM"))
+    if node is None:
+        node = fields.index_of(host.hostname(), hosts)
+    local = integer(environ.get("PALS_LOCAL_RANKID"))
+    return Identity(
+        scheduler="pbs",
+        batch="pbs",
+        place="here" if local is None else "inside",
+        job_id=environ.get("PBS_JOBID"),
+        node_rank=node,
+        nodes=len(hosts) or integer(environ.get("PBS_NUM_NODES")),
+        hosts=hosts,
+        local_id=local,
+        tasks_per_node=integer(environ.get("PALS_LOCAL_SIZE") or environ.get("PBS_NUM_PPN")),
+        master=environ.get("MASTER_ADDR") or (hosts[0] if hosts else None),
+        master_port=fields.port(environ.get("MASTER_PORT")),
+        cluster=environ.get("PBS_SERVER"),
+    )
+
+
+def _nodefile(host: Host, path: Optional[str], notes: List[str]) -> Tuple[str, ...]:
+    if not path:
+        return ()
+    text = host.read(path)
+    if text is None:
+        notes.append(f"identity: the node file {path} cannot be read here")
+        return ()
+    return tuple(dict.fromkeys(text.split()))[: fields.NODES_LIMIT]  # a name is repeated for each of its slots
+
+
+# IBM Spectrum LSF: the job's hosts with their slots, and jsrun's numbers for its tasks.
+
+
+def read_lsf(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
+    hosts = _hosts(environ, notes)
+    local, here = integer(environ.get("JSM_NAMESPACE_LOCAL_RANK")), integer(environ.get("JSM_NAMESPACE_LOCAL_SIZE"))
+    index = environ.get("LSB_JOBINDEX", "")
+    in_array = index.isdigit() and index != "0"  # LSF counts them from 1
+    job = environ.get("LSB_JOBID")
+    return Identity(
+        scheduler="lsf",
+        batch="lsf",
+        place="here" if local is None else "inside",
+        job_id=job,
+        step_id=environ.get("JSM_NAMESPACE_ID"),
+        node_rank=fields.index_of(host.hostname(), hosts),
+        nodes=len(hosts) or None,
+        hosts=hosts,
+        local_id=local,
+        tasks_per_node=here,
+        master=environ.get("MASTER_ADDR") or (hosts[0] if hosts else None),
+        master_port=fields.port(environ.get("MASTER_PORT")),
+        array_job=(job or "") if in_array else "",
+        array_task=index if in_array else "",
+    )
+
+
+def _hosts(environ: Mapping[str, str], notes: List[str]) -> Tuple[str, ...]:
+    """LSB_MCPU_HOSTS is `batch1 1 n1 42 n2 42`; a first host with one slot beside larger ones only starts the job."""
+    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    slots = dict(zip(words[::2], words[1::2]))
+    if len(words) % 2 or not all(count.isdigit() for count in slots.values()):
+        notes.append(
+            f"identity: LSB_MCPU_HOSTS={environ.get('LSB_MCPU_HOSTS', '')[:60]} is not a list of hosts and slots"
+        )
+        return ()
+    if not slots:
+        return tuple(dict.fromkeys(environ.get("LSB_HOSTS", "").split()))[: fields.NODES_LIMIT]
+    names = list(slots)
+    if len(names) > 1 and slots[names[0]] == "1" and all(slots[name] != "1" for name in names[1:]):
+        names = names[1:]
+    return tuple(names[: fields.NODES_LIMIT])
+
+
+# Flux: a task's own numbers. No variable names the other nodes: more than one of them need MASTER_ADDR.
+
+
+def read_flux(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
+    rank, local = integer(environ.get("FLUX_TASK_RANK")), integer(environ.get("FLUX_TASK_LOCAL_ID"))
+    size, nodes = integer(environ.get("FLUX_JOB_SIZE")), integer(environ.get("FLUX_JOB_NNODES"))
+    here = size // nodes if size and nodes and size % nodes == 0 else None
+    node: Optional[int] = None
+    if rank is not None and here and rank % here == local:  # in blocks, as flux run places them by default
+        node = rank // here
+    return Identity(
+        scheduler="flux",
+        batch="flux",
+        place="here" if rank is None else "inside",
+        job_id=environ.get("FLUX_JOB_ID"),
+        node_rank=node,
+        nodes=nodes,
+        local_id=local,
+        tasks_per_node=here,
+        master=environ.get("MASTER_ADDR"),
+        master_port=fields.port(environ.get("MASTER_PORT")),
+    )

@@ -1,0 +1,262 @@
+"""Facts: what a node has. `None` means unknown, and is printed as that; it never means zero or no."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Dict, Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+
+SCHEMA = "1.0"
+_OF_PROGRAMS = tuple(f"Xid {number} on " for number in (13, 31, 32, 43, 45, 69))
+
+
+@dataclass(frozen=True)
+class PciLink:
+    """How a device is attached; an idle GPU may show a lower speed than it has, its width never changes."""
+
+    speed_gts: Optional[float] = None
+    width: Optional[int] = None
+    most_speed_gts: Optional[float] = None
+    most_width: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """How a GPU is set up and how it has been, as its driver says without root."""
+
+    ecc: Optional[bool] = None
+    uncorrected_errors: Optional[int] = None  # of its memory, since the driver was loaded
+    remapped_rows: Optional[int] = None  # after uncorrectable errors
+    remap_pending: Optional[bool] = None
+    remap_failed: Optional[bool] = None
+    power_limit_w: Optional[float] = None
+    power_default_w: Optional[float] = None
+    max_clock_mhz: Optional[int] = None
+    max_memory_clock_mhz: Optional[int] = None
+    throttle: Optional[Tuple[str, ...]] = None  # what slows it down now; None: not known
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: int  # in the order the vendor's runtime counts them
+    vendor: str  # nvidia, amd, intel, unknown
+    name: Optional[str] = None
+    pci: Optional[str] = None  # 0000:c1:00.0
+    uuid: Optional[str] = None
+    numa: Optional[int] = None
+    memory_bytes: Optional[int] = None
+    arch: Optional[str] = None  # gfx90a, sm_90
+    module: Optional[int] = None  # the package it shares with others: MI250X has two GCDs
+    integrated: bool = False  # an iGPU that a job must not see
+    driver: Optional[str] = None
+    pci_path: Optional[str] = None  # pci0000:c0/0000:c0:01.1/0000:c1:00.0: root complex, bridges, device
+    pids: Optional[Tuple[int, ...]] = None  # processes that use it now; none: not known
+    link: Optional[PciLink] = None
+    device: Optional[str] = None  # its device file: /dev/nvidia0, /dev/dri/renderD128
+    mig: Optional[bool] = None  # divided into instances (NVIDIA's MIG)
+    health: Optional[GpuHealth] = None
+
+
+@dataclass(frozen=True)
+class Gid:
+    index: int
+    gid: str
+    type: Optional[str] = None  # 'IB/RoCE v1', 'RoCE v2'
+    netdev: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    port: int
+    state: Optional[str] = None  # ACTIVE, DOWN, INIT, ARMED
+    physical_state: Optional[str] = None
+    link_layer: Optional[str] = None  # InfiniBand, Ethernet
+    rate_gbps: Optional[float] = None
+    gids: Tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True)
+class RdmaDevice:
+    name: str
+    driver: Optional[str] = None  # mlx5_core, bnxt_re, ionic_rdma, hfi1, efa
+    pci: Optional[str] = None
+    numa: Optional[int] = None
+    netdevs: Tuple[str, ...] = ()
+    ports: Tuple[RdmaPort, ...] = ()
+    firmware: Optional[str] = None
+    bond: bool = False
+    pci_path: Optional[str] = None
+    openable: Optional[bool] = None  # is its /dev/infiniband/uverbs here; a container may show the device in /sys only
+
+
+@dataclass(frozen=True)
+class CxiDevice:
+    name: str  # cxi0
+    netdev: Optional[str] = None  # hsn0
+    pci: Optional[str] = None
+    numa: Optional[int] = None
+    speed_gbps: Optional[float] = None
+    pci_path: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Interface:
+    name: str
+    up: Optional[bool] = None
+    addresses: Tuple[str, ...] = ()  # 10.0.0.7/24, fe80::1/64
+    speed_mbps: Optional[int] = None
+    mtu: Optional[int] = None
+    kind: Optional[str] = None  # physical, virtual, bridge, bond, loopback
+    driver: Optional[str] = None
+    pci: Optional[str] = None
+    numa: Optional[int] = None
+    pci_path: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Cpus:
+    model: Optional[str] = None
+    online: Tuple[int, ...] = ()
+    allowed: Tuple[int, ...] = ()  # what this process may use
+    numa: Dict[str, Tuple[int, ...]] = field(default_factory=dict)  # node -> cpus; memory-only nodes have none
+    l3: Tuple[Tuple[int, ...], ...] = ()  # groups of cpus that share one
+    siblings: Tuple[Tuple[int, ...], ...] = ()  # hardware threads of each core
+    reserved: Tuple[int, ...] = ()  # kept for the system: isolated, or never in the allowed set
+
+
+@dataclass(frozen=True)
+class Limits:
+    memlock: Optional[int] = None  # bytes; -1 is unlimited
+    nofile: Optional[int] = None
+    shm_bytes: Optional[int] = None
+    cgroup_memory_bytes: Optional[int] = None  # -1 is unlimited
+    cgroup_cpuset: Tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Container:
+    inside: Optional[bool] = None
+    runtime: Optional[str] = None  # as facts/container.py names it
+    image: Optional[str] = None
+    image_arch: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Library:
+    """A fabric plug-in or library found on the loader's path, or the one that was looked for."""
+
+    name: str  # librccl-net.so, libfabric.so.1, libnccl.so.2
+    path: Optional[str] = None
+    version: Optional[str] = None
+    loadable: Optional[bool] = None
+    why_not: str = ""
+    digest: Optional[str] = None  # sha256 of an RDMA provider: host and container must have the same one
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this node is in its job, as the scheduler's own variables say."""
+
+    scheduler: str = "plain"  # what started this process: the name of a file in facts/identity, or of a backend
+    job_id: Optional[str] = None
+    step_id: Optional[str] = None
+    node_rank: Optional[int] = None
+    nodes: Optional[int] = None
+    hosts: Tuple[str, ...] = ()  # in the scheduler's order
+    local_id: Optional[int] = None  # of this task on its node
+    tasks_per_node: Optional[int] = None
+    master: Optional[str] = None
+    master_port: Optional[int] = None
+    cluster: Optional[str] = None
+    batch: str = ""  # the batch system whose job this is, also below mpirun
+    place: str = "here"  # here, allocation (a shell that may start tasks on all nodes), inside (a task or step)
+    gpus: Optional[int] = None  # of this node, for this job
+    array_job: str = ""  # id of the array, and which of its jobs this is
+    array_task: str = ""
+    starts: int = 0  # how often the scheduler has started this job before
+    ends_at: Optional[float] = None  # when the scheduler ends the job, in seconds since 1970
+    began_at: Optional[float] = None  # when the scheduler started the job
+    own_home: bool = False  # no home is shared with the other nodes: a pod
+
+    @property
+    def by_mpirun(self) -> bool:
+        return self.scheduler in ("openmpi", "mpich")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    release: Optional[str] = None
+    numa_balancing: Optional[bool] = None
+    iommu: Optional[str] = None  # pt, on, off as the command line says
+    acs_enabled: Optional[bool] = None
+    ephemeral_ports: Optional[Tuple[int, int]] = None
+    nvidia_peermem: Optional[bool] = None  # the module by which a NIC reaches an NVIDIA GPU's memory
+
+
+@dataclass(frozen=True)
+class Facts:
+    host: str
+    arch: Optional[str] = None
+    os: Optional[str] = None
+    python: Optional[str] = None
+    memory_bytes: Optional[int] = None
+    cpus: Cpus = field(default_factory=Cpus)
+    gpus: Tuple[Gpu, ...] = ()  # those that this process can open
+    rdma: Tuple[RdmaDevice, ...] = ()
+    cxi: Tuple[CxiDevice, ...] = ()
+    interfaces: Tuple[Interface, ...] = ()
+    libraries: Tuple[Library, ...] = ()
+    versions: Dict[str, str] = field(default_factory=dict)  # rocm, cuda, nvidia-driver, nccl, rccl, libfabric
+    limits: Limits = field(default_factory=Limits)
+    kernel: Kernel = field(default_factory=Kernel)
+    container: Container = field(default_factory=Container)
+    identity: Identity = field(default_factory=Identity)
+    environment: Dict[str, str] = field(
+        default_factory=dict
+    )  # variables that matter to a job; secrets are not among them
+    unknown: Tuple[str, ...] = ()  # what could not be read, and why
+    gpus_on_bus: Dict[str, int] = field(default_factory=dict)  # vendor -> how many the machine has, ours or not
+    default_route: Optional[str] = None  # the interface that leads out; empty: none does
+    nvme_disks: Optional[int] = None
+    virtual_machine: Optional[bool] = None
+    hypervisor: Optional[str] = None  # its name, where the machine is a virtual one and says so
+    gpu_events: Optional[Tuple[str, ...]] = None  # Xid and amdgpu errors in the kernel's log; None: it may not be read
+    schema: str = SCHEMA
+
+    @property
+    def has_no_gpu(self) -> bool:
+        """Whether the machine was looked at and has none; one that this process may not open is still a GPU."""
+        unread = any(words.startswith("gpus:") for words in self.unknown)
+        return not (self.gpus or any(self.gpus_on_bus.values()) or unread)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One node of a mustered job."""
+
+    node: int
+    host: str
+    address: str  # the one the others reach it by
+    facts: Facts
+    clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Peers:
+    """All nodes, in node-rank order, and where the ranks meet."""
+
+    nodes: Tuple[Peer, ...]
+    master_addr: str
+    master_port: int
+    schema: str = SCHEMA
+
+    @property
+    def world_size(self) -> int:
+        return sum(peer.ranks for peer in self.nodes)
+
+
+def of_program(event: str) -> bool:
+    """Whether one of `gpu_events` is mostly a program's own doing: an illegal access, a process that was killed."""
+    return event.startswith(_OF_PROGRAMS)

@@ -1,0 +1,99 @@
+"""Small readings that several facts share. Each takes what a damaged machine may give and answers None for nonsense."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Dict, List, Optional, Set, Tuple, Union
+
+from drumbeat.base.regex import regex
+from drumbeat.machine.host import Host
+
+_CPU_LIMIT = 1 << 14
+_PCI = regex(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+
+
+def natural(name: str) -> List[Tuple[int, int, str]]:
+    """Sort key under which mlx5_2 comes before mlx5_10."""
+    return [
+        (0, int(part[:18]), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", name) if part
+    ]
+
+
+def line(host: Host, path: str) -> Optional[str]:
+    """The first line of a small file, or None where it is missing or empty."""
+    text = host.read(path)
+    if text is None:
+        return None
+    first = text.strip().split("\n", 1)[0].strip().replace("\t", " ")
+    return first if first and first.isprintable() else None
+
+
+def integer(text: Optional[str], base: int = 10) -> Optional[int]:
+    if text is None or len(text) > 40:
+        return None
+    try:
+        return int(text.strip(), base)
+    except ValueError:
+        return None
+
+
+def number(host: Host, path: str) -> Optional[int]:
+    return integer(line(host, path))
+
+
+def numa_node(host: Host, path: str) -> Optional[int]:
+    """sysfs writes -1 where the firmware did not say."""
+    node = number(host, path)
+    return node if node is not None and node >= 0 else None
+
+
+def cpulist(text: Optional[str]) -> Optional[Tuple[int, ...]]:
+    """`0-3,64-67` as the kernel writes it; an empty line is no CPU at all; None is not such a list."""
+    if text is None:
+        return None
+    cpus: Set[int] = set()
+    for part in text.strip().split(","):
+        if not part:
+            continue
+        low, dash, high = part.partition("-")
+        first, last = integer(low), integer(high if dash else low)
+        if first is None or last is None or not 0 <= first <= last < _CPU_LIMIT:
+            return None
+        cpus.update(range(first, last + 1))
+    return tuple(sorted(cpus))
+
+
+def cpulist_text(cpus: Tuple[int, ...]) -> str:
+    """The other way round, for people: 0-3,64."""
+    parts: List[str] = []
+    first = last = None  # type: Optional[int]
+    for cpu in (*cpus, None):
+        if last is not None and cpu == last + 1:
+            last = cpu
+            continue
+        if first is not None:
+            parts.append(str(first) if first == last else f"{first}-{last}")
+        first = last = cpu
+    return ",".join(parts)
+
+
+def pci_address(text: Optional[str]) -> Optional[str]:
+    """`00000009:01:00.0` (nvidia-smi) or `0009:01:00.0` become the form sysfs uses."""
+    found = _PCI.search(text or "")
+    if not found:
+        return None
+    domain, bus, device, function = found.groups()
+    return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}.{function}"
+
+
+def properties(text: Optional[str]) -> Dict[str, str]:
+    """`name value` lines, as KFD writes them."""
+    pairs = [entry.split(None, 1) for entry in (text or "").splitlines()]
+    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
+
+
+def ip_text(address: Union[ipaddress.IPv4Address, ipaddress.IPv6Address]) -> str:
+    """IPv4 inside IPv6 is written with dots on every Python."""
+    mapped = getattr(address, "ipv4_mapped", None)
+    return f"::ffff:{mapped}" if mapped else str(address)

@@ -1,0 +1,229 @@
+"""Facts for a person: one line per subject, and the word unknown where nothing is known."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
+
+from drumbeat.machine.model import Facts, Gpu, Interface, RdmaDevice
+from drumbeat.machine.parse import cpulist_text
+from drumbeat.machine.topology import distance, nearest
+
+_Rows = List[Tuple[str, str]]
+
+
+def table(facts: Facts) -> str:
+    rows: _Rows = [
+        ("host", f"{facts.host}, {_or(facts.arch)}, {_or(facts.os)}, kernel {_or(facts.kernel.release)}"),
+        ("memory", _bytes(facts.memory_bytes)),
+        *_cpus(facts),
+        *_several("gpu", [_gpu(gpu, facts) for gpu in facts.gpus] or ["none found"]),
+        *_several("gpu event", _events(facts)),
+        *_several("rdma", [_rdma(device) for device in facts.rdma]),
+        *_several("cxi", [f"{d.name}  {_or(d.netdev)}  {_gbps(d.speed_gbps)}  {_place(d)}" for d in facts.cxi]),
+        *_several("interface", [_interface(one) for one in facts.interfaces]),
+        *_several("library", [_library(facts, index) for index in range(len(facts.libraries))]),
+        *_versions(facts),
+        *_limits(facts),
+        *_kernel(facts),
+        *_machine(facts),
+        *_container(facts),
+        *_identity(facts),
+        *_several("set", [f"{name}={_short(value)}" for name, value in facts.environment.items()]),
+        *_several("unknown", list(facts.unknown)),
+    ]
+    width = max(len(name) for name, _ in rows)
+    shown = ""
+    lines: List[str] = []
+    for name, text in rows:
+        text = "".join(letter if letter.isprintable() else "?" for letter in text)  # a capture is someone else's text
+        lines.append(f"{'' if name == shown else name:<{width}}  {text}".rstrip())
+        shown = name
+    return "\n".join(lines)
+
+
+def _several(name: str, texts: Sequence[str]) -> _Rows:
+    return [(name, text) for text in texts]
+
+
+def _events(facts: Facts) -> List[str]:
+    if facts.gpus and facts.gpu_events is None:
+        return ["unknown: the kernel's log may not be read"]
+    return list(facts.gpu_events or ())
+
+
+def _or(value: Any) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _yes(value: Optional[bool], yes: str, no: str) -> str:
+    return "unknown" if value is None else yes if value else no
+
+
+def _bytes(value: Optional[int]) -> str:
+    if value is None:
+        return "unknown"
+    if value < 0:
+        return "unlimited"
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= size:
+            return f"{value / size:.1f} {unit}".replace(".0 ", " ")
+    return f"{value} B"
+
+
+def _gbps(rate: Optional[float]) -> str:
+    return "rate unknown" if rate is None else f"{rate:g} Gb/s"
+
+
+def _place(device: Any) -> str:
+    return f"PCI {_or(device.pci)}  NUMA {_or(device.numa)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _cpus(facts: Facts) -> Iterator[Tuple[str, str]]:
+    cpus = facts.cpus
+    cores = len(cpus.siblings) if cpus.siblings else None
+    with_cpus = [node for node, members in cpus.numa.items() if members]
+    memory_only = len(cpus.numa) - len(with_cpus)
+    yield (
+        "cpu",
+        f"{_or(cpus.model)}: {len(cpus.online) or 'unknown'} CPUs, {_or(cores)} cores, {len(cpus.l3)} L3 groups",
+    )
+    for node in with_cpus:
+        yield "cpu", f"NUMA {node}: {cpulist_text(cpus.numa[node])}"
+    if memory_only:
+        yield "cpu", f"{memory_only} NUMA nodes have memory only"
+    yield "cpu", f"we may use {cpulist_text(cpus.allowed) or 'unknown'} ({len(cpus.allowed)})"
+    if cpus.reserved:
+        yield "cpu", f"kept for the system: {cpulist_text(cpus.reserved)}"
+
+
+def _gpu(gpu: Gpu, facts: Facts) -> str:
+    parts = [
+        f"{gpu.index}  {gpu.name or 'unknown ' + gpu.vendor}",
+        _or(gpu.arch),
+        _bytes(gpu.memory_bytes),
+        _place(gpu),
+    ]
+    if gpu.module is not None:
+        parts.append(f"module {gpu.module}")
+    if gpu.integrated:
+        parts.append("integrated: not for jobs")
+    if gpu.link and gpu.link.width:
+        parts.append(f"PCIe x{gpu.link.width}{f' {gpu.link.most_speed_gts:g} GT/s' if gpu.link.most_speed_gts else ''}")
+    parts += _health(gpu)
+    if gpu.pids:
+        parts.append(f"used by pid {', '.join(map(str, gpu.pids))}")
+    nics = nearest(gpu, facts.rdma) if facts.rdma else ()
+    nic_names = [one.name for one in nics] or [one.name for one in nearest(gpu, facts.cxi)]
+    first = nics[0] if nics else next(iter(nearest(gpu, facts.cxi)), None)
+    if first is not None and distance(gpu, first) and not gpu.integrated:
+        parts.append(f"nearest {','.join(nic_names)} ({distance(gpu, first)})")
+    return "  ".join(parts)
+
+
+def _health(gpu: Gpu) -> List[str]:
+    health = gpu.health
+    parts = ["divided (MIG)"] if gpu.mig else []
+    if health is None:
+        return parts
+    if health.power_limit_w:
+        parts.append(f"power limit {health.power_limit_w:g} W")
+    if health.max_clock_mhz:
+        parts.append(f"up to {health.max_clock_mhz} MHz")
+    if health.ecc is not None:
+        errors = f", {health.uncorrected_errors} uncorrected" if health.uncorrected_errors else ""
+        parts.append(f"ECC {'on' if health.ecc else 'off'}{errors}")
+    if health.remapped_rows or health.remap_pending or health.remap_failed:
+        state = " (failed)" if health.remap_failed else " (reset pending)" if health.remap_pending else ""
+        parts.append(f"{health.remapped_rows or 0} rows remapped{state}")
+    if health.throttle:
+        parts.append(f"slowed down by {', '.join(health.throttle)}")
+    return parts
+
+
+def _machine(facts: Facts) -> _Rows:
+    if not facts.virtual_machine:
+        return []
+    return [("machine", f"virtual{f' ({facts.hypervisor})' if facts.hypervisor else ''}")]
+
+
+def _rdma(device: RdmaDevice) -> str:
+    ports = []
+    for port in device.ports:
+        text = f"port {port.port} {_or(port.link_layer)} {_or(port.state)} {_gbps(port.rate_gbps)}"
+        four = [gid for gid in port.gids if gid.gid.startswith("::ffff:")]
+        if port.link_layer == "Ethernet":
+            shown = ", ".join(f"{gid.index} {gid.gid[7:]} {_or(gid.type)}" for gid in four)
+            text += f", IPv4 GIDs: {shown or 'none'}"
+        ports.append(text)
+    names = ",".join(device.netdevs)
+    bond = "  bond" if device.bond else ""
+    return f"{device.name}  {_or(device.driver)}  {'; '.join(ports) or 'no ports'}  {names}{bond}  {_place(device)}"
+
+
+def _interface(one: Interface) -> str:
+    speed = "" if one.speed_mbps is None else f"  {one.speed_mbps / 1000:g} Gb/s"
+    state = _yes(one.up, "up", "down")
+    return f"{one.name}  {state}  {_or(one.kind)}{speed}  mtu {_or(one.mtu)}  {' '.join(one.addresses)}"
+
+
+def _library(facts: Facts, index: int) -> str:
+    library = facts.libraries[index]
+    if library.path is None:
+        return f"{library.name}  missing: {library.why_not}"
+    state = _yes(library.loadable, "loadable", f"NOT loadable: {library.why_not}")
+    return f"{library.name}  {library.version or 'version unknown'}  {library.path}  {state}"
+
+
+def _versions(facts: Facts) -> _Rows:
+    text = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+    rows = [("versions", f"{text + ', ' if text else ''}Python {_or(facts.python)}")]
+    none = "no torch among the packages of the active environment, or of the first python3 on the PATH"
+    return rows if "torch" in facts.versions else [*rows, ("versions", none)]
+
+
+def _limits(facts: Facts) -> _Rows:
+    limits = facts.limits
+    nofile = "unlimited" if limits.nofile == -1 else _or(limits.nofile)
+    return [
+        (
+            "limits",
+            f"locked memory {_bytes(limits.memlock)}, open files {nofile}, /dev/shm {_bytes(limits.shm_bytes)}, "
+            f"cgroup memory {_bytes(limits.cgroup_memory_bytes)}, "
+            f"cgroup CPUs {cpulist_text(limits.cgroup_cpuset) or 'unknown'}",
+        )
+    ]
+
+
+def _kernel(facts: Facts) -> _Rows:
+    kernel = facts.kernel
+    ports = "unknown" if kernel.ephemeral_ports is None else f"{kernel.ephemeral_ports[0]}-{kernel.ephemeral_ports[1]}"
+    return [
+        (
+            "kernel",
+            f"NUMA balancing {_yes(kernel.numa_balancing, 'on', 'off')}, IOMMU {_or(kernel.iommu)}, "
+            f"ACS {_yes(kernel.acs_enabled, 'on', 'off')}, ephemeral ports {ports}",
+        )
+    ]
+
+
+def _container(facts: Facts) -> _Rows:
+    container = facts.container
+    if not container.inside:
+        return [("container", _yes(container.inside, "yes", "no"))]
+    image = f", image {container.image}" if container.image else ""
+    return [("container", f"{_or(container.runtime)}{image}, built for {_or(container.image_arch)}")]
+
+
+def _identity(facts: Facts) -> Iterator[Tuple[str, str]]:
+    me = facts.identity
+    job = f" job {me.job_id}" if me.job_id else ""
+    step = f" step {me.step_id}" if me.step_id else ""
+    yield "job", f"{me.scheduler}{job}{step}, node {_or(me.node_rank)} of {_or(me.nodes)}, cluster {_or(me.cluster)}"
+    if me.hosts:
+        yield "job", f"hosts {_short(','.join(me.hosts))}"
+    if me.master:
+        yield "job", f"master {me.master}{f':{me.master_port}' if me.master_port else ''}"

@@ -1,0 +1,151 @@
+"""How far two devices are apart, from their places in the PCI tree, in the words of `nvidia-smi topo`."""
+
+from __future__ import annotations
+
+import re
+from typing import List, Optional, Tuple, TypeVar, Union
+
+from drumbeat.base.regex import regex
+from drumbeat.machine.host import Host
+from drumbeat.machine.model import CxiDevice, Gpu, Interface, PciLink, RdmaDevice
+from drumbeat.machine.parse import integer, line
+
+# Nearest first. PIX: one switch; PXB: several; PHB: over the host bridge; NODE: the same NUMA node; SYS: another one.
+DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+Device = Union[Gpu, RdmaDevice, CxiDevice, Interface]
+D = TypeVar("D", RdmaDevice, CxiDevice, Interface)
+_ROOT = regex(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_FUNCTION = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def pci_path(host: Host, sysfs: str) -> Optional[str]:
+    """`pci0000:40/0000:40:01.1/0000:41:00.0`: root complex, bridges, device; from where a sysfs link ends."""
+    resolved = host.resolve(sysfs)
+    if resolved is None:
+        return None
+    kept: List[str] = []
+    for part in resolved.split("/"):
+        if _ROOT.fullmatch(part):
+            kept = [part]
+        elif kept and _FUNCTION.fullmatch(part):
+            kept.append(part)
+        elif kept:
+            break
+    return "/".join(kept) if len(kept) > 1 else None
+
+
+def pci_of(path: Optional[str]) -> Optional[str]:
+    return path.rsplit("/", 1)[1] if path else None
+
+
+def distance(one: Device, other: Device) -> Optional[str]:
+    """One of DISTANCES, or None where neither the PCI tree nor NUMA says."""
+    if one.pci_path and other.pci_path:
+        near = _tree_distance(one.pci_path.split("/"), other.pci_path.split("/"))
+        if near:
+            return near
+    if one.numa is None or other.numa is None:
+        return None
+    return "NODE" if one.numa == other.numa else "SYS"
+
+
+def nearest(gpu: Gpu, devices: Tuple[D, ...]) -> Tuple[D, ...]:
+    """Those devices that no other one is nearer to this GPU than; all of them where nothing is known."""
+    if not devices:
+        return ()
+    ranks = [_rank(distance(gpu, device)) for device in devices]
+    return tuple(device for device, rank in zip(devices, ranks) if rank == min(ranks))
+
+
+def _rank(name: Optional[str]) -> int:
+    return len(DISTANCES) if name is None else DISTANCES.index(name)
+
+
+def _tree_distance(one: List[str], other: List[str]) -> Optional[str]:
+    common = 0
+    for left, right in zip(one, other):
+        if left != right:
+            break
+        common += 1
+    if common == 0:
+        return None
+    if common == 1:
+        return "PHB"
+    # Bridges left on each side below the last common one. A switch shows as one upstream port (common) and a
+    # downstream port for each device.
+    below = max(len(one), len(other)) - common - 1
+    return "PIX" if below <= 1 else "PXB"
+
+
+# What else the machine says about itself: PCI links, local disks, a way out, whether it is a virtual one.
+
+
+_DEFAULT = "00000000"
+
+
+def pci_link(host: Host, device: str) -> Optional[PciLink]:
+    """Of /sys/bus/pci/devices/ADDRESS; a device without a link (on the chip) has none."""
+    link = PciLink(
+        _speed(line(host, f"{device}/current_link_speed")),
+        integer(line(host, f"{device}/current_link_width")),
+        _speed(line(host, f"{device}/max_link_speed")),
+        integer(line(host, f"{device}/max_link_width")),
+    )
+    return link if link.width else None
+
+
+def default_route(host: Host) -> Optional[str]:
+    """The interface of the default route, IPv4 or IPv6; empty where there is none."""
+    known = False
+    for entry in (host.read("/proc/net/route") or "").splitlines()[1:]:
+        fields = entry.split()
+        known = True
+        if len(fields) > 7 and fields[1] == _DEFAULT and fields[7] == _DEFAULT:
+            return fields[0]
+    for entry in (host.read("/proc/net/ipv6_route") or "").splitlines():
+        fields = entry.split()
+        if len(fields) == 10 and fields[1] == "00" and set(fields[0]) == {"0"} and set(fields[4]) != {"0"}:
+            return fields[9]
+    return "" if known else None
+
+
+def nvme_disks(host: Host) -> Optional[int]:
+    if host.resolve("/sys/class/block") is None:
+        return None
+    return len([name for name in host.list("/sys/class/nvme") if re.fullmatch(r"nvme\d+", name)])
+
+
+_HYPERVISORS = (
+    ("qemu", "QEMU"), ("kvm", "KVM"), ("vmware", "VMware"), ("xen", "Xen"), ("virtualbox", "VirtualBox"),
+    ("virtual machine", "Hyper-V"), ("google compute", "Google"), ("firecracker", "Firecracker"),
+    ("openstack", "OpenStack"), ("bochs", "Bochs"), ("parallels", "Parallels"), ("cloud-hypervisor", "Cloud Hypervisor"),
+)  # fmt: skip
+
+
+def virtual_machine(host: Host) -> Optional[bool]:
+    """The hypervisor shows itself among the CPU's flags (x86), in the board's names, or by name."""
+    for entry in (host.read("/proc/cpuinfo") or "").splitlines():
+        if entry.startswith("flags"):
+            return "hypervisor" in entry.split()
+    return True if hypervisor(host) else None
+
+
+def hypervisor(host: Host) -> Optional[str]:
+    named = line(host, "/sys/hypervisor/type")
+    if named and named != "none":
+        return named
+    board = " ".join(line(host, f"/sys/class/dmi/id/{name}") or "" for name in ("sys_vendor", "product_name")).lower()
+    for sign, name in _HYPERVISORS:
+        if sign in board:
+            return name
+    if "amazon ec2" in board and "metal" not in board:
+        return "Amazon EC2"
+    compatible = line(host, "/proc/device-tree/hypervisor/compatible")
+    return compatible.rstrip("\0") if compatible else None
+
+
+def _speed(text: Optional[str]) -> Optional[float]:
+    """'32.0 GT/s PCIe'"""
+    found = re.match(r"(\d{1,4}(?:\.\d{1,3})?) GT/s", text or "")
+    return float(found.group(1)) if found else None

@@ -1,0 +1,43 @@
+"""drumbeat inside other libraries: each module needs the library of its name, and writes what drumbeat.metrics.report does."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping
+
+# From the names that libraries give their metrics to the names of a metrics record.
+
+
+_NAMES = {
+    "loss": "loss",
+    "train_loss": "loss",
+    "train/loss": "loss",
+    "learning_rate": "lr",
+    "lr": "lr",
+    "grad_norm": "grad_norm",
+    "epoch": "epoch",
+    "tokens_per_second": "tokens_per_s",
+    "samples_per_second": "samples_per_s",
+}
+_VALIDATION = {
+    prefix + name: known
+    for prefix in ("eval_", "val_", "valid_", "validation_", "eval/", "val/")
+    for name, known in (("loss", "loss"), ("accuracy", "accuracy"), ("acc", "accuracy"))
+}
+
+
+def training(values: Mapping[str, Any]) -> Dict[str, Any]:
+    return _named(values, _NAMES)
+
+
+def validation(values: Mapping[str, Any]) -> Dict[str, Any]:
+    return _named(values, _VALIDATION)
+
+
+def _named(values: Mapping[str, Any], names: Mapping[str, str]) -> Dict[str, Any]:
+    """Known values that are plain numbers or one number of a tensor."""
+    found = {names[name]: value for name, value in values.items() if name in names}
+    return {name: value for name, value in found.items() if isinstance(value, (int, float)) or _is_scalar(value)}
+
+
+def _is_scalar(value: Any) -> bool:
+    return hasattr(value, "item") and getattr(value, "ndim", 1) == 0

@@ -1,0 +1,42 @@
+"""Lightning and Fabric: `Trainer(logger=[DrumbeatLogger(), …])`, `Fabric(loggers=[DrumbeatLogger()])`."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional
+
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers.logger import Logger
+
+from drumbeat import metrics as drumbeat_metrics
+from drumbeat.metrics import integrations
+
+
+class DrumbeatLogger(Logger):
+    """Reports what the module logs under loss, train_loss, lr, grad_norm, val_loss and their like; rank 0's values."""
+
+    @property
+    def name(self) -> str:
+        return "drumbeat"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        return drumbeat_metrics
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **more: Any) -> None:
+        """Hyperparameters stand in the run folder already: the command, its environment, the commit."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: Optional[int] = None) -> None:
+        plain = {name.removesuffix("_step"): value for name, value in metrics.items()}
+        values, evaluated = integrations.training(plain), integrations.validation(plain)
+        if "loss" in values:
+            drumbeat_metrics.report(step, loss_per="rank", **values)
+        if evaluated:
+            drumbeat_metrics.report(step, kind="validation", loss_per="rank", **evaluated)

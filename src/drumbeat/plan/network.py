@@ -1,0 +1,324 @@
+"""Which RDMA devices carry the job's traffic, their GID, and which one is nearest to a GPU."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
+from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice, RdmaPort
+
+MOST_HCAS = 32  # NCCL looks at no more
+# Words by which the reasons for leaving a device out can be told apart.
+DOWN, OTHER_LAYER, SLOWER = "no active port", "while the compute fabric is", "storage or management"
+
+
+@dataclass(frozen=True)
+class ComputeNics:
+    """The devices NCCL should use, and why each of the others is left out."""
+
+    devices: Tuple[RdmaDevice, ...] = ()
+    layer: Optional[str] = None  # InfiniBand, Ethernet: of their active ports
+    left_out: Tuple[Tuple[str, str], ...] = ()  # name, reason
+
+
+def natural(name: str) -> Tuple[Tuple[int, int, str], ...]:
+    """A sort key by which mlx5_10 comes after mlx5_2."""
+    return tuple(
+        (0, int(part), "") if part.isascii() and part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)
+    )
+
+
+def active_ports(device: RdmaDevice) -> List[RdmaPort]:
+    return [
+        port
+        for port in device.ports
+        if port.state == "ACTIVE" and (port.physical_state is None or port.physical_state.lower() == "linkup")
+    ]
+
+
+def compute_nics(facts: Facts) -> ComputeNics:
+    """Active ports only, one link type, no bond beside real ports, the fast ones, those beside a GPU."""
+    left: Dict[str, str] = {}
+    devices = sorted(facts.rdma, key=lambda device: natural(device.name))
+    alive = []
+    for device in devices:
+        if active_ports(device):
+            alive.append(device)
+        else:
+            states = ", ".join(f"port {port.port} {port.state or 'unknown'}" for port in device.ports)
+            left[device.name] = f"{DOWN} ({states or 'no port readable'})"
+    if any(not device.bond for device in alive):
+        for device in [device for device in alive if device.bond]:
+            left[device.name] = "a bond beside unbonded devices: front-end or storage"
+        alive = [device for device in alive if not device.bond]
+    layer = _fabric_layer(alive)
+    for device in alive:
+        if layer not in _layers(device):
+            left[device.name] = f"{'/'.join(sorted(_layers(device)))} {OTHER_LAYER} {layer}"
+    alive = [device for device in alive if layer in _layers(device)]
+    top = max((_rate(device) for device in alive), default=0.0)
+    for device in alive:
+        if _rate(device) < top:
+            left[device.name] = f"{_rate(device):g} Gb/s beside {top:g} Gb/s devices: {SLOWER}"
+    alive = [device for device in alive if _rate(device) == top]
+    near = _beside_gpus(alive, facts.gpus)
+    for device in alive:
+        if device not in near:
+            left[device.name] = "shares no PCIe switch with a GPU, while the others do"
+    for device in near[MOST_HCAS:]:
+        left[device.name] = f"NCCL uses no more than {MOST_HCAS} devices"
+    chosen = near[:MOST_HCAS]
+    in_order = tuple((device.name, left[device.name]) for device in devices if device.name in left)
+    return ComputeNics(tuple(chosen), layer if chosen else None, in_order)
+
+
+def hca_value(nics: ComputeNics) -> str:
+    """NCCL_IB_HCA with `=` for exact names: without it mlx5_1 also takes mlx5_10 to mlx5_19."""
+    names = []
+    for device in nics.devices:
+        if len(device.ports) == 1:
+            names.append(device.name)
+        else:
+            names += [f"{device.name}:{port.port}" for port in active_ports(device) if port.link_layer == nics.layer]
+    return "=" + ",".join(names)
+
+
+def usable_gids(port: RdmaPort, own: FrozenSet[str] = frozenset()) -> List[Gid]:
+    """RoCE v2 and IPv4-mapped: what NCCL itself looks for (AF_INET, version 2).
+
+    `own`: this node's addresses. A pod's port also shows GIDs of the host and of other pods; where one of the GIDs is an
+    address of ours, only such can be sent from here.
+    """
+    found = [gid for gid in port.gids if is_ipv4(gid.gid) and (gid.type or "").strip().lower() == "roce v2"]
+    mine = [gid for gid in found if ipv4_of(gid.gid) in own]
+    return mine or found
+
+
+def own_addresses(facts: Facts) -> FrozenSet[str]:
+    return frozenset(text.split("/")[0] for interface in facts.interfaces for text in interface.addresses)
+
+
+def ipv4_of(gid: str) -> Optional[str]:
+    """`0000:0000:0000:0000:0000:ffff:0a00:0001` is 10.0.0.1."""
+    try:
+        mapped = ipaddress.IPv6Address(gid.strip()).ipv4_mapped
+    except ValueError:
+        return None
+    return str(mapped) if mapped else None
+
+
+def is_ipv4(gid: str) -> bool:
+    plain = gid.strip().lower()
+    return plain.startswith(("0000:0000:0000:0000:0000:ffff:", "::ffff:"))
+
+
+def common_gid_index(nics: ComputeNics, own: FrozenSet[str] = frozenset()) -> Tuple[Optional[int], str]:
+    """One index that is right on every compute port of this node (the variable has one value), or why there is none."""
+    sets = []
+    for device in nics.devices:
+        for port in active_ports(device):
+            if port.link_layer == "Ethernet":
+                found = {gid.index for gid in usable_gids(port, own)}
+                if not found:
+                    return None, f"{device.name} port {port.port} has no RoCE v2 GID with an IPv4 address"
+                sets.append((device.name, found))
+    if not sets:
+        return None, "no RoCE port"
+    both = set.intersection(*[found for _, found in sets])
+    if not both:
+        words = "; ".join(f"{name}: {','.join(map(str, sorted(found)))}" for name, found in sets)
+        return None, f"the devices of this node need different indices ({words}), the variable holds one"
+    ports = [port for device in nics.devices for port in active_ports(device) if port.link_layer == "Ethernet"]
+    mine = own and all(ipv4_of(gid.gid) in own for port in ports for gid in usable_gids(port, own))
+    kind = "an address of this node" if mine else "an IPv4 address"
+    return min(both), f"RoCE v2 with {kind} on {len(sets)} port{'s' if len(sets) > 1 else ''} of this node"
+
+
+def nearest(gpu: Gpu, names: Sequence[Tuple[str, Optional[str], Optional[int]]]) -> List[str]:
+    """Of NICs given as (name, PCI path, NUMA node), the ones no other is nearer than; empty when nothing is known."""
+    if len(names) == 1:
+        return [names[0][0]]
+    scores = {name: _closeness(gpu, path, numa) for name, path, numa in names}
+    best = max(scores.values(), default=0)
+    return [name for name, _, _ in names if scores[name] == best] if best > 0 else []
+
+
+def _closeness(gpu: Gpu, path: Optional[str], numa: Optional[int]) -> int:
+    shared = shared_bridges(gpu.pci_path, path)
+    if shared:
+        return 1 + shared  # a common switch counts more than a common host bridge, and that more than a NUMA node
+    if gpu.numa is not None and numa is not None and gpu.numa >= 0 and gpu.numa == numa:
+        return 1
+    return 0
+
+
+def shared_bridges(one: Optional[str], other: Optional[str]) -> int:
+    """How many steps two PCI paths (pci0000:c0/0000:c0:01.1/0000:c1:00.0) have in common, the host bridge included."""
+    if not one or not other:
+        return 0
+    count = 0
+    for left, right in zip(one.strip("/").split("/")[:-1], other.strip("/").split("/")[:-1]):
+        if left != right:
+            break
+        count += 1
+    return count
+
+
+def _layers(device: RdmaDevice) -> set[str]:
+    return {port.link_layer or "unknown" for port in active_ports(device)}
+
+
+def _rate(device: RdmaDevice) -> float:
+    return max((port.rate_gbps or 0.0 for port in active_ports(device)), default=0.0)
+
+
+def _fabric_layer(devices: Sequence[RdmaDevice]) -> Optional[str]:
+    """Where both are alive, the type with more bandwidth in sum; InfiniBand when equal."""
+    total: Dict[str, float] = {}
+    for device in devices:
+        for port in active_ports(device):
+            layer = port.link_layer or "unknown"
+            total[layer] = total.get(layer, 0.0) + (port.rate_gbps or 0.0)
+    return max(total, key=lambda layer: (total[layer], layer == "InfiniBand"), default=None)
+
+
+def _beside_gpus(devices: List[RdmaDevice], gpus: Sequence[Gpu]) -> List[RdmaDevice]:
+    """More NICs than GPUs and some of them behind a GPU's switch: then the others have another task."""
+    if len(devices) <= len([gpu for gpu in gpus if not gpu.integrated]):
+        return devices
+    near = [d for d in devices if any(shared_bridges(gpu.pci_path, d.pci_path) > 1 for gpu in gpus)]
+    return near or devices
+
+
+# Which network interface the nodes meet on (NCCL's bootstrap and sockets, Gloo).
+
+
+Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
+
+# Bridges and tunnels of container engines and virtual machines: an address there is not reachable from another node.
+_LOCAL_ONLY = regex(r"(lo|docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vnet|tap|kube-|nerdctl|cilium)")
+ENOUGH_MBPS = 10_000  # for meeting and small messages; from here on a faster link makes no difference
+
+
+@dataclass(frozen=True)
+class Choice:
+    interface: Optional[Interface]
+    why: str
+    shared: Optional[bool] = None  # is its subnet one of every other node's; None: their addresses are not known
+
+
+def candidates(facts: Facts) -> List[Interface]:
+    """Up, with an address other nodes could reach, and no bridge of this machine alone; in natural order."""
+    found = [
+        interface
+        for interface in facts.interfaces
+        if interface.up is not False
+        and interface.kind not in ("loopback", "bridge")
+        and not _LOCAL_ONLY.match(interface.name)
+        and networks(interface)
+    ]
+    return sorted(found, key=lambda interface: natural(interface.name))
+
+
+def slingshot_interfaces(facts: Facts) -> List[Interface]:
+    behind_cxi = {device.netdev for device in facts.cxi}
+    return [
+        interface
+        for interface in candidates(facts)
+        if interface.name in behind_cxi or re.fullmatch(r"hsn\d+", interface.name)
+    ]
+
+
+def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fastest: bool = False) -> Choice:
+    """One interface whose subnet the other nodes are in too.
+
+    `avoid` are the RDMA devices' own interfaces: they are taken only when nothing else is there. `fastest` puts speed
+    first, for jobs whose data itself goes over sockets.
+    """
+    found = candidates(facts)
+    if not found:
+        return Choice(None, "no interface is up with an address that another node could reach")
+    others = [peer for peer in peers.nodes if peer.node != node and peer.facts.interfaces]
+    everywhere = _common_networks([peer.facts for peer in others])
+    shared = [one for one in found if not others or everywhere & set(networks(one))]
+    pool = shared or found
+    mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
+
+    def merit(interface: Interface) -> Tuple[bool, int, bool, int]:
+        speed = interface.speed_mbps or 0
+        return (
+            interface.name not in avoid,
+            speed if fastest else min(speed, ENOUGH_MBPS),
+            holds(interface, mine),
+            speed,
+        )
+
+    best = max(pool, key=merit)  # max keeps the first of equals: natural order
+    why = _why_not_the_others(best, [one for one in pool if one is not best], merit)
+    if not others:
+        return Choice(best, f"{_state(best)}{why}; whether the other nodes share its subnet is decided there")
+    if shared:
+        return Choice(best, f"{_state(best)}, in the same subnet as the other nodes{why}", True)
+    return Choice(best, f"{_state(best)}{why}; it is in no subnet of every other node, so it must be routed", False)
+
+
+def _why_not_the_others(
+    best: Interface, others: Sequence[Interface], merit: Callable[[Interface], Tuple[bool, int, bool, int]]
+) -> str:
+    """What decided against the runner-up, in words; nothing where there was no choice."""
+    if not others:
+        return ""
+    first, second = merit(best), merit(max(others, key=merit))
+    if first[0] != second[0]:
+        return "; the other interfaces belong to RDMA devices"
+    if first[1] != second[1] or (first[2] == second[2] and first[3] != second[3]):
+        return f"; the fastest of {len(others) + 1}"
+    if first[2] != second[2]:
+        return "; the other nodes reached this one by it"
+    return f"; the first by name of {len(others) + 1} alike"
+
+
+def holds(interface: Interface, address: str) -> bool:
+    return bool(address) and any(text.split("/")[0] == address for text in interface.addresses)
+
+
+def networks(interface: Interface) -> List[Network]:
+    """Subnets of its addresses; link-local ones reach no further than the cable."""
+    found = [_parse(text) for text in interface.addresses]
+    return [one.network for one in found if one is not None]
+
+
+@functools.lru_cache(maxsize=1 << 16)  # a job of a thousand nodes asks for each address several times
+def _parse(text: str) -> Optional[Address]:
+    try:
+        here = ipaddress.ip_interface(text)
+    except ValueError:
+        return None
+    return None if here.ip.is_link_local or here.ip.is_loopback else here
+
+
+def address_of(interface: Interface) -> Optional[str]:
+    """IPv4 before IPv6, never link-local."""
+    usable = [one.ip for one in map(_parse, interface.addresses) if one is not None]
+    return str(min(usable, key=lambda ip: ip.version)) if usable else None
+
+
+def _common_networks(nodes: Sequence[Facts]) -> Set[Network]:
+    """Subnets that every one of these nodes is in."""
+    common: Optional[Set[Network]] = None
+    for facts in nodes:
+        mine = {network for interface in candidates(facts) for network in networks(interface)}
+        common = mine if common is None else common & mine
+    return common or set()
+
+
+def _state(interface: Interface) -> str:
+    parts = [f"{interface.name} is up" if interface.up else f"{interface.name} has an address (its state is unknown)"]
+    if interface.speed_mbps and interface.speed_mbps > 0:
+        parts.append(f"{interface.speed_mbps / 1000:g} Gb/s")
+    return ", ".join(parts)

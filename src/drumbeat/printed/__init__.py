@@ -1,1 +1,0 @@
-"""Lines that training programs print, read as metrics."""

@@ -1,0 +1,265 @@
+"""Reading what others write: bytes, JSON and growing files, none of which can be trusted to be whole.
+
+All readers of run folders go through `Files`. A mirror of a folder on another machine (mirror.py) offers the same calls.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import time
+from dataclasses import field
+from typing import Any, BinaryIO, Callable, Dict, List, Mapping, NamedTuple, Optional
+
+from drumbeat.base import clock
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import to_plain
+from drumbeat.runfolder.events import KINDS
+
+# Writing: whole files are replaced atomically, logs of events only grow. A crash at any byte leaves both readable.
+
+
+def replace(path: str, text: str, mode: int = 0o644) -> None:
+    """Readers see the old file or the new one, never a part."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(temporary, flags, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+
+
+def replace_json(path: str, value: Any) -> None:
+    replace(path, json.dumps(to_plain(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def create(path: str, data: bytes) -> None:
+    """A new file, or one that begins anew; also its folder. A link is not followed."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _write(path, data, os.O_TRUNC)
+
+
+def append(path: str, data: bytes) -> None:
+    """To the end of a file, which is made where there is none. A link is not followed."""
+    _write(path, data, os.O_APPEND)
+
+
+def _write(path: str, data: bytes, how: int) -> None:
+    with open_to_write(path, how) as file:
+        file.write(data)
+
+
+def open_to_write(path: str, how: int) -> BinaryIO:
+    """`how`: O_TRUNC or O_APPEND. OSError for a link, and for a pipe, which would block, or a device."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | how
+    file = open(os.open(path, flags, 0o644), "wb")  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return file
+
+
+class EventLog:
+    """The one writer of an events.jsonl. It goes on where an earlier writer of the same file stopped.
+
+    `append(path, data)` does the writing, where that must not block whoever has an event; without it events are written here.
+    """
+
+    def __init__(self, path: str, node: int, append: Optional[Callable[[str, bytes], None]] = None) -> None:
+        self._append = append
+        self.path = path
+        self.node = node
+        self.attempt = 0
+        self.host = socket.gethostname()
+        self._seq = 0
+        self.muted = False  # nothing can be written any more: events are made, and go nowhere
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        self._mend_torn_end()
+
+    def write(self, kind: str, data: Mapping[str, Any]) -> Dict[str, Any]:
+        missing = [name for name in KINDS[kind] if name not in data]
+        assert not missing, f"event {kind} lacks {missing}"
+        event = {
+            "kind": kind,
+            "t": round(clock.now(), 6),
+            "mono": round(time.monotonic(), 6),
+            "seq": self._seq,
+            "host": self.host,
+            "node": self.node,
+            "attempt": self.attempt,
+            **to_plain(dict(data)),
+        }
+        self._seq += 1
+        if self.muted:
+            return event
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":")) + "\n"
+        line = text.encode("utf-8", "replace")  # a host or path may hold bytes that are no text
+        if self._append is not None:
+            self._append(self.path, line)
+        else:
+            os.write(self._fd, line)
+        return event
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _mend_torn_end(self) -> None:
+        """After a crash the last line may be half: end it, so that the next event starts on a line of its own."""
+        size = os.fstat(self._fd).st_size
+        if size:
+            if os.pread(self._fd, 1, size - 1) != b"\n":
+                os.write(self._fd, b"\n")
+            with open(self.path, "rb") as file:
+                self._seq = sum(1 for _ in file)
+
+
+_WHOLE = 64 << 20  # bytes: more than any file that is read in one piece may have
+_CHUNK = 1 << 20
+_LONGEST_LINE = 1 << 20  # bytes: a line without end must not eat the memory
+_ANCHOR = 64  # bytes before a tail's position, by which it knows its file again
+_DEEPEST = 32  # levels of JSON
+_SPACE = " \t\r\n"
+_raw_decode = json.JSONDecoder().raw_decode
+
+
+class Chunk(NamedTuple):
+    data: bytes
+    size: int  # of the whole file
+
+
+class Files:
+    """Access to the files below `root`; names are relative to it, absolute names stand for themselves."""
+
+    def __init__(self, root: str = "") -> None:
+        self.root = root
+
+    def settle(self, seconds: float = 20.0) -> None:
+        """The run has ended: wait until all of it is here. Plain files are."""
+
+    def read(self, name: str) -> Optional[bytes]:
+        """A whole file; None if there is none, or it is larger than any of ours."""
+        chunk = self.chunk(name, 0, _WHOLE)
+        return None if chunk is None or chunk.size > _WHOLE else chunk.data
+
+    def chunk(self, name: str, offset: int, limit: int) -> Optional[Chunk]:
+        """Up to `limit` bytes from `offset` on. Opened anew each time, so that a network file system looks for news."""
+        try:
+            fd = os.open(os.path.join(self.root, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError):  # ValueError: a name with a NUL in it
+            return None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):  # a pipe would block, a folder is no file
+                return None
+            size = min(limit, status.st_size - offset)  # a larger buffer would be made for nothing
+            data = os.pread(fd, size, offset) if size > 0 else b""
+            return Chunk(data, status.st_size)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def append(self, name: str, text: str) -> bool:
+        """Add text to the end of a file; false where that is not possible now."""
+        append(os.path.join(self.root, name), text.encode())
+        return True
+
+    def names(self, folder: str) -> List[str]:
+        try:
+            return os.listdir(os.path.join(self.root, folder))
+        except (OSError, ValueError):
+            return []
+
+
+def decode(line: str) -> Optional[Dict[str, Any]]:
+    """The JSON object on a line; None for a torn line, another value, deep nesting or text that cannot be printed."""
+    line = line.strip(_SPACE)
+    try:
+        value, end = _raw_decode(line)  # without the wrappers of json.loads: lines come by the thousand
+        if type(value) is not dict or end != len(line):
+            return None
+        if line.count("{") + line.count("[") > _DEEPEST and _deeper(value, _DEEPEST):
+            return None
+        if "\\ud" in line or "\\uD" in line:  # half a surrogate pair can be read, but neither printed nor written
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_deeper(item, levels - 1) for item in inner)
+
+
+def read_json(path: str, files: Optional[Files] = None) -> Optional[Dict[str, Any]]:
+    """The object in a file; None when it is not there or not whole."""
+    data = (files or Files()).read(path)
+    return None if data is None else decode(data.decode("utf-8", "replace"))
+
+
+@dataclass
+class Tail:
+    """Follows one growing file; returns only whole lines, or all of it at the end.
+
+    A file that was cut short or replaced is read from its start, unless what stood before our position still stands there:
+    a mirror replaces a file by a longer copy of itself.
+    """
+
+    path: str
+    position: int = 0
+    files: Files = field(default_factory=Files)
+    behind: bool = False  # the file held more than the last call could read
+    _rest: bytes = b""
+    _anchor: bytes = b""
+
+    def lines(self, final: bool = False, limit: int = _CHUNK) -> List[str]:
+        """At most `limit` bytes of them in one call; `final` also gives a last line that has no end yet."""
+        data = self._new(limit)
+        if data:
+            self._anchor = (self._anchor + data)[-_ANCHOR:]
+            self.position += len(data)
+        parts = (self._rest + data).split(b"\n")
+        self._rest = parts.pop()
+        if (final and self._rest and not self.behind) or len(self._rest) > _LONGEST_LINE:
+            parts.append(self._rest)
+            self._rest = b""
+        return [part.decode("utf-8", "replace") for part in parts]
+
+    def skip(self, keep: int = 0) -> None:
+        """Take all that is in the file now as read, but for the whole lines in its last `keep` bytes."""
+        chunk = self.files.chunk(self.path, 0, 0)
+        size = chunk.size if chunk else 0
+        self.position, self._rest, self._anchor = max(0, size - keep), b"", b""
+        if keep and self.position:
+            self.position -= 1  # where a line ends just before, the next one is whole
+            torn = self._new(keep).find(b"\n")
+            self.position = self.position + torn + 1 if torn >= 0 else size
+
+    def _new(self, limit: int) -> bytes:
+        known = len(self._anchor)
+        chunk = self.files.chunk(self.path, self.position - known, known + limit)
+        self.behind = False
+        if chunk is None:  # not there yet, or not there just now
+            return b""
+        if chunk.size == self.position:
+            return b""
+        if chunk.size < self.position or chunk.data[:known] != self._anchor:
+            self.position, self._rest, self._anchor, known = 0, b"", b"", 0
+            chunk = self.files.chunk(self.path, 0, limit)
+            if chunk is None:
+                return b""
+        data = chunk.data[known:]
+        self.behind = self.position + len(data) < chunk.size
+        return data

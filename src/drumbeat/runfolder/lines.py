@@ -1,0 +1,355 @@
+"""A run's progress and its end in words: what `run` prints last, and `status` shows later."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from typing import Collection, List, Mapping, Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.ranges import named_ranks, numbers
+from drumbeat.findings.model import Finding, shown
+from drumbeat.runfolder.derived import Log, lost_spares
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import Affected, Summary
+
+# What the GPUs of a run do now: one line for `status`.
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """Over the latest samples of all nodes; None is unknown."""
+
+    gpus: int
+    use: Optional[float]  # per cent, mean
+    memory: Optional[float]  # per cent of all memory
+    power: Optional[float]  # watts, sum
+    slowed: int  # GPUs that something slows down
+    slowed_by: str = ""
+
+    @property
+    def words(self) -> str:
+        parts = [f"{self.gpus:,}" if self.use is None else f"{self.gpus:,} at {self.use:.0f} %"]
+        if self.memory is not None:
+            parts.append(f"memory {self.memory:.0f} %")
+        if self.power is not None:
+            parts.append(f"{self.power:,.0f} W")
+        if self.slowed:
+            parts.append(f"{self.slowed:,} slowed down by {self.slowed_by}")
+        return ", ".join(parts)
+
+
+def gpu_use(run: Run) -> Optional[GpuUse]:
+    """None where no node has reported a GPU."""
+    samples = [run.latest_sample(node) for node in run.nodes()]
+    gpus = [gpu for sample in samples if sample for gpu in sample.gpus]
+    if not gpus:
+        return None
+    power = [gpu.power for gpu in gpus if gpu.power is not None]
+    sized = [gpu for gpu in gpus if gpu.memory_used is not None and gpu.memory_total]
+    total = sum(gpu.memory_total or 0 for gpu in sized)
+    reasons = sorted({reason for gpu in gpus for reason in gpu.throttle or ()})
+    return GpuUse(
+        gpus=len(gpus),
+        use=_mean([gpu.busy for gpu in gpus]),
+        memory=100.0 * sum(gpu.memory_used or 0 for gpu in sized) / total if total else None,
+        power=sum(power) if power else None,
+        slowed=sum(1 for gpu in gpus if gpu.throttle),
+        slowed_by=", ".join(reasons),
+    )
+
+
+def _mean(values: List[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+Lines = List[Tuple[str, str]]  # label, text
+
+MOST_LINES = 12  # of an end, whatever happened to however many ranks
+_MOST_GROUPS = 3
+_MOST_LOG = 6  # lines of the failed rank's log
+_LONG = 60.0  # seconds: a shorter run that printed little is not expected to report anything
+_MANY = 20  # lines of one rank: a program that prints so many probably tells its progress
+_NO_METRICS = (
+    "none recognised in what was printed: print lines such as `step 5 loss 0.31`, "
+    "or call drumbeat.metrics.report (docs/metrics.md)"
+)
+_LONGEST = 300  # characters of a line
+
+
+def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
+    """`left`: say also how long it will take, as far as that is known. `now`, by the lead's clock, of a run that goes on: say
+    also how long no step has come."""
+    parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
+    parts[0] += f" of this {progress.lap}" if progress.lap else ""
+    if progress.not_finite:
+        parts.append(f"loss {not_finite_words(progress)}")
+    elif progress.last_loss is not None:
+        parts.append(f"loss {progress.last_loss:.3f}{of_step(progress)}")
+    rate, rest = progress.rate(), progress.seconds_left(now)
+    quiet = None if now is None else progress.quiet(now)
+    if rate:
+        parts.append(speed(*rate, rough=progress.rough))
+    if quiet is not None:
+        parts.append(quiet_words(quiet))
+    elif left and rest is not None:
+        parts.append(f"{duration(rest)} left")
+    return "  ".join(parts)
+
+
+def of_step(progress: Progress) -> str:
+    """Which step the last loss is of, where that is not the step that was reported last."""
+    same = progress.last_loss_step in (None, progress.step)
+    return "" if same else f" (step {progress.last_loss_step})"
+
+
+def quiet_words(seconds: float) -> str:
+    return f"no step for {duration(seconds)}"
+
+
+def lasted_words(seconds: float) -> str:
+    """Behind the title of a hang that is over, whose number is of the moment when it was found."""
+    return f"; it lasted {duration(seconds)}"
+
+
+def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> Lines:
+    """At most MOST_LINES. `printed`: nodes whose ranks' output the reader has seen already, so it is not repeated."""
+    progress = summary.progress
+    after: Lines = [("end", end_words(summary))]
+    losses = loss_words(progress)
+    if losses:
+        after.append(("loss", losses))
+    if progress.not_finite:
+        since = "" if progress.not_finite_since is None else f" since step {progress.not_finite_since}"
+        saved = f"what was saved{since} may hold NaN: check it before you use it"
+        after.append(("warning", f"the last loss is {progress.not_finite}; {saved}"))
+    if summary.world:
+        after.append(("warning", summary.world.title))
+    if progress.target_reached is not None:
+        after.append(("target", "reached" if progress.target_reached else "not reached"))
+    if summary.throughput:
+        size = f"{count(summary.nodes, 'node')}, {count(summary.ranks, 'rank')}"
+        told = summary.throughput
+        after.append(("speed", f"{speed(told.value, told.unit, rough=progress.rough)} on {size}"))
+    if summary.gpus:
+        after.append(("GPUs", _gpus_words(run, summary)))
+    if summary.ledger:
+        after.append(("time", ledger_words(summary.ledger, summary.training_share)))
+    if summary.failure is None and not summary.throughput and _no_metrics(run, progress, summary.elapsed):
+        after.append(("metrics", _NO_METRICS))
+    after += [("replaced", words) for words in summary.replaced[-2:]]
+    if summary.spares:
+        after += [("lost", words) for words in lost_spares(run.run_events())[-2:]]
+    if len(summary.attempts) > 1:
+        after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
+    after.append(("folder", near(run.path)))
+    before: Lines = []
+    lasted = "" if summary.hang_seconds is None else lasted_words(summary.hang_seconds)
+    if summary.hang:
+        before = [("hang", summary.hang.title + lasted), ("cause", summary.hang.cause), ("fix", summary.hang.fix)]
+    if summary.failure:
+        room = MOST_LINES - len(after) - len(before[:1])
+        failed = failure_lines(run, summary.failure, summary.consequences, room, printed)
+        failed[0] = (failed[0][0], failed[0][1] + ("" if summary.hang else lasted))
+        before = before[:1] + failed
+        if summary.outcome == "doubtful":
+            before = [("doubt" if label == "failed" else label, text) for label, text in before]
+    return [(label, text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "...") for label, text in before + after]
+
+
+def failure_lines(
+    run: Run,
+    failure: Finding,
+    affected: Tuple[Affected, ...] = (),
+    room: int = MOST_LINES,
+    printed: Collection[int] = (),
+) -> Lines:
+    """What failed, why, the end of its log as far as there is room, the fix, and what became of the other ranks."""
+    same = [number for each in affected if each.what == failure.title for number in numbers(each.ranks)]
+    affected = tuple(each for each in affected if each.what != failure.title)  # they failed alike, not because of it
+    where = f" on {failure.host} (node {failure.node})" if failure.host and failure.node is not None else ""
+    who = "" if failure.rank is None else f"rank {failure.rank}{where}: "
+    if same and failure.rank is not None:
+        who = f"{named_ranks([failure.rank, *same], 8)}: "
+    named, what = f"rank {failure.rank} ", f"{who}{failure.title}"
+    if who and failure.title.startswith(named):  # it is not named twice
+        what = f"{who[:-2]} {failure.title[len(named) :]}"
+    lines = [("failed", what)]
+    if failure.cause:
+        lines.append(("cause", failure.cause))
+    last = [("fix", failure.fix)] if failure.fix else []
+    if affected:
+        last.append(("then", _affected_words(affected)))
+    name = _log_name(run, failure)
+    if name:
+        texts: List[str] = []
+        if failure.node not in printed:
+            texts = _end_of_log(run, name, failure)[-max(0, min(_MOST_LOG, room - len(lines) - len(last) - 1)) :]
+        path = near(os.path.join(run.path, name))
+        empty = "" if texts or _end_of_log(run, name, failure) else " (empty)"
+        lines.append(("log", f"the end of {path}:" if texts else f"{path}{empty}"))
+        lines += [("", text) for text in texts]
+    return lines + last
+
+
+def ledger_words(parts: Mapping[str, float], share: Optional[float]) -> str:
+    """Where the time went; the share of training is of the time that the job held its nodes."""
+    words = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05]
+    if share is not None:
+        words = [f"{word} ({share:.0%})" if word.startswith("training ") else word for word in words]
+    return ", ".join(words)
+
+
+def end_words(summary: Summary) -> str:
+    took = duration(summary.elapsed)
+    if summary.outcome == "requeue":
+        return (
+            f"stopped after {took}; its ranks ask to be started again (exit code 75): start the same command to go on"
+        )
+    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "stage-failed":
+        return f"finished in {took}, although a stage of the script had failed; exit code {summary.exit_code}"
+    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "launcher-unended":
+        return f"finished in {took}, but a launcher in the script had not ended; exit code {summary.exit_code}"
+    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "early-exit":
+        return f"finished in {took}, but a rank ended before it had made its steps; exit code {summary.exit_code}"
+    if summary.outcome == "doubtful":
+        return f"finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
+    if summary.outcome == "time-limit":
+        return f"time limit reached after {took}, exit code {summary.exit_code}"
+    return f"{summary.outcome} in {took}, exit code {summary.exit_code}"
+
+
+def _gpus_words(run: Run, summary: Summary) -> str:
+    words = [f"{summary.gpus:,}"]
+    if summary.gpu_hours is not None:
+        words.append(f"{summary.gpu_hours:.3g} GPU-hours")
+    last = gpu_use(run)
+    if last and last.slowed:
+        words.append(f"{last.slowed} slowed down at the end by {last.slowed_by}")
+    return ", ".join(words)
+
+
+def code_words(run: Run) -> str:
+    """The commit that was run, and whether files differed from it; empty outside a git checkout."""
+    code = run.code()
+    commit = str(code.get("commit") or "unknown")
+    if commit == "unknown":
+        return ""
+    changed = f", changed ({str(code.get('diff_digest') or 'not known how')[:12]})" if code.get("dirty") else ""
+    return commit[:12] + changed
+
+
+def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
+    """Whether the ranks printed a lot, or for long, but nothing that is read as a metric."""
+    if progress.step is not None or progress.last_loss is not None or progress.not_finite:
+        return False
+    if any(True for node in run.nodes() for _ in run.metrics(node)):
+        return False
+    most = max((_lines_at_start(os.path.join(run.path, log.name)) for log in run.logs()), default=0)
+    return most >= (1 if elapsed > _LONG else _MANY)
+
+
+def _lines_at_start(path: str) -> int:
+    """Lines that the program wrote, in the first part of a log; a progress bar's updates count."""
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(1 << 14).replace(b"\r\n", b"\n").replace(b"\r", b"\n").splitlines()
+    except OSError:
+        return 0
+    return sum(1 for line in lines if not line.startswith(b"drumbeat: "))  # of a stand-in launcher
+
+
+def loss_words(progress: Progress) -> str:
+    """How the loss went, and the validation loss: from the run's first report to its last; empty where there is none."""
+    last = None if progress.laps else progress.last_loss_step
+    went = _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last)
+    if went and progress.laps:
+        went += f"; steps are counted anew in each {progress.lap}"
+    if progress.not_finite:
+        went = not_finite_words(progress) + (f" (before that: {went})" if went else "")
+    validation = _went(progress.first_validation, progress.last_validation, None, None)
+    if progress.validation_not_finite:
+        validation = progress.validation_not_finite + (f" (before that: {validation})" if validation else "")
+    return "; ".join([went] * bool(went) + [f"validation loss {validation}"] * bool(validation))
+
+
+def not_finite_words(progress: Progress) -> str:
+    since = progress.not_finite_since
+    return progress.not_finite + ("" if since is None or progress.laps else f" since step {since}")
+
+
+def _went(first: Optional[float], last: Optional[float], begin: Optional[int], end: Optional[int]) -> str:
+    """`begin` and `end` are the steps of the two losses; None: not named."""
+    if first is None or last is None:
+        return ""
+    same = f"{first:.3f}" == f"{last:.3f}"  # also where a program reports a loss and prints it, rounded
+    if same and (begin == end or end is None):  # or there was only one
+        return f"{last:.3f}" + (f" at step {end}" if end is not None else "")
+    verb = "stayed at" if same else "fell from" if last < first else "rose from"
+    words = f"{verb} {first:.3f}" + ("" if same else f" to {last:.3f}")
+    if begin is None or end is None or begin >= end:
+        return words
+    return f"{words} over {end} steps" if begin == 1 else f"{words} from step {begin} to {end}"
+
+
+def _affected_words(affected: Tuple[Affected, ...]) -> str:
+    shown = [f"{_short_ranks(each)}: {each.what}" for each in affected[:_MOST_GROUPS]]
+    rest = sum(each.count for each in affected[_MOST_GROUPS:])
+    return "; ".join(shown + ([f"{count(rest, 'other rank')} in other ways"] if rest else []))
+
+
+def _short_ranks(affected: Affected) -> str:
+    parts = affected.ranks.split(",")
+    ranks = affected.ranks if len(parts) <= 8 else f"{','.join(parts[:8])},... ({affected.count:,} ranks)"
+    return f"rank {ranks}" if affected.count == 1 else f"ranks {ranks}"
+
+
+def _log_name(run: Run, failure: Finding) -> str:
+    """The failed rank's log, relative to the run folder: as the finding says, else its standard error, or its standard output
+    where that is all it wrote."""
+    named = next((each.file for each in failure.evidence if each.file), None)
+    if failure.rank is None or named:
+        return named or ""
+    logs = [log for log in run.logs(rank=failure.rank) if log.node == failure.node]
+    own = sorted((log for log in logs if log.merged or log.stream in ("err", "out")), key=lambda log: log.stream)
+    wrote = (log for log in own if log.merged or any(line.text.strip() for line in run.last_lines(log)))
+    return next(wrote, own[0]).name if own else ""
+
+
+def _end_of_log(run: Run, name: str, failure: Finding) -> List[str]:
+    log = next((log for log in run.logs() if log.name == name), None) or Log(name, failure.node or 0, 0, failure.rank)
+    lines = run.last_lines(log)
+    mine = [line for line in lines if not log.merged or (line.rank == failure.rank and line.stream == "err")]
+    return [shown(line.text) for line in mine if line.text.strip()]
+
+
+def folded(text: str, width: int, indent: int = 11) -> List[str]:
+    """A line's text in pieces that fit beside its label on a terminal; words longer than that stay whole."""
+    return textwrap.wrap(text, max(30, width - indent), break_on_hyphens=False, break_long_words=False) or [""]
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} m {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} m"
+
+
+def speed(value: float, unit: str, rough: bool = False) -> str:
+    """`rough`: with two digits only."""
+    if rough:
+        rounded = float(f"{value:.2g}")
+        return f"about {rounded:,.0f} {unit}" if rounded >= 10 else f"about {rounded:g} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def near(path: str) -> str:
+    """A path as short as it can be written from here; from /, where nobody types, all of it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") or os.getcwd() == os.sep else relative

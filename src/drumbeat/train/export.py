@@ -1,0 +1,167 @@
+"""Weights out of a run, as transformers reads them: safetensors, config.json and the tokenizer's files.
+
+They are written from a checkpoint, in one process, tensor by tensor: from any layout and any step, and on a machine without GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from drumbeat.train.checkpoint.checksums import check_files
+from drumbeat.train.checkpoint.folder import committed, has_marker, name_of, read_marker
+from drumbeat.train.models.llama import segments, shape_from
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.safetensors import Entry, write
+
+CONFIG = "config.json"
+# What lies beside a model's weights and belongs to whoever uses them; never code, which a loader might run.
+_BESIDE = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
+    "preprocessor_config.json",
+)  # fmt: skip
+_KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_AT_ONCE = 1 << 30  # bytes read from a checkpoint at a time
+
+
+def read_config(folder: str) -> Dict[str, Any]:
+    path = os.path.join(folder, CONFIG)
+    try:
+        with open(path, encoding="utf-8") as file:
+            config: Dict[str, Any] = json.load(file)
+    except (OSError, ValueError) as error:
+        raise Refusal(
+            f"{path}: {getattr(error, 'strerror', None) or error}", "give a folder as save_pretrained writes it"
+        ) from None
+    return config
+
+
+def keep_config(folder: str, config: Optional[Mapping[str, Any]], beside: str = "") -> None:
+    """Lay a model's config, and the tokenizer's files from the folder `beside`, where an export will find them."""
+    os.makedirs(folder, exist_ok=True)
+    if config is not None:
+        path = os.path.join(folder, CONFIG)
+        with open(path + ".part", "w", encoding="utf-8") as file:
+            json.dump(config, file, indent=2, sort_keys=True)
+        os.replace(path + ".part", path)
+    for name in _BESIDE if beside and os.path.isdir(beside) and not _same_folder(beside, folder) else ():
+        if os.path.isfile(os.path.join(beside, name)):
+            shutil.copyfile(os.path.join(beside, name), os.path.join(folder, name))
+
+
+def newest(folder: str, step: Optional[int] = None) -> Tuple[str, str]:
+    """The checkpoint to export, and the folder with its config. `folder` holds checkpoints, or is one."""
+    path = folder.rstrip("/")
+    if has_marker(path):
+        return path, os.path.dirname(path)
+    steps = committed(path)
+    if not steps:
+        raise Refusal(f"{folder}: no checkpoint in it", "name a run, or the folder that it saved its checkpoints in")
+    if step is not None and step not in steps:
+        raise Refusal(f"{folder}: no checkpoint of step {step}", f"there are {', '.join(map(str, steps))}")
+    return os.path.join(path, name_of(steps[-1] if step is None else step)), path
+
+
+def export_checkpoint(path: str, config_folder: str, folder: str, dtype: str = "") -> str:
+    """Write the model of the checkpoint at `path` into `folder`. Returns one line about it."""
+    if has_marker(path):
+        files = read_marker(path)["files"]
+        if files is not None:
+            check_files(path, files, 0, 1)
+    config = read_config(config_folder) if os.path.exists(os.path.join(config_folder, CONFIG)) else None
+    return export(path, config, config_folder, folder, dtype)
+
+
+def export(path: str, config: Optional[Dict[str, Any]], beside: str, folder: str, dtype: str = "") -> str:
+    if dtype and dtype not in _KINDS:
+        raise Refusal(f"dtype '{dtype}' is unknown", f"known: {', '.join(_KINDS)}")
+    saved = _Saved(path)
+    held = saved.entries
+    sources: Dict[str, List[Tuple[str, int, int, int]]] = {name: [(name, 0, 0, -1)] for name in held}
+    if config is not None and "blocks.0.attention.qkv.weight" in held:
+        sources = _rows_of_theirs(config)
+    if config is not None and config.get("tie_word_embeddings"):
+        sources.pop("lm_head.weight", None)
+    entries = {}
+    for name, pieces in sources.items():
+        ours = held[pieces[0][0]]
+        rows = sum(end - first for _, _, first, end in pieces)
+        shape = ours.shape if pieces[0][3] < 0 else (rows, *ours.shape[1:])
+        entries[name] = Entry(_KINDS[dtype] if dtype and ours.dtype.is_floating_point else ours.dtype, shape)
+
+    def read(name: str) -> Tensor:
+        pieces = sources[name]
+        if pieces[0][3] < 0:
+            return saved.read(name)
+        return torch.cat([saved.read(ours)[at : at + end - first] for ours, at, first, end in pieces])
+
+    os.makedirs(folder, exist_ok=True)
+    files = write(folder, dict(sorted(entries.items(), key=lambda item: saved.order(sources[item[0]][0][0]))), read)
+    if config is not None and entries:
+        kinds = {entry.dtype for entry in entries.values() if entry.dtype.is_floating_point}
+        config = {**config, "dtype": str(kinds.pop()).replace("torch.", "")} if len(kinds) == 1 else config
+    keep_config(folder, config, beside)
+    size = sum(entry.nbytes for entry in entries.values())
+    without = "" if config is not None else f"; no {CONFIG}: the run had none"
+    return f"{len(entries)} tensors, {size / 2**30:.2f} GiB, in {len(files)} file{'s' * (len(files) != 1)} in {folder}{without}"
+
+
+def _rows_of_theirs(config: Mapping[str, Any]) -> Dict[str, List[Tuple[str, int, int, int]]]:
+    """Of which rows of our matrices one of transformers' Llama is put together: ours, our first row, their first and last."""
+    theirs: Dict[str, List[Tuple[str, int, int, int]]] = {}
+    for ours, pieces in segments(shape_from(config)).items():
+        at = 0
+        for name, first, end in pieces:
+            theirs.setdefault(name, []).append((ours, at, first, end))
+            at += end - first
+    return {name: sorted(pieces, key=lambda piece: piece[2]) for name, pieces in theirs.items()}
+
+
+class _Saved:
+    """The model's tensors in a checkpoint, some at a time."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            stored = FileSystemReader(path).read_metadata().state_dict_metadata
+        except Exception as error:
+            raise Refusal(f"{path} cannot be read: {error}", "give another checkpoint") from error
+        self.entries = {
+            name[len("model.") :]: Entry(entry.properties.dtype, tuple(entry.size))
+            for name, entry in stored.items()
+            if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+        }
+        self._names = list(self.entries)
+        self._held: Dict[str, Tensor] = {}
+
+    def order(self, name: str) -> int:
+        return self._names.index(name)
+
+    def read(self, name: str) -> Tensor:
+        if name not in self._held:
+            self._held = {
+                each: torch.empty(self.entries[each].shape, dtype=self.entries[each].dtype) for each in self._next(name)
+            }
+            load({"model": self._held}, storage_reader=FileSystemReader(self.path), no_dist=True)
+        return self._held[name]
+
+    def _next(self, name: str) -> Iterator[str]:
+        size = 0
+        for each in self._names[self.order(name) :]:
+            size += self.entries[each].nbytes
+            if each != name and size > _AT_ONCE:
+                return
+            yield each
+
+
+def _same_folder(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

@@ -1,0 +1,150 @@
+"""Weights from elsewhere, into a model that is cut already: each rank makes or reads only its own part of each parameter.
+
+First weights that are drawn are drawn whole, one parameter at a time, and this rank's part kept: they are then the same as if the
+model had been built whole, for every layout. Weights in safetensors files are read part by part.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from drumbeat.train.checkpoint.state import named_buffers, named_parameters, own_part
+from drumbeat.train.parallel.tensor_plan import tie, tied_parameters
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.safetensors import Tensors
+
+Cuts = Tuple[slice, ...]
+_FEW = 3
+
+
+def own_cuts(parameter: Tensor) -> Cuts:
+    """Which part of the whole parameter this rank holds."""
+    sizes, starts = tuple(parameter.shape), (0,) * parameter.ndim
+    if isinstance(parameter, DTensor):
+        sizes, starts = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )  # type: ignore[assignment]
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes))
+
+
+@torch.no_grad()
+def materialize(part: nn.Module, device: Union[str, torch.device]) -> None:
+    """Give a model without memory (built on the meta device) some; buffers that have values keep them."""
+    buffers = {name: buffer.clone() for name, buffer in part.named_buffers() if not buffer.is_meta}
+    tied = tied_parameters(part)
+    part.to_empty(device=device)
+    tie(part, tied)
+    for name, buffer in part.named_buffers():
+        if name in buffers:
+            buffer.copy_(buffers[name])
+
+
+@torch.no_grad()
+def init_sharded(part: nn.Module, device: torch.device, home: Union[str, torch.device]) -> None:
+    """`home`: where the parts stay (offloading: the CPU). The model has `init_weights(name, out)`."""
+    materialize(part, home)
+    model: Any = part.module if isinstance(part, nn.parallel.DistributedDataParallel) else part
+    for name, parameter in named_parameters([part]):
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        model.init_weights(name, whole)
+        own_part(parameter).copy_(whole[own_cuts(parameter)])
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Build a model whose parameters have no memory yet; buffers, which are small and computed, keep theirs."""
+    register = nn.Module.register_parameter
+
+    def without_memory(module: nn.Module, name: str, parameter: Any) -> None:
+        register(module, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    nn.Module.register_parameter = without_memory  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+class Source:
+    """Tensors of a folder under a model's own names. `segments`: of which rows of which of them a parameter is put together."""
+
+    def __init__(self, folder: str, segments: Mapping[str, Sequence[Tuple[str, int, int]]], prefix: str = "") -> None:
+        self.tensors, self.segments, self.prefix = Tensors(folder), segments, prefix
+
+    def name_of(self, name: str) -> str:
+        """Files of a bare model lack the prefix of one with a head, or the other way round; "": it is not there."""
+        short = name[len(self.prefix) + 1 :] if self.prefix and name.startswith(self.prefix + ".") else name
+        names = (name, short, f"{self.prefix}.{name}")
+        return next((each for each in names if each in self.tensors), "")
+
+    def shape_of(self, name: str) -> Tuple[int, ...]:
+        """Empty: it is not there."""
+        if name not in self.segments:
+            known = self.name_of(name)
+            return self.tensors.places[known].shape if known else ()
+        pieces = self.segments[name]
+        if any(source not in self.tensors for source, _, _ in pieces):
+            return ()
+        rows = sum(end - first for _, first, end in pieces)
+        return (rows, *self.tensors.places[pieces[0][0]].shape[1:])
+
+    def read(self, name: str, cuts: Cuts) -> Tensor:
+        if name not in self.segments:
+            return self.tensors.read(self.name_of(name), cuts)
+        found, at = [], 0
+        for source, first, end in self.segments[name]:
+            low, high = max(cuts[0].start - at, 0), min(cuts[0].stop - at, end - first)
+            if low < high:
+                found.append(self.tensors.read(source, (slice(first + low, first + high), *cuts[1:])))
+            at += end - first
+        return torch.cat(found) if found else torch.empty([cut.stop - cut.start for cut in cuts])
+
+
+@torch.no_grad()
+def load(parts: Sequence[nn.Module], source: Source, must_have: bool) -> str:
+    """Copy what a folder has into the parameters and buffers of the same names. Returns one line about it.
+
+    A parameter whose first dimension differs (another vocabulary) takes the rows that both have. `must_have`: the model has no
+    values of its own, so that a missing tensor is an error."""
+    missing, resized, seen = [], [], 0
+    held: Dict[str, Tensor] = dict(named_parameters(parts))
+    saved = {name for part in parts for name in get_model_state_dict(part)}
+    held.update({name: buffer for name, buffer in named_buffers(parts) if name in saved})
+    for name, parameter in held.items():
+        there, here = source.shape_of(name), tuple(parameter.shape)
+        if there[1:] != here[1:] or len(there) != len(here):
+            missing.append(name)
+            continue
+        cuts, own = own_cuts(parameter), own_part(parameter)
+        if there != here:
+            resized.append(name)
+            rows = slice(cuts[0].start, max(cuts[0].start, min(cuts[0].stop, there[0])))
+            cuts, own = (rows, *cuts[1:]), own[: rows.stop - rows.start]
+        if own.numel():
+            own.copy_(source.read(name, cuts))
+        seen += 1
+    if must_have and (missing or resized):
+        name = (missing + resized)[0]
+        what = f"{name} is not in {source.tensors.path}" + (" with this shape" if source.shape_of(name) else "")
+        raise Refusal(f"{what}, and a model on the meta device has no values of its own", "build it on the CPU")
+    if not seen:
+        raise Refusal(f"{source.tensors.path} has no tensor of this model", "give the weights of a model of its kind")
+    said = f"{seen} of {len(held)} tensors from {source.tensors.path}"
+    if missing:
+        said += f"; not there, so as they were: {_few(missing)}"
+    if resized:
+        said += f"; the rows that both have: {_few(resized)}"
+    return said
+
+
+def _few(names: List[str]) -> str:
+    return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")

@@ -1,0 +1,98 @@
+"""What `drumbeat verify` prints for a person."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping
+
+from drumbeat.findings.model import ERROR, OK, worst
+from drumbeat.verify.judge import Judgement
+
+_MARKS = {OK: "ok", "info": "ok"}
+
+
+def table(results: Mapping[str, Any], judgement: Judgement) -> str:
+    ranks, nodes = results["world_size"], len({each["node"] for each in results["ranks"]})
+    device = results["ranks"][0]["gpu"] if results["ranks"] else None
+    size = f"{ranks} {'rank' if ranks == 1 else 'ranks'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+    lines = [
+        f"{size}, {results['library']} on {device or 'the CPU'}, torch {results['torch']}, {results['seconds']:.1f} s"
+        f"{', quick' if results['quick'] else ''}",
+    ]
+    if judgement.rows:
+        lines += [
+            "",
+            f"{'':16}{'size':>9} {'time':>10} {'algbw':>9} {'busbw':>9} {'ceiling':>9} {'':>6} {'latency':>10}",
+        ]
+    for row in judgement.rows:
+        bound = f"{row.ceiling.bound:.4g}" if row.ceiling.bound else "unknown"
+        part = f"{row.ratio:.0%}" if row.ratio is not None else ""
+        lines.append(
+            f"{row.op:16}{bytes_text(row.bytes):>9} {duration(row.seconds):>10} {row.algbw:>9.3f} {row.busbw:>9.3f} {bound:>9} "
+            f"{part:>6} {duration(row.latency):>10}"
+        )
+    if judgement.rows:
+        lines.append(f"{'':16}{'':>9} {'':>10} {'GB/s':>9} {'GB/s':>9} {'GB/s':>9}")
+    lines.append("")
+    for verdict in judgement.verdicts:
+        severity = worst(verdict.findings)
+        mark = "unknown" if verdict.answer == "unknown" and severity == OK else _MARKS.get(severity, severity)
+        lines.append(f"{mark:<8} {verdict.check}: {verdict.answer}. {_sentence(verdict.summary)}")
+        for finding in verdict.findings:
+            lines += [f"         {finding.title}"] if finding.title != verdict.summary else []
+            lines += [f"         {words}" for words in (finding.cause, finding.fix and f"fix: {finding.fix}") if words]
+            if finding.severity == ERROR:
+                lines += [f"           {evidence.text}" for evidence in finding.evidence]
+    return "\n".join(lines)
+
+
+def bytes_text(count: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.4g} {name}"
+    return f"{count} B"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# What the MPI test's figures mean, in words. Pure.
+
+
+NOT_MEASURED = (
+    "not measured: GPU memory, NCCL or RCCL, other collectives, single pairs (drumbeat verify measures NCCL's)"
+)
+
+
+def mpi_failed(results: Mapping[str, Any]) -> bool:
+    return any(row["right"] != results["ranks"] for row in results["rows"])
+
+
+def mpi_lines(results: Mapping[str, Any]) -> List[str]:
+    ranks, hosts = results["ranks"], len(set(results["hosts"]))
+    lines = [
+        f"MPI_Allreduce of doubles in host memory, {ranks} ranks on {hosts} {'node' if hosts == 1 else 'nodes'}, "
+        f"by {results['library']}",
+        f"{'size':>10}  {'time':>10}  {'bus bandwidth':>14}  sums",
+    ]
+    for row in results["rows"]:
+        wrong = ranks - row["right"]
+        sums = f"right on all {ranks} ranks" if not wrong else f"WRONG on {wrong} of {ranks} ranks"
+        rate = "-"  # of a few bytes it is latency alone
+        if row["bytes"] >= 4096 and row["seconds"] > 0:
+            rate = f"{2 * (ranks - 1) / ranks * row['bytes'] / row['seconds'] / 1e9:.3f} GB/s"
+        lines.append(f"{_size(row['bytes']):>10}  {row['seconds'] * 1e6:>7.1f} us  {rate:>14}  {sums}")
+    lines.append(NOT_MEASURED)
+    if hosts == 1:
+        lines.append("all ranks were on one node: nothing of this went over the network")
+    return lines
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB" if count >= 1 << 10 else f"{count} B"

@@ -1,0 +1,233 @@
+"""The numbers of a run as metrics for Prometheus: one list of names, for /metrics and for node-exporter's text file.
+
+Names carry their unit; what is unknown has no sample.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+
+from drumbeat.backends.contract import RUNNING
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import RecordError
+from drumbeat.runfolder.events import AttemptStarted
+from drumbeat.runfolder.files import replace
+from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower
+from drumbeat.runfolder.run import Run
+from drumbeat.watch.head import Head, Standing, head_of
+from drumbeat.watch.model import RunView
+from drumbeat.watch.node_view import NodeView
+
+GAUGE, COUNTER = "gauge", "counter"
+STATES = ("queued", "running", "finished", "failed", "cancelled", "unknown")
+Samples = List[Tuple[Tuple[str, ...], float]]  # values of the labels, value
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str  # of a counter: without `_total`
+    help: str
+    kind: str
+    labels: Tuple[str, ...]
+    samples: Samples
+
+
+# Name, help, and which number of the head it is.
+_OF_RUN = (
+    ("step", "The furthest step that a rank has reported.", "step"),
+    ("steps_planned", "Steps that are planned in all.", "steps"),
+    ("loss", "The loss that the lowest rank reported last.", "loss"),
+    ("validation_loss", "The last validation loss.", "validation_loss"),
+    ("step_duration_seconds", "Time per step of the lowest rank, smoothed.", "step_seconds"),
+    ("left_seconds", "Time left until the last planned step.", "seconds_left"),
+    ("elapsed_seconds", "Time since the start, or how long the run took.", "elapsed"),
+    ("nodes_planned", "Nodes that the run asked for.", "nodes"),
+    ("nodes_present", "Nodes that have joined and are neither lost, excluded nor spare.", "nodes_here"),
+    ("ranks", "Ranks of the current attempt.", "world"),
+    ("ranks_ended", "Ranks of the current attempt that have ended.", "ranks_ended"),
+    ("attempt", "Number of the current attempt, from 0.", "attempt"),
+    ("gpus_throttled", "GPUs that something slows down now.", "throttled"),
+)
+_UNITS = {"tokens/s": "tokens", "samples/s": "samples", "steps/s": "steps"}
+
+_Pick = Callable[[Any], Optional[float]]
+_OF_NODE: Tuple[Tuple[str, str, _Pick], ...] = (
+    ("cpu_utilization_ratio", "Share of the cores that is busy.", lambda node: _share(node.cpu_busy)),
+    ("memory_used_bytes", "Memory of the host in use.", lambda node: node.memory_used),
+    ("receive_bytes_per_second", "Network traffic in.", lambda node: node.received),
+    ("transmit_bytes_per_second", "Network traffic out.", lambda node: node.sent),
+)
+_OF_GPU: Tuple[Tuple[str, str, str, _Pick], ...] = (
+    ("utilization_ratio", "Share of the time with some kernel running.", GAUGE, lambda gpu: _share(gpu.busy)),
+    ("memory_used_bytes", "Memory in use.", GAUGE, lambda gpu: gpu.memory_used),
+    ("memory_size_bytes", "Memory in all.", GAUGE, lambda gpu: gpu.memory_total),
+    ("power_watts", "Power now.", GAUGE, lambda gpu: gpu.power),
+    ("power_cap_watts", "Power limit.", GAUGE, lambda gpu: gpu.power_cap),
+    ("temperature_celsius", "Temperature.", GAUGE, lambda gpu: gpu.temperature),
+    ("clock_hertz", "Clock of the compute units.", GAUGE, lambda gpu: None if gpu.clock is None else gpu.clock * 1e6),
+    (
+        "throttled",
+        "1 where something slows it down.",
+        GAUGE,
+        lambda gpu: None if gpu.throttle is None else bool(gpu.throttle),
+    ),
+    ("energy_joules", "Energy since the driver was loaded.", COUNTER, lambda gpu: gpu.energy),
+    (
+        "ecc_corrected_errors",
+        "Corrected memory errors since the driver was loaded.",
+        COUNTER,
+        lambda gpu: gpu.ecc_corrected,
+    ),
+    ("ecc_uncorrected_errors", "Uncorrected memory errors.", COUNTER, lambda gpu: gpu.ecc_uncorrected),
+    ("pcie_receive_bytes", "Bytes over PCIe to the GPU.", COUNTER, lambda gpu: gpu.pcie_received),
+    ("pcie_transmit_bytes", "Bytes over PCIe from the GPU.", COUNTER, lambda gpu: gpu.pcie_sent),
+    ("link_receive_bytes", "Bytes over NVLink or xGMI to the GPU.", COUNTER, lambda gpu: gpu.link_received),
+    ("link_transmit_bytes", "Bytes over NVLink or xGMI from the GPU.", COUNTER, lambda gpu: gpu.link_sent),
+)
+
+
+def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
+    values = {field: getattr(head, field) for _, _, field in _OF_RUN}
+    if head.loss_not_finite:
+        values["loss"] = float(head.loss_not_finite.split()[0])
+    if head.validation_not_finite:
+        values["validation_loss"] = float(head.validation_not_finite)
+    found = [_gauge(f"drumbeat_{name}", words, [((), values[field])]) for name, words, field in _OF_RUN]
+    states = [((state,), float(state == head.state)) for state in STATES]
+    found.append(_gauge("drumbeat_state", "1 for the state that the run is in.", states, ("state",)))
+    found += _throughput(head)
+    slow = head.slowest
+    if slow:
+        name, at = "drumbeat_slowest_rank_step_duration_seconds", (str(slow.rank), str(slow.node))
+        found.append(_gauge(name, "Step time of the slowest rank.", [(at, slow.step_seconds)], ("rank", "node")))
+        name = "drumbeat_median_rank_step_duration_seconds"
+        found.append(_gauge(name, "Step time of the median rank.", [((), slow.median_seconds)]))
+    nodes = list(nodes)
+    of_node = [((str(node.node), node.host), node) for node in nodes]
+    for name, words, pick in _OF_NODE:
+        samples = [(labels, pick(node)) for labels, node in of_node]
+        found.append(_gauge(f"drumbeat_node_{name}", words, samples, ("node", "host")))
+    gpus = [((str(node.node), node.host, str(gpu.index)), gpu) for node in nodes for gpu in node.gpus]
+    for name, words, kind, pick in _OF_GPU:
+        readings = [(labels, pick(gpu)) for labels, gpu in gpus]
+        found.append(_family(f"drumbeat_gpu_{name}", words, kind, readings, ("node", "host", "gpu")))
+    return [family for family in found if family.samples]
+
+
+def _throughput(head: Head) -> List[Family]:
+    """`tokens/s` becomes drumbeat_tokens_per_second; the unit of a script's own figure is a label."""
+    known = _UNITS.get(head.rate_unit)
+    if known:
+        words = "Throughput of all ranks, over the run or the last minute."
+        samples = [(("run",), head.rate), (("minute",), head.recent_rate)]
+        return [_gauge(f"drumbeat_{known}_per_second", words, samples, ("over",))]
+    words = "Throughput as the script itself prints it."
+    return [_gauge("drumbeat_reported_rate", words, [((head.rate_unit,), head.rate)], ("unit",))]
+
+
+def _gauge(
+    name: str, words: str, samples: Iterable[Tuple[Tuple[str, ...], Optional[float]]], labels: Tuple[str, ...] = ()
+) -> Family:
+    return _family(name, words, GAUGE, samples, labels)
+
+
+def _family(
+    name: str,
+    words: str,
+    kind: str,
+    samples: Iterable[Tuple[Tuple[str, ...], Optional[float]]],
+    labels: Tuple[str, ...],
+) -> Family:
+    known = [(values, float(value)) for values, value in samples if value is not None]
+    return Family(name, words, kind, labels, known)
+
+
+def _share(percent: Optional[float]) -> Optional[float]:
+    return None if percent is None else percent / 100
+
+
+def text(found: Iterable[Family], more: Dict[str, str]) -> str:
+    """Prometheus' text format; `more`: labels that every sample gets."""
+    lines: List[str] = []
+    for family in found:
+        name = family.name + ("_total" if family.kind == COUNTER else "")
+        lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
+        for values, value in family.samples:
+            labels = {**more, **dict(zip(family.labels, values))}
+            inside = ",".join(f'{label}="{_escaped(given)}"' for label, given in labels.items())
+            lines.append(f"{name}{{{inside}}} {value!r}")
+    return "".join(line + "\n" for line in lines)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# Node-exporter's text file: the lead's monitor writes the run's numbers where that collector looks, so no port is
+# opened. Runs on a compute node: the standard library alone. The file is replaced whole, and removed when the run
+# ends.
+
+
+EVERY = 15.0  # seconds
+_ALL_NODES = 16  # above, only the lead's own node is read: following all of them would cost it too much
+
+
+class TextFile:
+    """`folder` is the collector's; the file is named after the run."""
+
+    def __init__(self, folder: str, run_path: str) -> None:
+        self.run_path = run_path
+        self.path = os.path.join(folder, f"drumbeat-{os.path.basename(run_path)}.prom")
+        self.run: Optional[Run] = None
+        self._next = 0.0
+        self._failed = False
+
+    def update(self) -> None:
+        """Every 15 s: read what is new and write the file. What fails is said once, and stops nothing."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + EVERY
+        try:
+            if self.run is None:
+                self._open()
+            replace(self.path, self._text(), mode=0o644)
+        except (OSError, RecordError) as error:
+            if not self._failed:
+                self._failed = True
+                print(f"drumbeat: cannot write {self.path}: {error}", file=sys.stderr, flush=True)
+
+    def remove(self) -> None:
+        try:
+            os.unlink(self.path)
+        except OSError:
+            pass
+
+    def _open(self) -> None:
+        self.run = Run.open(self.run_path)
+        order = self.run.order()
+        self.whole = order is None or order.nodes <= _ALL_NODES
+        self.view = RunView(order)
+        chosen = None if self.whole else [0]
+        self.follower = Follower(self.run, chosen, (EVENTS, METRICS, TELEMETRY))
+
+    def _text(self) -> str:
+        assert self.run is not None
+        now = time.time()
+        self.view.clock = now
+        while True:
+            records = self.follower.poll()
+            for record in records:
+                if isinstance(record, AttemptStarted):
+                    self.view.members(self.run.members())
+                self.view.add(record)
+            if not self.follower.behind:
+                break
+        about = self.run.record
+        standing = Standing(self.run.run_id, about.name, RUNNING, created=about.created, folder=self.run.path)
+        found = families(head_of(self.view, standing, now), self.view.nodes.values())
+        if not self.whole:  # one node's share is not the run's
+            found = [family for family in found if not family.name.endswith("_per_second") or "_node_" in family.name]
+        return text(found, {"run": self.run.run_id})

@@ -1,0 +1,44 @@
+"""Standard streams that are closed or full: a reading command ends with 74 and says so, and a run goes on to its end."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+VIEWS = ("--help", "status --help", "run --help-all", "plan -- true", "doctor", "facts", "site list", "completion bash")
+
+
+def shell(drumbeat, words, streams):
+    line = f"exec {sys.executable} -m drumbeat {words} {streams}"
+    return subprocess.run(["sh", "-c", line], cwd=drumbeat.folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", VIEWS)
+def test_a_view_that_cannot_be_written(drumbeat, words):
+    for streams, why in (("<&- >&-", "it is closed"), (">/dev/full", "No space left on device")):
+        done = shell(drumbeat, words, streams)
+        assert done.returncode == 74, done.stderr
+        assert f"cannot write the output: {why}" in done.stderr
+        assert "Traceback" not in done.stderr and "ignored" not in done.stderr
+    for streams in ("2>&-", "2>/dev/full"):
+        done = shell(drumbeat, words, streams)
+        assert done.returncode in (0, 1) and done.stdout, "nobody reads the errors; the answer is there"
+
+
+def test_views_of_a_run(drumbeat):
+    assert shell(drumbeat, "run -- true", "").returncode == 0
+    for words in ("list", "status", "report", "logs"):
+        name = "" if words == "list" else drumbeat.run_folder()
+        done = shell(drumbeat, f"{words} {name}", ">/dev/full")
+        written = words == "logs"  # `true` has printed nothing
+        assert done.returncode == (0 if written else 74) and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_a_run_goes_on_to_its_end(drumbeat, streams):
+    code = "print('out', flush=True); raise SystemExit(3)"
+    done = shell(drumbeat, f'run -- {sys.executable} -c "{code}"', streams)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+    summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
+    assert summary["exit_code"] == 3 and summary["outcome"] == "failed"

@@ -1,0 +1,81 @@
+"""Parts of a node, what a site wants every job to say, and the agent's interpreter."""
+
+import subprocess
+
+import pytest
+
+from drumbeat import backends
+from drumbeat.base.problem import Problem
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.resources import Here
+from drumbeat.jobfile.site import load_site
+
+HERE = Here("login1", "/w", {"HOME": "/h"}, 8, None, "u", 0.0, "e")
+
+
+def order(job, site="lumi"):
+    return resolve(job_from_text(f"command: python train.py\n{job}"), load_site(site, {}), HERE)
+
+
+@pytest.mark.parametrize(
+    "site, gpus, cpus, memory",
+    [("lumi", 8, 56, "480G"), ("lumi", 4, 28, "240G"), ("lumi", 1, 7, "60G"), ("olivia", 1, 72, "110G")],
+)
+def test_cores_and_memory_follow_the_gpus(site, gpus, cpus, memory):
+    asked = order(f"gpus: {gpus}\n", site).resources
+    assert (asked.cpus, asked.memory) == (cpus, memory)
+
+
+def test_what_the_job_says_itself_is_kept_if_it_can_be_had():
+    asked = order("gpus: 4\nmemory: 300G\ncpus: 50\n").resources
+    assert (asked.cpus, asked.memory) == (50, "300G")
+    with pytest.raises(Problem, match="64 cores per node requested, but a job on lumi can have 56"):
+        order("cpus: 64\n")
+
+
+def test_an_account_and_a_time_are_asked_for_before_the_scheduler_does(monkeypatch):
+    for name in ("SBATCH_ACCOUNT", "SBATCH_TIMELIMIT"):
+        monkeypatch.delenv(name, raising=False)
+    slurm = backends.get("slurm")
+    notes = "\n".join(slurm.notes(order("")))
+    assert "lumi wants every job to say its account" in notes and "its time" in notes
+    assert slurm.notes(order("account: p\ntime: 1h\n")) == []
+    monkeypatch.setenv("SBATCH_ACCOUNT", "p")
+    assert "account" not in "\n".join(slurm.notes(order("time: 1h\n")))
+
+
+def script(job, site="lumi"):
+    return backends.get("slurm").render(order(job, site)).text
+
+
+def test_the_agents_interpreter():
+    assert 'python3 -I -S -c "$LOADER" _node "$BASE/order.json"' in script("", "slurm")
+    text = script("")
+    assert "PYTHON=$(ls -d /opt/cray/pe/python/*/bin/python3" in text and '"${PYTHON:-python3}" -I -S' in text
+    assert 'python3.11 -I -S -c "$LOADER" _node' in script("python: python3.11\n")
+    inside = script("container: /images/a.sif\n")
+    assert "/opt/cray/pe/python" not in inside, "an image has a Python of its own"
+    with pytest.raises(Problem, match="not the name or path of a program"):
+        order("python: 'python3; rm -rf /'\n")
+
+
+def test_a_line_before_the_agent(tmp_path):
+    """`$WITH_CONDA` is known only inside the image: nothing of it is filled in here."""
+    text = script("container: /images/a.sif\nbefore-agent: $WITH_CONDA\n")
+    assert "$WITH_CONDA; exec" in text
+    from drumbeat.containers.runtimes import before
+
+    words = before(order("before-agent: export FOUND=it\\'s\n"))
+    done = subprocess.run(["sh", "-c", f"{words} sh -c 'echo \"$FOUND\"'"], capture_output=True, text=True, check=False)
+    assert done.stdout == "it's\n", done.stderr
+
+
+def test_a_plan_away_from_the_nodes_shows_only_what_can_come_up(capsys):
+    from drumbeat.cli import main
+
+    assert main(["plan", "--site", "dgx-h100", "--nodes", "2", "--", "python", "x.py"]) == 0
+    out = capsys.readouterr().out
+    assert "CUDA_VISIBLE_DEVICES" in out and "NCCL_IB_HCA" in out
+    assert not any(word in out for word in ("HIP_", "MIOPEN", "ROCR", "Slingshot"))
+    assert all(len(line) <= 80 for line in out.splitlines())

@@ -1,0 +1,101 @@
+"""Words of a good end: whose they are, what they really say, and what they excuse."""
+
+import pytest
+
+from tests.logs.reading import read
+
+RAISED = '{0}Traceback (most recent call last):\n{0}  File "/w/train.py", line 10, in <module>\n{0}    save()\n{0}{1}'
+FULL, OOM = (
+    "OSError: [Errno 28] No space left on device",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+)
+STEPS = "\n".join(f"step {step} loss 2.0" for step in range(2, 7))
+
+
+def answer(*lines):
+    failure = read("\n".join(lines)).failure
+    return failure.answer, failure.confidence
+
+
+@pytest.mark.parametrize(
+    "failed,end",
+    [
+        (RAISED.format("[rank1]: ", FULL), "[rank0] Training finished"),
+        (RAISED.format("[rank1]: ", FULL), "[rank0]: Training finished early: peer is gone"),
+        (f"[pod/train-1/main] {FULL}", "[pod/train-0/main] Training finished"),
+    ],
+)
+def test_the_good_end_of_another_rank_excuses_nothing(failed, end):
+    assert answer(failed, end) == ("disk-full", "certain")
+    own = end.replace("rank0", "rank1").replace("train-0", "train-1").replace(" early: peer is gone", "")
+    assert answer(failed, own) == ("none", "likely")  # it wrote on, so it lived
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "Job status: training finished unsuccessfully",
+        "[INFO] training finished with errors",
+        "hook: email subject 'Training finished' queued",
+        "{'train_runtime': 0.0, 'status': 'failed'}",
+        "Training finished signal sent to wandb",
+    ],
+)
+def test_no_good_end(end):
+    assert answer("step 1 loss 2.0", FULL, end)[0] == "disk-full"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "Training finished",
+        "Training finished: early stopping at epoch 7",
+        "Training finished. test error: 0.031",
+        "RESULT: all 3 tests passed, 0 failed",
+        "{'train_runtime': 12.3, 'train_loss': 2.1}",
+    ],
+)
+def test_a_good_end(end):
+    assert answer("step 1 loss 2.0", end) == ("none", "certain")
+
+
+def test_workers_that_torchrun_started_again_and_that_finished():
+    failed = "E1117 01:01:00.0 100 elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 1 (pid: 102)"
+    at = "I1117 01:02:10.0 100 torch/distributed/elastic/agent/server/api.py:879]"
+    start = [RAISED.format("[rank1]: ", OOM), failed, "step 2 loss 2.2"]
+    for words in ("worker group successfully finished.", "Local worker group finished (WorkerState.SUCCEEDED)."):
+        assert answer(*start, f"{at} [default] {words} Waiting 300 seconds for other agents to finish.")[0] == "none"
+    assert answer(*start)[0] == "gpu-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    "ended,code",
+    [
+        ("slurmstepd: error: *** JOB 811 ON n01 CANCELLED AT 2026-11-17T01:02:03 DUE TO TIME LIMIT ***", "time-limit"),
+        ("Segmentation fault (core dumped)", "segfault"),
+    ],
+)
+def test_a_run_that_ended_was_started_again_and_did_its_work(ended, code):
+    assert answer("step 1 loss 2.0", ended)[0] == code
+    assert answer("step 1 loss 2.0", ended, STEPS, "Training finished") == ("none", "likely")
+
+
+def test_training_behind_the_last_word_of_a_failure_leaves_nothing_certain():
+    report = "srun: error: n01: task 0: Exited with exit code 1"
+    assert answer("step 1 loss 2.0", OOM, report) == ("gpu-out-of-memory", "certain")
+    assert answer("step 1 loss 2.0", OOM, report, STEPS) == ("gpu-out-of-memory", "likely")
+
+
+def test_a_communicator_whose_training_was_done_was_complete():
+    start = (
+        "n1:10{r}:11{r} [{r}] NCCL INFO comm 0x{r} rank {r} nranks 2 cudaDev {r} busId 1000 commId 0xaa - Init {stage}"
+    )
+    lines = [start.format(r=0, stage="START"), start.format(r=1, stage="START"), start.format(r=0, stage="COMPLETE")]
+    assert answer(*lines, STEPS)[0] == "init-incomplete"
+    assert answer(*lines, STEPS, "Training finished")[0] == "none"
+
+
+def test_an_exception_that_python_ignored_while_it_left():
+    ignored = "Exception ignored while calling deallocator <function Pool.__del__ at 0x7f>:\nTraceback (most recent call last):\n"
+    ignored += '  File "/home/u/pool.py", line 7, in __del__\nPythonFinalizationError: cannot join thread at interpreter shutdown'
+    assert read(f"step 9 loss 2.1\nTraining completed\n{ignored}").failure.answer == "none"

@@ -1,0 +1,158 @@
+"""A rank is named where the log shows which one it was, and nowhere else."""
+
+import pytest
+
+from drumbeat.findings.model import CERTAIN, LIKELY
+from drumbeat.logs.reader import Reader
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 522.00 MiB."
+WAITS = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=24, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600113 milliseconds before timing out."  # noqa: E501
+IN_TORCHRUN = [
+    "Traceback (most recent call last):",
+    '  File "/opt/lib/python3.10/site-packages/torch/distributed/run.py", line 785, in run',
+    "    elastic_launch(",
+    '  File "/opt/lib/python3.10/site-packages/torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py", line 55, in next',
+    "    self._store = TCPStore(",
+]
+IN_USE = "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
+
+
+def failure(*lines):
+    reader = Reader()
+    reader.feed_lines("log", 1, [line.encode() for line in lines])
+    return reader.report().failure
+
+
+def timed_out(rank, time=""):
+    return f"[rank{rank}]:[E{time} ProcessGroupNCCL.cpp:523] [Rank {rank}] {WAITS}"
+
+
+def test_who_waits_is_not_named_where_several_wait_and_nothing_says_who_came_first():
+    found = failure(*map(timed_out, (1, 2, 3)))
+    assert (found.answer, found.finding.rank) == ("collective-timeout", None)
+    assert "seen by ranks 1, 2, 3" in found.finding.title
+    assert failure(timed_out(1)).finding.rank == 1
+
+
+def test_two_ranks_that_share_a_gpu_are_both_in_the_title_and_neither_is_first():
+    found = failure(
+        "n1:7:7 [0] init.cc:720 NCCL WARN Duplicate GPU detected : rank 3 and rank 0 both on CUDA device f000"
+    )
+    assert (found.answer, found.confidence, found.finding.rank) == ("duplicate-gpu", CERTAIN, None)
+    assert "ranks 3 and 0" in found.finding.title and found.finding.host == "n1"
+
+
+def test_what_the_launcher_itself_raises_is_no_ranks_failure():
+    report = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 1 (pid: 7) of binary: python"
+    found = failure(*IN_TORCHRUN, IN_USE, report)
+    assert (found.answer, found.finding.rank) == ("port-in-use", None)
+    own = [IN_TORCHRUN[0], '  File "/home/u/train.py", line 12, in <module>', "    main()"]
+    assert failure(*own, IN_USE, report).finding.rank == 1
+
+
+def test_reports_about_several_ranks_do_not_say_which_was_first():
+    def exited(node, task):
+        return f"srun: error: n{node}: task {task}: Exited with exit code 1"
+
+    assert failure(OOM, exited(1, 4)).finding.rank == 4
+    assert failure(OOM, exited(1, 4), exited(2, 9)).finding.rank is None
+
+
+def test_a_task_beside_a_range_of_tasks_is_not_the_only_one_that_failed():
+    alone, others = (f"srun: error: n1: {which}: Exited with exit code 1" for which in ("task 14", "tasks 8-13,15"))
+    error = "RuntimeError: NCCL error in: NCCLUtils.hpp:82, invalid argument, NCCL version 2.4.8"
+    assert failure(error, alone).finding.rank == 14
+    assert failure(error, others, alone).finding.rank is None
+
+
+def test_the_command_in_old_torchs_error_is_that_of_the_last_rank_whoever_failed():
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: 'a.pt'"
+    command = (
+        "subprocess.CalledProcessError: Command '['python', 'a.py', '--local_rank=3']' returned non-zero exit status 1."
+    )
+    found = failure(missing, command)
+    assert (found.answer, found.finding.rank) == ("file-missing", None)
+
+
+def test_who_only_warned_is_not_the_rank_that_failed():
+    lines = [
+        "n7:26:28 [0] NCCL INFO comm 0x557fe785f7a0 rank 5 nranks 16 cudaDev 0 busId 9b000 - Init COMPLETE",
+        "n7:26:28 [0] misc/ibvwrap.cc:268 NCCL WARN Call to ibv_something_new failed",
+    ]
+    found = failure(*lines)
+    assert (found.answer, found.finding.rank) == ("unknown", None)
+
+
+@pytest.mark.parametrize(
+    "line, confidence",
+    [
+        ("KeyError: 'tracer_inds'", CERTAIN),
+        ("AssertionError", CERTAIN),
+        ("AssertionError: the sizes of two things do not fit each other", LIKELY),
+        ("ValueError: nobody knows this", LIKELY),
+        ("RuntimeError: nobody knows this", LIKELY),
+        ("mylib.errors.OutOfDisks: nobody knows this", LIKELY),
+    ],
+)
+def test_an_exception_is_certain_only_where_its_name_says_what_went_wrong(line, confidence):
+    own = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 12, in <module>', "    main()"]
+    found = failure(*own, line)
+    assert (found.answer, found.confidence) == ("exception", confidence)
+
+
+def test_a_traceback_that_is_cut_off_says_what_it_was_about_to_raise():
+    frames = [
+        '  File "/opt/lib/python3.10/site-packages/torch/distributed/elastic/rendezvous/backend.py", line 9, in _call',
+        "    raise RendezvousConnectionError(",
+    ]
+    found = failure(*frames)
+    assert (found.answer, found.confidence, found.finding.evidence[0].line) == ("rendezvous-connection", LIKELY, 2)
+    found = failure(frames[0], "    raise mylib.NoShard('shard 12 has no index')")
+    assert (found.answer, found.finding.title) == ("exception", "mylib.NoShard: shard 12 has no index")
+    assert "cut off" in failure(frames[0], "    raise error").finding.title
+
+
+def test_a_worker_that_loses_its_connection_is_not_why_a_program_was_interrupted():
+    thread = [
+        "Exception in thread Thread-1 (_pin_memory_loop):",
+        "Traceback (most recent call last):",
+        '  File "/opt/lib/python3.10/threading.py", line 1016, in _bootstrap_inner',
+        "    self.run()",
+        '  File "/opt/lib/python3.10/multiprocessing/connection.py", line 383, in _recv',
+        "    raise EOFError",
+        "EOFError",
+    ]
+    assert failure(*thread, "Keyboard interruption. Exiting from early training").answer == "cancelled"
+    assert failure(*thread).answer == "exception"
+
+
+def test_the_table_of_a_benchmark_is_a_good_end():
+    error = "[1668693503.473] [n7:118:0] ib_log.c:246  UCX  ERROR mlx5_0: something failed"
+    found = failure(error, "# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 12.5")
+    assert (found.answer, found.confidence) == ("none", CERTAIN)
+    assert failure(error).answer == "ucx-error"
+
+
+def test_the_last_block_of_a_torchrun_table_whose_beginning_is_cut_off_is_the_root_cause():
+    block = ["  rank      : {} (local_rank: {})", "  exitcode  : -11 (pid: 6421)", "  error_file: <N/A>"]
+    block += ["  traceback : Signal 11 (SIGSEGV) received by PID 6421"]
+
+    def of(rank):
+        return [line.format(rank, rank % 8) for line in block]
+
+    found = failure(*of(12), "=" * 54)
+    assert (found.answer, found.finding.rank) == ("segfault", 12)
+    assert failure(*of(12), "-" * 54).finding.rank is None, "more blocks follow: the root cause is the last"
+    found = failure(*of(3), "-" * 54, "Root Cause (first observed failure):", "[0]:", *of(12), "=" * 54)
+    assert found.finding.rank == 12
+
+
+def test_mpirun_may_write_the_time_before_its_tag():
+    line = "Tue Nov 27 13:49:06 2018[1,10]<stdout>:F1127 13:49:06.743 17418 a.cc:5] Check failed: Cuda Error: CUDA driver version is insufficient for CUDA runtime version"  # noqa: E501
+    found = failure(line)
+    assert (found.answer, found.finding.rank) == ("driver-too-old", 10)
+
+
+def test_all_who_waited_in_a_collective_waited_equally_long():
+    found = failure(*(timed_out(rank, f"810 03:04:1{rank}.5") for rank in (2, 0, 1)))
+    assert (found.finding.rank, "seen by ranks 0, 1, 2" in found.finding.title) == (None, True)

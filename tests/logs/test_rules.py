@@ -1,0 +1,145 @@
+"""Every rule, by its own examples: it speaks on each of them and keeps silent on each near miss."""
+
+import re
+
+import pytest
+
+from drumbeat.logs.meaning.rules import Match, Prefilter, Rulebook, RuleError, parse, rulebook
+from drumbeat.logs.reader import Reader
+
+try:
+    from re import _parser as parser
+except ImportError:  # before Python 3.11
+    import sre_parse as parser
+
+RULES = rulebook().rules
+
+# The catalogue of symptoms that the rules were made from: every one is covered.
+CATALOGUE = {"A": 14, "B": 5, "C": 16, "D": 11, "E": 8, "F": 8, "G": 6, "H": 14}
+
+
+HANGING = re.compile(
+    r"(?:[:(]|\(\)|\b(?:to|on|at|of|in|for|from|by|with|named|no|is|a|the|and|or|than|as))$|\[|\(\)|  "
+)
+
+
+def rules_in(text, book=None):
+    reader = Reader(book)
+    for number, line in enumerate(text.splitlines(), 1):
+        reader.feed("log", number, line.encode())
+    return reader.report().failure.rules
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_examples(rule):
+    for pattern in (*rule.pattern, rule.unless):
+        re.compile(pattern)
+    if rule.needs:
+        assert not rule.find and not rule.examples
+        return
+    assert rule.examples and rule.near, "a rule comes with examples and near misses"
+    for text in rule.examples:
+        assert rule.id in rules_in(text), text
+    for text in rule.near:
+        assert rule.id not in rules_in(text), text
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_the_prefilter_lets_each_literal_through_by_itself(rule):
+    for literal in rule.find + rule.seen + rule.unseen:
+        alone = Prefilter([literal])
+        for line in (line for text in rule.examples + rule.near for line in text.splitlines() if literal in line):
+            assert alone(line.encode()), f"'{literal}' begins or ends inside a word; write the whole word"
+
+
+def test_ids_are_unique_and_the_catalogue_is_covered():
+    ids = [rule.id for rule in RULES]
+    assert len(ids) == len(set(ids))
+    covered = {*ids, *(rule.reference for rule in RULES)}
+    assert not {f"{group}{n}" for group, last in CATALOGUE.items() for n in range(1, last + 1)} - covered
+
+
+def test_codes_and_words_keep_to_the_form():
+    for rule in RULES:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.code), rule.id
+        assert not rule.title.endswith("."), rule.id
+        assert set(rule.over) <= {other.id for other in RULES}, rule.id
+
+
+def always(pattern):
+    """The names of the groups without which this pattern does not match."""
+    parsed = parser.parse(pattern)
+    numbers = {number: name for name, number in parsed.state.groupdict.items()}
+    return {numbers[number] for number in _always(parsed) if number in numbers}
+
+
+def _always(items):
+    found = set()
+    for kind, value in items:
+        name = str(kind)
+        if name == "SUBPATTERN":
+            found |= ({value[0]} - {None}) | _always(value[3])
+        elif name == "BRANCH":
+            found |= set.intersection(*map(_always, value[1]))
+        elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and value[0] > 0:
+            found |= _always(value[2])
+        elif name == "ATOMIC_GROUP":
+            found |= _always(value)
+    return found
+
+
+def test_no_words_are_left_hanging_where_a_group_holds_nothing():
+    """Every pattern of every rule, with only the groups that it always fills."""
+    assert always("(?P<a>x)(?P<b>y)?(?:(?P<c>z)|w)") == {"a"}
+    assert HANGING.search("gloo could not connect to") and not HANGING.search("gloo could not connect")
+    for rule in RULES:
+        settings = dict.fromkeys((rule.when or {}).get("env", ()), "X")
+        for pattern in (*(rule.pattern or ("",)), *rule.mentions):
+            match = Match(rule, {**settings, **dict.fromkeys(always(pattern), "X")})
+            for text, words in ((rule.title, match.title), (rule.cause, match.cause), (rule.fix, match.fix(True))):
+                assert words and ("{" not in text or not HANGING.search(words)), f"{rule.id}: {words}"
+
+
+def test_a_part_in_brackets_is_left_out_where_its_group_holds_nothing():
+    (rule,) = parse(
+        "- {id: X, code: x, title: 'no answer[ from {peer}]', cause: 'a[{0}]', fix: f, source: s, find: [abcd]}",
+        "x.yaml",
+    )
+    assert (Match(rule, {}).title, Match(rule, {"peer": "n7"}).title) == ("no answer", "no answer from n7")
+    assert Match(rule, {"peer": " "}).title == "no answer"
+
+
+def test_a_rule_is_added_without_python():
+    text = """
+- id: X1
+  code: my-rule
+  title: "the {colour} light is on"
+  find: [light]
+  pattern: '(?P<colour>red|green) light'
+  cause: a test
+  fix: none
+  source: here
+"""
+    book = Rulebook([*RULES, *parse(text, "mine.yaml")])
+    assert "X1" in rules_in("a red light", book)
+    assert "X1" not in rules_in("a blue light", book)
+    (match,) = book.match("a green light")
+    assert match.title == "the green light is on"
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("- {id: X, code: x}", "lacks title, cause, fix, source"),
+        ("- {id: X, coed: x}", "unknown key"),
+        ("nonsense: true", "expected a list"),
+        ("- {id: X, code: x, title: t, cause: c, fix: f, source: s}", "lacks 'find'"),
+        ("- {id: X, code: x, title: t, cause: c, fix: f, source: s, find: [ab1]}", "word of 3 letters"),
+        ("- {id: X, code: x, title: t, cause: c, fix: f, source: s, find: [abcd], role: boss}", "role is one of"),
+        ("- {id: X, code: x, title: t, cause: c, fix: f, source: s, find: 3}", "must be text"),
+        ("- [", "not YAML"),
+    ],
+)
+def test_a_wrong_rule_is_refused_by_name(text, words):
+    with pytest.raises(RuleError, match=words):
+        parse(text, "mine.yaml")

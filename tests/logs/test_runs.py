@@ -1,0 +1,80 @@
+"""Several runs in one file: the last one is judged, and it is said that there were others."""
+
+import pytest
+
+from drumbeat.logs.show import render
+from tests.logs.reading import read, run
+
+OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
+DISK = "OSError: [Errno 28] No space left on device"
+DONE = "Training completed"
+
+
+def table(time, rank, host="n1"):
+    return (
+        f"Root Cause (first observed failure):\n[0]:\n  time      : 2026-03-29_{time}\n  host      : {host}\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : 1 (pid: 7)\n  traceback : x\n"
+    )
+
+
+def lsf(words):
+    return f"{words}\nSender: LSF System <lsf@n1>\nExited with exit code 1.\nThe output (if any) is above this job summary.\n"
+
+
+START = {
+    "nohup": "nohup: ignoring input\n",
+    "deepspeed": "[2026-01-02 03:04:05,678] [INFO] [runner.py:571:main] cmd = python -u -m deepspeed.launcher.launch t.py\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("start", START)
+def test_a_start_that_comes_again_begins_another_run(start):
+    failure = read(f"{START[start]}{OOM}\n{START[start]}step 1\n{DISK}").failure
+    assert (failure.answer, failure.others) == ("disk-full", ())
+    assert any("earlier runs in the same file" in text for text in failure.unseen)
+    failure = read(f"{START[start]}{OOM}\n{START[start]}step 1\n{DONE}").failure
+    assert (failure.answer, failure.confidence) == ("none", "certain")
+    assert failure.seen == ("log:3-5",), "earlier lines were not judged"
+    one = read(f"{START[start]}{OOM}\n{DISK}").failure
+    assert one.answer == "gpu-out-of-memory" and not one.unseen
+
+
+def test_a_job_that_srun_was_given_twice_is_one_run():
+    text = "srun: job {} has been allocated resources\n"
+    assert read(f"{text.format(8)}{OOM}\n{text.format(8)}{DISK}").failure.answer == "gpu-out-of-memory"
+    assert read(f"{text.format(8)}{OOM}\n{text.format(9)}{DISK}").failure.answer == "disk-full"
+
+
+def test_reports_of_lsf_stand_below_each_job():
+    assert read(lsf(OOM)).failure.answer == "gpu-out-of-memory"
+    assert read(lsf(OOM) + lsf(DISK)).failure.answer == "disk-full"
+    assert read(lsf(OOM) + "\n".join(f"step {n}" for n in range(20)) + f"\n{DISK}").failure.answer == "disk-full"
+
+
+def test_tables_of_one_torchrun_long_apart_are_two_runs():
+    failure = read(f"{OOM}\n{table('22:03:10', 1)}{DISK}\n{table('22:30:00', 2)}").failure
+    assert (failure.answer, failure.finding.rank) == ("disk-full", 2)
+    near = read(f"{OOM}\n{table('22:03:10', 1)}{DISK}\n{table('22:03:12', 2)}").failure
+    assert near.confidence != "certain" and any("where one run ends" in text for text in near.unseen)
+    nodes = read(f"{OOM}\n{table('22:03:10', 1)}{DISK}\n{table('22:30:00', 2, 'n2')}").failure
+    assert nodes.finding.rank == 1, "two nodes of one run"
+
+
+def test_each_run_has_room_for_its_own_lines():
+    """The same failure many times before must not hide the last one."""
+    text = "".join(f"{START['nohup']}{OOM}\n" for _ in range(9))
+    failure = read(text).failure
+    assert failure.finding.evidence[0].line == 18 and failure.seen == ("log:18",)
+
+
+def test_the_transport_is_that_of_the_last_run():
+    text = START["nohup"] + run("NET/Socket/0", "Socket", ()) + "\n" + START["nohup"] + run("NET/IB/0/GDRDMA")
+    assert read(text).transport.path.answer == "rdma"
+
+
+def test_it_is_said_that_an_earlier_run_was_not_judged():
+    report = read(f"{START['nohup']}step 1\n{OOM}\n{START['nohup']}helper started\n")
+    said = "lines 1-3 of log: earlier runs in the same file were not judged"
+    assert report.failure.answer == "none" and any(said in text for text in report.failure.unseen)
+    shown = " ".join(render(report).split())
+    assert "none seen in the last run" in shown and said in shown

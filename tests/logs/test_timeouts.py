@@ -1,0 +1,75 @@
+"""Who waited in a collective, who was waited for, and whose word is missing."""
+
+import pytest
+
+from tests.logs.reading import read, start_up
+
+PG = "[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+CAUGHT = (
+    "[rank{rank}]:[E312 11:02:33.57{rank} ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=80, NumelOut=80, Timeout(ms)=600000) ran for 600031 milliseconds"
+)
+STATUS = (
+    "[rank{rank}]:[E312 11:02:33.60{rank} ProcessGroupNCCL.cpp:2271] " + PG + "  failure detected by watchdog at work "
+    "sequence id: {seq} PG status: last enqueued work: {last}, last completed work: 1522"
+)
+DUMP = (
+    "[rank{rank}]:[E312 11:02:34.010 ProcessGroupNCCL.cpp:1685] " + PG + " Received a dump signal due to a collective "
+    "timeout from {who} and we will try our best to dump the debug info. Last enqueued NCCL work: {last}, last completed "
+    "NCCL work: 1522.This is most likely caused by incorrect usages of collectives"
+)
+
+
+def caught(rank, seq=1523):
+    return CAUGHT.format(rank=rank, seq=seq)
+
+
+def status(rank, seq=1523, last=1524):
+    return STATUS.format(rank=rank, seq=seq, last=last)
+
+
+def dump(rank, last, who=" rank 0"):
+    return DUMP.format(rank=rank, last=last, who=who)
+
+
+def failure(*lines):
+    found = read("\n".join(lines)).failure
+    assert found.answer == "collective-timeout"
+    return found
+
+
+@pytest.mark.parametrize("behind", [dump(2, 1522), status(2, 1522, 1522)], ids=["dump-signal", "own-status"])
+def test_the_rank_with_a_lower_number_was_waited_for_and_did_not_wait(behind):
+    found = failure(caught(0), status(0), caught(1), behind, caught(3))
+    assert "seen by ranks 0, 1, 3; look at rank 2" in found.finding.title
+    assert found.finding.rank == 2
+    assert "rank 2 stands at 1522, the others at 1523" in found.finding.cause
+    (late,) = [other for other in found.others if other.code == "rank-absent"]
+    assert late.evidence[0].line == 4, "the late rank's own line comes first"
+
+
+def test_a_dump_signal_of_another_rank_is_no_timeout_of_ones_own():
+    found = failure(caught(0), status(0), caught(1), dump(2, 1530))
+    assert "seen by ranks 0, 1" in found.finding.title and "2" not in found.finding.title.split("seen by")[1]
+    assert found.finding.rank is None and not found.others, "it has called that collective, too"
+    own = failure(caught(0), status(0), caught(1), dump(2, 1530, "this local rank"))
+    assert "seen by ranks 0, 1, 2" in own.finding.title
+
+
+def test_numbers_of_another_group_say_nothing():
+    other = dump(2, 12).replace("ID 0 PG GUID 0(default_pg)", "ID 3 PG GUID 3")
+    found = failure(caught(0), status(0), caught(1), other)
+    assert found.finding.rank is None and not found.others
+    nameless = failure(caught(0), caught(1), dump(2, 12))
+    assert not nameless.others, "nothing says which group the timeouts are of"
+
+
+def test_a_rank_without_a_word_is_named_as_not_seen():
+    found = failure(caught(0), status(0), caught(1), caught(3))
+    assert found.unseen == ("rank 2: no line about this; a log may be missing",)
+    assert found.finding.rank is None, "it may be the log that is missing, not the rank"
+    assert failure(*map(caught, range(4))).unseen == ()
+    world = [start_up(rank, 4, 4) for rank in range(4)]
+    assert failure(*world, caught(0), caught(1)).unseen == ("ranks 2, 3: no line about this",), "their logs are here"
+    assert failure(*map(caught, (0, 1, 3)), dump(2, 1522)).unseen == (), "it did speak"
+    assert failure(*map(caught, (0, 1, 3)), dump(2, 1522).split(" Last enqueued")[0]).unseen == ()

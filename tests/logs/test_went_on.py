@@ -1,0 +1,91 @@
+"""Errors that did not stop anything: NCCL connected, training went on, somebody cancelled the job later."""
+
+import pytest
+
+from drumbeat.logs.reader import Reader
+
+AT = "n1:4300:4325 [0]"
+WARNED = f"{AT} net_new.cc:785 NCCL WARN Maximum retry reached for accept 3."
+MISMATCH = "size mismatch for head.weight: copying a param with shape torch.Size([3]) from checkpoint, the shape in current model is torch.Size([8])."  # noqa: E501
+CANCELLED = "slurmstepd: error: *** JOB 812 ON n1 CANCELLED AT 2026-01-27T14:51:17 ***"
+
+
+def read(*lines):
+    reader = Reader()
+    reader.feed_lines("log", 1, [line.encode() for line in lines])
+    return reader.report()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{AT} NCCL INFO NET/FastSocket : Connected after 1000 retries.",
+        f"{AT} NCCL INFO Channel 00 : 0[1d000] -> 1[1e000] [send] via NET/Socket/0",
+        f"{AT} NCCL INFO Connected all rings",
+        f"{AT} NCCL INFO Using network Socket",
+    ],
+)
+def test_an_unknown_warning_of_nccl_is_no_failure_where_its_ranks_then_connect(line):
+    assert read(WARNED).failure.answer == "unknown"
+    assert read(line, WARNED).failure.answer == "unknown"
+    assert read(WARNED, line).failure.answer == "none"
+
+
+def test_a_connection_of_fastsocket_is_tcp():
+    path = read(f"{AT} NCCL INFO NET/FastSocket : Accepted data socket 3").transport.path
+    assert (path.answer, path.confidence) == ("tcp", "likely")
+
+
+def test_the_shape_of_a_communicator_is_enough_to_know_it():
+    line = f"{AT} NCCL INFO comm 0x55d51689ba80 rank 3 nRanks 8 nNodes %d localRanks 8 localRank 3 MNNVL 0"
+    report = read(line % 1)
+    assert (report.transport.path.answer, report.transport.nranks, report.failure.answer) == ("local", 8, "none")
+    assert read(line % 2).transport.path.answer == "unknown"
+
+
+def test_what_training_went_on_after_is_not_why_a_job_was_cancelled():
+    steps = [f"Epoch [1/70][{step}/2860]  lr: 0.0001, data_time: 0.35, sem_loss: 5.2" for step in range(10, 100, 10)]
+    assert read(MISMATCH, *steps, CANCELLED, *steps[:2]).failure.answer == "cancelled"
+    assert read(MISMATCH).failure.answer == "checkpoint-mismatch"
+    raised = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 12, in <module>', "    main()"]
+    error = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert read(*raised, error, CANCELLED).failure.answer == "illegal-memory-access"
+
+
+def test_what_slurm_says_about_its_own_cgroups_is_no_failure_of_the_program():
+    noise = (
+        "slurmstepd: error: error unlocking cgroup '/sys/fs/cgroup/system.slice/slurmstepd.scope' : Bad file descriptor"
+    )
+    assert read("step 1 loss 2.5", noise).failure.answer == "none"
+    killed = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch cgroup."
+    assert read("step 1 loss 2.5", killed, noise).failure.answer == "oom-kill"
+
+
+def test_a_line_of_the_job_script_is_not_the_cause_where_the_program_failed_later():
+    script = "/var/spool/slurmd/job81/slurm_script: line 9: conda: command not found"
+    raised = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 12, in <module>', "    step()"]
+    report = read(script, *raised, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 388.00 MiB.")
+    assert report.failure.answer == "gpu-out-of-memory"
+    assert "conda" in "".join(finding.title for finding in report.failure.notes)
+    assert read(script).failure.answer == "command-not-found"
+
+
+def test_a_port_that_nccls_monitoring_could_not_have_is_no_failure():
+    bind = "NCCL WARN Call to bind failed: Address already in use"
+    formed = f"{AT} NCCL INFO Connected all rings"
+    assert read(f"{AT} ras/client_support.cc:159 {bind}", formed).failure.answer == "none"
+    assert read(f"{AT} misc/socket.cc:412 {bind}").failure.answer == "port-in-use"
+
+
+def test_a_warning_whose_head_is_of_another_form_is_no_failure_where_ranks_then_connect():
+    warned = "ubuntu:11610 [0] NCCL WARN A new library setting is forced, so setting it once more"
+    assert read(warned).failure.answer == "unknown"
+    assert read(warned, "ubuntu:11610 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 1").failure.answer == "none"
+
+
+def test_ranks_that_told_where_they_are_did_come():
+    start = "n1:7{r}:35{r} [{r}] NCCL INFO ncclCommInitRank comm 0x5{r} rank {r} nranks 4 cudaDev {r} commId 0x89 - Init START"
+    shape = "n1:70:350 [0] NCCL INFO comm 0x50 rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 0"
+    began = [start.format(r=rank) for rank in (0, 1)]
+    assert read(*began).failure.answer == "ranks-missing"
+    assert read(*began, shape).failure.answer == "none"

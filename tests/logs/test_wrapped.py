@@ -1,0 +1,58 @@
+"""Text that was copied from a terminal, which cuts lines at its width."""
+
+import pytest
+
+from drumbeat.cli.diagnose import read
+from drumbeat.logs.read.records import unwrap
+
+STUCK = (
+    "[rank6]:[E429 13:55:49.384372190 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 6] "
+    "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives. "
+    "This typically indicates a NCCL/CUDA API hang"
+)
+ASSERTS = [
+    f"/src/Indexing.cu:1422: indexSelectLargeIndex: block: [31,0,0], thread: [{thread},0,0] Assertion `index < size` failed."
+    for thread in range(16, 20)
+]
+
+
+def wrapped(lines, width, padded=False):
+    """As a terminal of that width shows them."""
+    pieces = [line[start : start + width] for line in lines for start in range(0, len(line), width)]
+    return [piece.ljust(width) if padded else piece for piece in pieces]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("width", [80, 101, 110])
+def test_lines_that_a_terminal_cut_are_made_whole_and_keep_their_numbers(width, padded):
+    shown = [piece.encode() for piece in wrapped([STUCK, *ASSERTS, STUCK], width, padded)]
+    whole = unwrap(shown)
+    assert len(whole) == len(shown)
+    assert [line.decode().rstrip() for line in whole if line] == [STUCK, *ASSERTS, STUCK]
+    assert whole[0].decode().rstrip() == STUCK and not whole[1]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ASSERTS,
+        [f"n7:12:3{n} [{n}] NCCL INFO Channel 00 : {n}[1d000] -> {n + 1}[1e000] via P2P/IPC/read" for n in range(7)],
+        ["+" + "-" * 88 + "+", "| NVIDIA-SMI 560.28" + " " * 70 + "|", "+" + "-" * 88 + "+", "| N/A" + " " * 84 + "|"],
+        ["x" * 90, "  self.pid = os.fork()", "x" * 90, "  self.pid = os.fork()", "step 1"],
+        ["n7 saved the first of two files" + "." * 60, "step 12 loss 2.5", "step 13 loss 2.5"],
+        ["one line"],
+        [],
+    ],
+)  # fmt: skip
+def test_lines_that_are_merely_as_long_as_each_other_stay_apart(lines):
+    raw = [line.encode() for line in lines]
+    assert unwrap(raw) == raw
+
+
+def test_what_a_cut_line_says_is_read(tmp_path):
+    log = tmp_path / "pasted.log"
+    log.write_text("\n".join(wrapped([STUCK, STUCK], 116)) + "\n")
+    found = read([str(log)]).report().failure
+    assert (found.answer, found.finding.rank, found.finding.evidence[0].line) == ("watchdog-stuck", 6, 1)
+    log.write_text("\n".join(wrapped(ASSERTS, 111, padded=True)))
+    assert read([str(log)]).report().failure.answer == "device-assert"

@@ -1,0 +1,92 @@
+"""Lines that no sane program prints: they may cost their own reading, never the reader or a run."""
+
+import json
+import re
+import time
+
+import pytest
+
+from drumbeat.metrics import printed as reader
+from drumbeat.metrics.grammar import compiled, rules
+from drumbeat.metrics.printed import PrintedMetrics, Reader, read_line
+
+IMAGENET = (
+    "Epoch: [{epoch}][{batch}/{batches}]\tTime 18.230 (26.264)\tData  0.118 ( 0.154)\tLoss 6.5161e+00 (6.0681e+00)"
+    "\tAcc@1  50.00 ( 41.67)\tAcc@5 100.00 ( 66.67)"
+)
+ODD = ("1e400", "-1e400", "nan", "inf", "-inf", str(10**30), "9" * 400, "-5", "3.7", "1,,2", "٣", "1T")
+COUNTS = ("step", "steps", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?")
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.id)
+def test_any_number_in_any_place(rule):
+    places = [match.span() for match in _NUMBER.finditer(rule.example)]
+    for odd in ODD:
+        lines = [rule.example[:start] + odd + rule.example[end:] for start, end in places]
+        lines.append(_NUMBER.sub(odd, rule.example))
+        stream = Reader()
+        records = stream.feed("".join(f"{rule.example}\n{line}\n" for line in lines).encode())
+        assert not stream.unread.lines, stream.unread.why
+        assert len(records) >= len(lines)
+        json.dumps(records, allow_nan=False)
+        for record in records:
+            assert all(isinstance(record.get(name, 0), int) for name in COUNTS), (odd, record)
+            assert abs(record.get("epoch", 0)) < 1e15, (odd, record)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [("1e400", 3, 4), ("nan", 3, 4), ("1.5", 3, 4), (0, "inf", 4), (0, 3, "1e400"), (0, "3.5", 4), (10**9, 3, 10**9)],
+)
+def test_a_count_that_cannot_be_makes_the_line_unread(numbers):
+    epoch, batch, batches = numbers
+    assert read_line(IMAGENET.format(epoch=0, batch=3, batches=4))
+    assert read_line(IMAGENET.format(epoch=epoch, batch=batch, batches=batches)) == []
+
+
+def test_a_count_in_thousands_is_whole():
+    (record,) = read_line("iter 1.13K: loss 2.5, time 1.50ms, mfu 1.00%")
+    assert record["step"] == 1130
+
+
+def test_a_line_that_the_reader_fails_at_costs_that_line_alone(tmp_path, monkeypatch):
+    def fails(text):
+        if "loss 13" in text:
+            raise RuntimeError("unlucky")
+        return read_line(text)
+
+    monkeypatch.setattr(reader, "read_line", fails)
+    line = "iter {0}: loss {0}, time 1.50ms, mfu 1.00%\n"
+    (tmp_path / "rank-0.out").write_text("".join(line.format(number) for number in (12, 13, 14, 13)))
+    printed = PrintedMetrics(str(tmp_path))
+    assert [record["step"] for record in printed.read(final=True)] == [12, 14]
+    lines, why = printed.unread.take()
+    assert (
+        lines == 2
+        and why.startswith("RuntimeError: unlucky, in 'iter 13: loss 13")
+        and printed.unread.take() == (0, "")
+    )
+
+
+@pytest.mark.parametrize("rule", compiled(), ids=lambda rule: rule.rule.id)
+def test_the_longest_line_takes_little_time(rule):
+    """Where a pattern can cut the same blanks in several ways, a line takes seconds: the time grows with their cube."""
+    longest = reader._LONGEST_PLAIN if rule.rule.general else reader._LONGEST
+    example = reader._COLOUR.sub("", rule.rule.example)
+    beginnings = ["", *(example[: match.end()] for match in re.finditer(r"\S[ \t]+|$", example))]
+    fillings = (" ", "-", "- ", "1")
+    for length in (longest // 4, longest):
+        lines = [(start + filling * length)[: length - 4] + "loss" for start in beginnings for filling in fillings]
+        for line in lines + [(start * length)[:length] for start in beginnings]:
+            began = time.process_time()
+            rule.read(line)
+            assert time.process_time() - began < 2, line[:200]
+
+
+def test_blanks_before_the_loss_of_keras():
+    line = "6/6 ━━━━━━━━━━━━━━━━━━━━ 0s 22ms/step - " + " " * 1940 + "loss"
+    began = time.process_time()
+    assert read_line(line) == [] and time.process_time() - began < 2
+    (record,) = read_line(line[:100] + "loss: 2.5 - accuracy: 0.5")
+    assert (record["batch"], record["loss"], record["step_time"]) == (6, 2.5, 0.022)

@@ -1,0 +1,186 @@
+"""What counts as a rank, which ranks are one training, and which rank has failed although it has not ended: real processes."""
+
+import json
+import os
+import shutil
+import sys
+
+import pytest
+
+from tests.conftest import need_torch, wait_for
+from tests.runs.test_join import hosts  # noqa: F401
+
+PY = sys.executable
+
+
+def events(drumbeat):
+    files = [run / "events.jsonl" for run in drumbeat.runs()]
+    lines = [line for path in files if path.exists() for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def findings(drumbeat, code):
+    return [
+        each["finding"] for each in events(drumbeat) if each["kind"] == "finding" and each["finding"]["code"] == code
+    ]
+
+
+def worlds(drumbeat):
+    verdicts = [each["verdict"] for each in events(drumbeat) if each["kind"] == "verdict"]
+    return [each for each in verdicts if each["check"] == "world"]
+
+
+HELPERS = """
+import os, subprocess, sys, time
+
+erased = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
+helpers = [subprocess.Popen(["sleep", "600"], env=erased) for _ in range(2)]
+step = 0
+while not os.path.exists("enough"):
+    step += 1
+    print(f"step {step} loss {1 / step:.4f}", flush=True)
+    time.sleep(0.2)
+for helper in helpers:
+    helper.kill()
+"""
+
+
+def test_helpers_with_a_part_of_their_ranks_identity_do_not_end_the_run(drumbeat):
+    (drumbeat.folder / "train.py").write_text(HELPERS)
+    (drumbeat.folder / "job.yaml").write_text(json.dumps({"command": [PY, "train.py"], "checks": {"world": "stop"}}))
+    run = drumbeat.start("run", "job.yaml")
+    wait_for(lambda: worlds(drumbeat) or run.poll() is not None, what="a verdict about the world")
+    (drumbeat.folder / "enough").touch()
+    said, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    assert [each["answer"] for each in worlds(drumbeat)] == ["as planned"]
+
+
+WORLD = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+step, go = 0, torch.ones(1)
+while go.item():
+    step += 1
+    if dist.get_rank() == 0:
+        go = torch.tensor([0.0 if os.path.exists("enough") else 1.0])
+        print(f"step {step} loss {1 / step:.4f}", flush=True)
+    dist.broadcast(go, 0)
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip"),
+    reason="network namespaces need root and iproute2 (apt install iproute2)",
+)
+@pytest.mark.parametrize("inside", [False, True], ids=["torchrun", "script"])
+def test_torchrun_with_a_pods_number_is_not_a_rank(drumbeat, hosts, inside):  # noqa: F811
+    """Two pods of Run:ai: each has its place in RANK, which torchrun inherits and its workers do not."""
+    need_torch("needs torch")
+    (drumbeat.folder / "train.py").write_text(WORLD)
+    (drumbeat.folder / "run.sh").write_text(
+        "#!/bin/bash\ntorchrun --nproc-per-node 2 --nnodes $PET_NNODES --node_rank $RANK --master_addr 10.91.0.9 "
+        "--master_port 29617 train.py\n"
+    )
+    pods = []
+    for node, prefix in enumerate(hosts):
+        pod = {
+            "RANK": str(node), "WORLD_SIZE": "2", "PET_NNODES": "2", "RUNAI_NUM_OF_GPUS": "2", "MASTER_ADDR": "10.91.0.9",
+            "MASTER_PORT": "29617", "DRUMBEAT_TOKEN": "a" * 32, "PATH": f"{os.path.dirname(PY)}:{os.environ['PATH']}",
+        }  # fmt: skip
+        words = ["torchrun", "--nproc-per-node", "2", "--nnodes", "2", "--node_rank", str(node)]
+        words += ["--master_addr", "10.91.0.9", "--master_port", "29617", "train.py"]
+        flags = ("--ranks-per-node", 2, "--launcher", "once") if inside else ()
+        command = ("bash", "run.sh") if inside else words
+        pods.append(drumbeat.start("run", *flags, "--", *command, env={**os.environ, **pod}, prefix=prefix))
+    ended = [False]
+
+    def seen():
+        ended[0] = any(pod.poll() is not None for pod in pods)
+        return ended[0] or any(each["answer"] == "as planned" for each in worlds(drumbeat))
+
+    wait_for(seen, what="one world")
+    (drumbeat.folder / "enough").touch()
+    outputs = [pod.communicate(timeout=330)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0] and not ended[0], outputs
+    assert [(each["answer"], each["count"]) for each in worlds(drumbeat)] == [("as planned", 4)], outputs
+    assert "affinity mismatch" not in outputs[0] and "mismatch: 0/2" not in outputs[0], outputs[0]
+
+
+COPIES = """
+import os
+while not os.path.exists("enough"):
+    sum(number * number for number in range(100_000))
+"""
+
+
+def test_copies_of_one_training_that_print_nothing_are_noticed_while_they_run(drumbeat):
+    (drumbeat.folder / "train.py").write_text(COPIES)
+    run = drumbeat.start("run", "--ranks-per-node", 2, "--", PY, "train.py")
+    wait_for(lambda: findings(drumbeat, "ranks-never-joined"), what="the warning")
+    (drumbeat.folder / "enough").touch()
+    said, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    assert "warning    2 ranks are not connected: they are 2 copies of one training" in said
+    assert "ended before connections" not in said
+
+
+RAISES = """
+import atexit, os, sys, time
+
+def leave():  # as JAX does: the others must come, too
+    while not os.path.exists("enough"):
+        time.sleep(0.1)
+    print("Failed to disconnect from coordination service with status: INTERNAL: Shutdown barrier has failed.",
+          file=sys.stderr, flush=True)
+    os._exit(1)
+
+rank = int(os.environ["RANK"])
+atexit.register(leave)
+for step in range(1, 9):
+    if rank == 0:
+        print(f"step {step} loss {1 / step:.4f}", flush=True)
+    time.sleep(0.2)
+if rank == 1:
+    raise ValueError("bad sample 1234")
+leave()
+"""
+
+
+def test_a_rank_that_raises_and_waits_at_its_exit_is_the_failure(drumbeat):
+    (drumbeat.folder / "train.py").write_text(RAISES)
+    run = drumbeat.start("run", "--ranks-per-node", 2, "--", PY, "train.py")
+    wait_for(lambda: findings(drumbeat, "hang-raised") or run.poll() is not None, what="the rank that raised")
+    (drumbeat.folder / "enough").touch()
+    said, _ = run.communicate(timeout=120)
+    (found,) = findings(drumbeat, "hang-raised")
+    assert found["rank"] == 1 and "rank 1 is waiting after it raised ValueError: bad sample 1234" in found["title"]
+    failure = json.loads((drumbeat.run_folder() / "summary.json").read_text())["failure"]
+    assert failure["rank"] == 1 and "ValueError: bad sample 1234" in failure["title"], said
+
+
+CATCHES = """
+import os, time, traceback
+
+rank = int(os.environ["RANK"])
+for step in range(1, 9):
+    if rank == 0:
+        print(f"step {step} loss {1 / step:.4f}", flush=True)
+    time.sleep(0.2)
+try:
+    raise ValueError("no thumbnail")
+except ValueError:
+    traceback.print_exc()
+end = time.monotonic() + 15
+while time.monotonic() < end:
+    sum(number * number for number in range(100_000))
+"""
+
+
+def test_a_rank_that_catches_an_exception_and_works_on_has_not_failed(drumbeat):
+    (drumbeat.folder / "train.py").write_text(CATCHES)
+    job = {"command": [PY, "train.py"], "ranks-per-node": 2, "checks": {"hang": "stop"}}
+    (drumbeat.folder / "job.yaml").write_text(json.dumps(job))
+    done = drumbeat("run", "job.yaml")
+    assert done.returncode == 0, done.stderr
+    assert not findings(drumbeat, "hang-raised")

@@ -1,0 +1,80 @@
+"""docs/environment.md, from the tables that plans are made with."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Tuple
+
+from drumbeat.plan.argv import WHO
+from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS
+
+_INTRO = """\
+<!-- Made by: python -m tools.reference. The words are in the tables of src/drumbeat/plan. -->
+# Environment variables
+
+Every variable that drumbeat can set for a rank: when, to what, why, and who says so. Strongest first, the value comes
+from **you** (the job's `env`, then what you exported), the **site** (its profile), what was **detected** on the node, or a
+**default** that fits its kind. `drumbeat plan --explain` shows which it was for a job, and what was left alone; a run keeps
+the same list in its folder. What you exported is never overwritten: where it looks wrong, it is questioned.
+
+# Identity of a rank
+
+Set for every rank when the run starts; they belong to drumbeat.
+"""
+_TASKS = """
+Where one task of a scheduler or of mpirun starts several ranks, each gets that task's variables with its own numbers
+([run.md](run.md)). Below torchrun and accelerate `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` keeps the store of one attempt from the
+next. A script that starts a launcher itself gets `DRUMBEAT_LAUNCHERS`, a longer `PATH`, `BASH_ENV` and shell functions, so that
+the launcher joins this run; the ranks below it do not.
+
+# What fits the job and the node
+"""
+
+_WORDS = {
+    "fabric": "{} network",
+    "vendor": "{} GPUs",
+    "arch": "GPU {}",
+    "nic-driver": "{} NICs",
+    "rocm": "ROCm {}",
+    "kernel": "kernel {}",
+    "nccl": "NCCL {}",
+    "rccl": "RCCL {}",
+    "gpus-used": "{} GPUs per node",
+    "net-plugin": "NCCL's network plug-in {}",
+    "mpi": "started by {}",
+    "library": "{} found",
+}
+
+
+def page() -> str:
+    entries: Dict[str, List[Tuple[str, str, str, str]]] = {}
+    for made in COMPUTED:
+        row = (made.value, made.when, made.why, made.reference)
+        entries.setdefault(made.name, []).append(row)
+    for fixed in SETTINGS:
+        row = (f"`{fixed.value}`", _condition(fixed.when), fixed.why, fixed.reference)
+        entries.setdefault(fixed.name, []).append(row)
+    lines = [_INTRO, "| variable | what it is |", "|---|---|"]
+    lines += [f"| `{name}` | {why} |" for name, why in WHO.items()]
+    lines.append(_TASKS)
+    for name in sorted(entries):
+        lines.append(f"## `{name}`\n")
+        for value, when, why, reference in entries[name]:
+            lines.append(f"- {value}; when: {when}\n  {why[0].upper() + why[1:]}. ({reference})")
+        lines.append("")
+    lines += ["# Variables of yours that are questioned\n", "| variable | what is said | when |", "|---|---|---|"]
+    for name in sorted(DEAD):
+        dead = DEAD[name]
+        use = f"; use `{dead.use}`" if dead.use else ""
+        lines.append(f"| `{name}` | {dead.why}{use} | {_condition(dead.when)} |")
+    lines += [f"| `{name}` | the old name, still read; use `{OLD[name]}` | always |" for name in sorted(OLD)]
+    for name in sorted(DEBUGGING):
+        entry = DEBUGGING[name]
+        off = ", ".join(f"`{value}`" for value in entry.harmless if value) or "unset"
+        lines.append(f"| `{name}` | for debugging: {entry.cost} | unless {off} |")
+    return "\n".join(lines) + "\n"
+
+
+def _condition(when: Mapping[str, str]) -> str:
+    nodes = {"many": "more than one node", "one": "one node"}
+    parts = [nodes.get(value) or _WORDS[key].format(value.replace("|", " or ")) for key, value in when.items()]
+    return ", ".join(parts) or "always"

@@ -1,0 +1,103 @@
+"""docs/job.md and docs/site.md, from the help of each field."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List
+
+from drumbeat.jobfile.fields import KINDS, Key, default_words, keys_of, required_keys
+from drumbeat.jobfile.job import Job
+from drumbeat.jobfile.site import Site
+
+_JOB = """\
+# The job file
+
+What you want to run, in YAML. Only the command is needed, and it may stand on the command line instead:
+`drumbeat run job.yaml`, or `drumbeat run -- python train.py` without any file. Flags win over the file.
+
+```yaml
+{example}```
+
+Values are read as they are written: `off` in `env` is the text off, `012` stays `012`, and a bare number is no
+time: write `90s`, `30m`, `2d6h`, or `12:30:00` for hours, minutes and seconds. An unknown key, a wrong type, a key given
+twice, aliases, tags and files over 256 KiB are refused with file, line and key.
+
+`$NAME` and `${{NAME}}` are filled in once, from your environment, when the order is made: in `command`, `env`,
+`workdir`, `runs` and `wrap`. An undefined name is an error; `$$` is a plain `$`. `setup` is shell, and its `$` are the
+shell's. What comes from flags or after `--` has been through your shell already and is taken as it is.
+"""
+
+_EXAMPLE = """\
+name: llama3-8b
+nodes: 2
+ranks-per-node: 4
+command: python train.py --epochs 3
+setup: source $VENV/bin/activate
+time: 1h30m
+env: {HF_HOME: $SCRATCH/hf, HF_TOKEN: pass}
+restarts: 2
+wrap: {ranks: [2], command: "rocprofv3 --hip-trace --stats -o prof-{rank} --"}
+"""
+
+_SITE = """\
+# A site's profile
+
+What a cluster is, in YAML. The file's name is the site's name. Built-in profiles are in `src/drumbeat/jobfile/sites/`; your own
+goes to `~/.config/drumbeat/sites/NAME.yaml` (or under `$XDG_CONFIG_HOME`) and wins over a built-in one of that name; or
+give its path: `--site ./my.yaml`. Without `--site` the cluster's name, then the host's, is looked up in every profile's
+`detect`; where none fits, the site is `localhost`. A host that two profiles claim is an error.
+
+On `localhost` several nodes are emulated on one machine. Each has its own agent and its own loopback address for the
+muster (127.0.0.1, 127.0.0.2, ...); gloo's own traffic runs on 127.0.0.1, because `GLOO_SOCKET_IFNAME=lo` is set there.
+
+```yaml
+{example}```
+"""
+
+_SITE_EXAMPLE = """\
+summary: "our four nodes under the stairs"
+nodes: 2
+runs: $HOME/runs
+env:
+  NCCL_SOCKET_IFNAME:
+    value: eno1
+    why: the other interface is the management network
+detect: {hosts: [stairs*]}
+"""
+
+
+def page(which: str) -> str:
+    intro, cls, flags = {
+        "job": (_JOB.format(example=_EXAMPLE), Job, True),
+        "site": (_SITE.format(example=_SITE_EXAMPLE), Site, False),
+    }[which]
+    made = "<!-- Made by: python -m tools.reference. The words are next to each field's definition. -->\n"
+    return "\n".join([made + intro, *_sections(cls, "", flags)]) + "\n"
+
+
+def _sections(cls: Any, prefix: str, flags: bool) -> Iterator[str]:
+    for name, (field, key) in keys_of(cls).items():
+        yield f"## `{prefix}{name}`\n"
+        yield key.help + "\n"
+        yield "\n".join(_facts(cls, name, field, key, flags)) + "\n"
+        if key.inner is not None:
+            inner = prefix + name + "." + ("NAME." if key.kind == "tables" else "")
+            yield from _sections(key.inner, inner, False)
+
+
+def _facts(cls: Any, name: str, field: str, key: Key, flags: bool) -> List[str]:
+    lines = ["- One of: " + ", ".join(f"`{word}`" for word in key.allowed) if key.allowed else f"- {_kind(key)}"]
+    if name in required_keys(cls):
+        lines.append("- Required")
+    else:
+        lines.append(f"- Default: {default_words(cls, field, key)}")
+    lines.append(f"- Example: `{name}: {key.example}`")
+    if flags and key.flag:
+        lines.append(f"- Flag: `--{name}{'' if key.kind == 'switch' else ' ' + key.flag}`")
+    return lines
+
+
+def _kind(key: Key) -> str:
+    words = KINDS[key.kind]
+    if key.minimum is not None:
+        words += f", at least {key.minimum}" + (" s" if key.kind == "duration" else "")
+    return words[0].upper() + words[1:]
