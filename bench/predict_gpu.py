@@ -201,13 +201,19 @@ def largest(trial: Trial, near: int, seconds: float) -> Dict[str, Any]:
             torch.cuda.empty_cache()
 
     runs(1)
-    low, high = 0, max(2, near // grain)
-    while runs(high) and time.perf_counter() - began < seconds:
-        low, high = high, high + max(1, high // 8)
-    while high - low > 1 and time.perf_counter() - began < seconds:
-        middle = (low + high) // 2 if low else max(1, high - max(1, high // 8))
-        low, high = (middle, high) if runs(middle) else (low, middle)
-    return {"largest": low * grain, "first_failed": high * grain, "proven": high - low == 1}
+    low, failed, asked = 0, 0, max(2, near // grain)
+    while time.perf_counter() - began < seconds and failed - low != 1:
+        if runs(asked):
+            low = asked
+        else:
+            failed = asked
+        step_up = max(1, low // 8)
+        asked = (
+            (low + failed + 1) // 2
+            if low and failed
+            else (low + step_up if low else max(1, failed - max(1, failed // 8)))
+        )
+    return {"largest": low * grain, "first_failed": failed * grain, "proven": failed - low == 1}
 
 
 def step_parameters(step: Any) -> List[List[Any]]:
