@@ -95,7 +95,7 @@ def sizes(trial: Trial) -> List[int]:
 # --- on the GPU ---------------------------------------------------------------------------------------------------------
 
 
-def make_step(trial: Trial) -> Any:
+def make_step(trial: Trial, record: bool = True) -> Any:
     """Build what the recipe builds; returns a function of the batch that makes one optimizer step."""
     import torch
 
@@ -116,7 +116,7 @@ def make_step(trial: Trial) -> Any:
         with device:
             model = ResNet(50)
         model = model.to(memory_format=torch.channels_last)
-        if not os.environ.get("PREDICT_BISECT"):
+        if record:
             record_first_call(model)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True)
         loss = lambda m, x, y: F.cross_entropy(m(x).float(), y, reduction="sum")  # noqa: E731
@@ -150,11 +150,10 @@ def make_step(trial: Trial) -> Any:
     return tokens
 
 
-def measure(trial: Trial, seconds: float) -> Dict[str, Any]:
+def measure(trial: Trial, step: Any, seconds: float) -> Dict[str, Any]:
     """Run for some seconds after three steps; the median step, and the most that the allocator gave out."""
     import torch
 
-    step = make_step(trial)
     for _ in range(3):
         step(trial.batch)
     torch.cuda.synchronize()
@@ -179,11 +178,10 @@ def measure(trial: Trial, seconds: float) -> Dict[str, Any]:
     }
 
 
-def largest(trial: Trial, near: int, seconds: float) -> Dict[str, Any]:
+def largest(trial: Trial, step: Any, near: int, seconds: float) -> Dict[str, Any]:
     """Find the largest batch that two steps run with, by bisection. `near`: where to start looking."""
     import torch
 
-    step = make_step(trial)
     grain = 64 if trial.model.startswith("resnet") else 1
     began = time.perf_counter()
 
@@ -225,28 +223,29 @@ def step_parameters(step: Any) -> List[List[Any]]:
 # --- the parent ---------------------------------------------------------------------------------------------------------
 
 
-def run_child(index: int, mode: str, seconds: float, limit: float, near: int = 0) -> Dict[str, Any]:
+def run_child(index: int, near: int, limit: float) -> List[Dict[str, Any]]:
+    """Run one trial in a process of its own; what it had found when its time was up counts."""
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    if mode == "largest":
-        environment["PREDICT_BISECT"] = "1"
-    argv = [
-        sys.executable,
-        os.path.abspath(__file__),
-        "--child",
-        str(index),
-        "--mode",
-        mode,
-        "--seconds",
-        str(seconds),
-        "--near",
-        str(near),
-    ]
+    argv = [sys.executable, os.path.abspath(__file__), "--child", str(index), "--near", str(near)]
     try:
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer in {limit:.0f} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    return json.loads(lines[0][7:]) if lines else {"error": done.stderr[-800:]}
+        out, error = done.stdout, done.stderr[-800:]
+    except subprocess.TimeoutExpired as late:
+        out = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        error = f"no answer in {limit:.0f} s"
+    found = [json.loads(line[7:]) for line in out.splitlines() if line.startswith("RESULT ")]
+    return found or [{"error": error}]
+
+
+def child(trial: Trial, near: int) -> None:
+    """Measure, then look for the largest batch, in one process: the model is built and compiled once."""
+    step = make_step(trial)
+    print("RESULT " + json.dumps(measure(trial, step, 3)), flush=True)
+    if trial.bisect:
+        if trial.model.startswith("resnet"):  # its recorded kernels hold their own memory
+            del step
+            step = make_step(trial, record=False)
+        print("RESULT " + json.dumps(largest(trial, step, near, 30)), flush=True)
 
 
 def main() -> int:
@@ -257,13 +256,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="trials whose name contains this")
     parser.add_argument("--limit", type=float, default=470, help="seconds after which nothing new is started")
     parser.add_argument("--predict", action="store_true", help="print the predictions and stop")
-    for hidden, kind in (("--child", int), ("--mode", str), ("--seconds", float), ("--near", int)):
-        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    for hidden in ("--child", "--near"):
+        parser.add_argument(hidden, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
-        trial = TRIALS[args.child]
-        found = measure(trial, args.seconds) if args.mode == "measure" else largest(trial, args.near, args.seconds)
-        print("RESULT " + json.dumps(found), flush=True)
+        child(TRIALS[args.child], args.near)
         return 0
     guesses = predictions(args.gpu, args.memory_gib)
     print("predicted before any run:")
@@ -277,10 +274,8 @@ def main() -> int:
         return 0
     began = time.perf_counter()
     rows: List[Dict[str, Any]] = []
-    order = [(i, "measure") for i in range(len(TRIALS))] + [
-        (i, "largest") for i, trial in enumerate(TRIALS) if trial.bisect
-    ]
-    for index, mode in order:
+    order = sorted(range(len(TRIALS)), key=lambda i: not TRIALS[i].bisect)  # what takes longest first
+    for index in order:
         trial, guess = TRIALS[index], guesses[index]
         left = args.limit - (time.perf_counter() - began)
         if args.only not in trial.name:
@@ -288,9 +283,11 @@ def main() -> int:
         if left < 20:
             print(f"  {trial.name}: not run, the time is up")
             continue
-        if mode == "measure":
-            found = run_child(index, mode, 4, min(left, 90))
-            row = {"mode": mode, **guess, "measured": found}
+        verdicts = guess.get("verdicts", {})
+        near = min((n for n, verdict in verdicts.items() if verdict == "does not fit"), default=8)
+        row: Dict[str, Any] = dict(guess)
+        for found in run_child(index, near, min(left, 110 if trial.bisect else 70)):
+            row.update(found if "largest" in found or "error" in found else {"measured": found})
             if "ms" in found:
                 row["time_error"], row["memory_error"] = guess["ms"] / found["ms"] - 1, guess["gib"] / found["gib"] - 1
                 print(
@@ -298,14 +295,7 @@ def main() -> int:
                     f"{guess['gib']:6.1f} / {found['gib']:6.1f} GiB {row['memory_error']:+6.1%}   ({found['steps']} steps)",
                     flush=True,
                 )
-            else:
-                print(f"  {trial.name}: {found['error']}", flush=True)
-        else:
-            verdicts = guess["verdicts"]
-            near = min((n for n, verdict in verdicts.items() if verdict == "does not fit"), default=8)
-            found = run_child(index, mode, 35, min(left, 75), near)
-            row = {"mode": mode, "trial": trial.name, "measured": found}
-            if "largest" in found:
+            elif "largest" in found:
                 most, grain = found["largest"], sizes(trial)[0]
                 wrong = [
                     n
@@ -313,13 +303,11 @@ def main() -> int:
                     if (n > most and v == "fits") or (n <= most - 2 * grain and v == "does not fit")
                 ]
                 row["wrong"] = wrong
-                print(
-                    f"  {trial.name:40} largest batch {most}{'' if found['proven'] else ' (search cut short)'}: "
-                    f"{'verdicts right' if not wrong else f'wrong verdicts for {wrong}'}",
-                    flush=True,
-                )
+                proven = "" if found["proven"] else f" (cut short; {found['first_failed'] or 'nothing'} failed)"
+                judged = "verdicts right" if not wrong else f"wrong verdicts for {wrong}"
+                print(f"  {trial.name:40} largest batch {most}{proven}: {judged}", flush=True)
             else:
-                print(f"  {trial.name}: largest batch: {found['error']}", flush=True)
+                print(f"  {trial.name}: {found['error']}", flush=True)
         rows.append(row)
     timed = [row for row in rows if "time_error" in row]
     if timed:
