@@ -93,6 +93,8 @@ def choices(rows: Sequence[Row], predicted: Any, first: int) -> Dict[str, float]
 
 def vtrain(rows: List[Row]) -> None:
     rows = [row for row in rows if "vTrain" in row.raw["source"]]
+    if not rows:
+        return
     measured = truth(rows)
     folds = np.random.default_rng(0).permutation(len(rows)) % 10
     names = [row.model.name for row in rows]
@@ -157,6 +159,8 @@ def foundry(rows: List[Row]) -> None:
         own = [row for row in rows if row.raw["hardware"] == hardware]
         small = [row for row in own if number(row.raw, "gpus") <= 8]
         large = [row for row in own if number(row.raw, "gpus") > 16]
+        if not small or not large:
+            continue
         fitted = records(small)
         constants, _ = fit(lambda c, f=fitted: seconds(f, c), truth(small), Constants(), noise=0.03)
         got += list(seconds(records(large), constants))
@@ -172,6 +176,8 @@ def foundry(rows: List[Row]) -> None:
                 nearest.model, nearest.work.seq
             )
             naive.append(row.tokens / (nearest.tokens / nearest.seconds) * ratio)
+    if not got:
+        return
     mine = error(np.array(got), np.array(measured))
     figure(
         f"calibrated on <= 8 GPUs, predicted for > 16 up to 512 ({len(got)} llm-foundry rows)",
@@ -271,6 +277,8 @@ def uncalibrated(rows: List[Row]) -> None:
     ]
     sources = [row.raw["source"] for row in rows]
     many = {name: sources.count(name) for name in sources}
+    if len(many) < 2:
+        return
     noise = [0.1 * math.sqrt(max(1, many[name] / 8)) for name in sources]
     measured = truth(rows)
     got, naive = held_out(rows, sources, noise), same_rate(rows, sources)
@@ -310,6 +318,8 @@ def allocated(rows: List[Row]) -> None:
         ("BLOOM", "memory of BLOOM's rows, which count libraries too"),
     ):
         own = [row for row in rows if word in row.raw["source"] and row.raw["mem_gib"]]
+        if not own:
+            continue
         extra = 0.0 if word == "SimuMax" else memory.OVERHEAD
         got = (
             np.array([memory.peak(row.model, row.work, row.layout, row.software, row.states) + extra for row in own])
