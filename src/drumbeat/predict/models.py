@@ -6,6 +6,7 @@ What cannot be read is said with its name; nothing is guessed.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import os
 from typing import Any, Dict, List, Optional, Union
@@ -34,10 +35,15 @@ class Described:
 _DEFAULTS: Dict[str, Any] = {"gated": 1, "tied": 0, "causal": 1}
 
 
+@functools.cache
+def _shapes() -> Any:
+    return load("drumbeat.predict", "shapes")
+
+
 def named(name: str) -> Described:
     """Find a model by its name in shapes.yaml, or a ResNet."""
     spelled = name.lower().replace("_", "-")
-    rows = load("drumbeat.predict", "shapes")
+    rows = _shapes()
     for row in rows:
         if spelled in (row["name"], *row.get("alias", [])):
             return Described(_model(row), int(row["seq"]))
