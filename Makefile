@@ -1,10 +1,10 @@
-# make demo: a 2-node training on this machine.  make test: everything the tests need, then all tests.
+# make demo: a 2-node training on this machine.  make quick: before each commit.  make test: everything the tests need, then all tests.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo test test-others test-train test-quick busy check packages pyz bench corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
+.PHONY: demo quick test test-others test-train test-short busy check packages pyz bench corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -31,24 +31,28 @@ demo: $(VENV)/.cpu
 
 test:
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.dev packages
-	@$(MAKE) --no-print-directory --jobs=4 --keep-going check test-others test-train test-quick
+	@$(MAKE) --no-print-directory --jobs=4 --keep-going check test-others test-train test-short
 
 # Each in a process of its own, beside the others: tests that import torch themselves, which makes a process large, and many short
 # tests, which every worker would have to collect.
 IN_TRAIN := tests/train tests/integrations tests/verify/test_script.py
-IN_QUICK := $(addprefix tests/,cli containers contracts convert logs docs doctor machine lint plan metrics runfolder sites jobfile)
+SHORT := $(addprefix tests/,agent cli containers contracts convert docs doctor jobfile lint logs machine metrics plan predict runfolder sites)
+
+# Before each commit: style, types, layers, and every test that only computes.
+quick: check
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --max-worker-restart=0 -m "not slow" $(SHORT)
 
 # A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
 test-others:
 	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 \
-		$(addprefix --ignore=,$(IN_TRAIN) $(IN_QUICK))
+		$(addprefix --ignore=,$(IN_TRAIN) $(SHORT))
 
 # Both cores are in use.
 test-train: export OMP_NUM_THREADS := 1
 
 # Their output is shown at the end: it would mix with that of the others.
-test-train test-quick:
-	@$(BIN)/python -m pytest $(if $(filter test-train,$@),$(IN_TRAIN),$(IN_QUICK)) > $(VENV)/$@.out 2>&1 || { cat $(VENV)/$@.out; exit 1; }
+test-train test-short:
+	@$(BIN)/python -m pytest $(if $(filter test-train,$@),$(IN_TRAIN),$(SHORT)) > $(VENV)/$@.out 2>&1 || { cat $(VENV)/$@.out; exit 1; }
 	@echo "$@:"; grep -E '^SKIPPED| passed' $(VENV)/$@.out
 
 packages:
@@ -63,6 +67,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PATH=$(BIN):$$PATH $(BIN)/lint-imports
+	@$(BIN)/python tools/rooms.py
 
 pyz: drumbeat.pyz
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from drumbeat.agent.watchers.affinity import Placement, RankLooks, look_at_ranks
+from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.gpu_users import GpuUsers
-from drumbeat.agent.watchers.mig import mig_instances
 from drumbeat.base.order import EnvVar
 from drumbeat.findings.model import CERTAIN
+from drumbeat.inspector.gpu import compute_users, kfd_gpus, look_at_ranks, mig_instances
+from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Cpus, Facts, Gpu
+from drumbeat.machine.replay import FolderHost
 from drumbeat.plan.binding import Binding, Slot
-from drumbeat.plan.placement import RankSeen
 
 NUMA = {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7)}
 CPUS = Cpus(online=tuple(range(8)), allowed=tuple(range(8)), numa=NUMA)
@@ -163,7 +163,7 @@ def test_what_was_seen_of_a_rank_before_it_ended_counts():
 def test_looks_become_rarer(monkeypatch, tmp_path):
     times = []
     monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", lambda *_: times.append(clock[0]) or [])
-    looks, clock = RankLooks("r", 0, TWO, str(tmp_path), lambda: True), [0.0]
+    looks, clock = RankLooks("r", 0, TWO, lambda: True), [0.0]
     while clock[0] < 300:
         looks.poll(clock[0])
         clock[0] += 0.1
@@ -178,7 +178,7 @@ def test_what_is_new_is_looked_at_again_soon(monkeypatch, tmp_path):
     """A rank that has just opened its GPU needs a second look, however long its imports took."""
     shown = [[(RankSeen(0, 1, (0,), (), ()), {})]]
     monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", lambda *_: shown[0])
-    looks, now = RankLooks("r", 0, TWO, str(tmp_path), lambda: True), 0.0
+    looks, now = RankLooks("r", 0, TWO, lambda: True), 0.0
     while now < 120:
         looks.poll(now)
         now += 0.1
@@ -214,12 +214,38 @@ def test_what_proc_shows_of_a_process_with_a_gpu_open(tmp_path):
         wrapper.wait()
 
 
-def test_the_drivers_list_tells_which_of_several_open_gpus(tmp_path):
+def driver(tmp_path, monkeypatch, text):
+    """An nvidia-smi that does this."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{text}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def test_the_drivers_list_tells_which_of_several_open_gpus(tmp_path, monkeypatch):
     gpus = [replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in TWO.gpus]
-    users = GpuUsers(gpus, str(tmp_path))
-    assert users.read(0.0) is None, "nobody was asked"
-    (tmp_path / "gpu-users.csv").write_text("GPU-1, 77\nGPU-9, 78\nwarning: something\n")
-    assert users.read(0.0) == {77: (1,)}
+    driver(tmp_path, monkeypatch, "printf 'GPU-1, 77\\nGPU-9, 78\\nGPU-0, 77\\nwarning: something\\n'")
+    assert compute_users(gpus) == {77: (0, 1)}
+    driver(tmp_path, monkeypatch, "exit 9")
+    assert compute_users(gpus) == {} and compute_users([Gpu(0, "amd")]) == {}
+
+
+def test_amds_driver_tells_on_which_gpus_a_process_has_memory(tmp_path):
+    kfd = tmp_path / "sys" / "class" / "kfd" / "kfd"
+    files = {
+        "topology/nodes/0/gpu_id": 0,
+        "proc/7/vram_900": 1 << 20,
+        "proc/7/vram_901": 9 << 30,
+        "proc/7/sdma_900": 1 << 40,
+    }
+    files.update({f"topology/nodes/{node}/gpu_id": 898 + node for node in (1, 2, 3, 10)})  # 899, 900, 901, 908
+    for path, value in files.items():
+        (kfd / path).parent.mkdir(parents=True, exist_ok=True)
+        (kfd / path).write_text(f"{value}\n")
+    (tmp_path / "host.json").write_text("{}")
+    host = FolderHost(str(tmp_path))
+    assert kfd_gpus(7, (0, 1, 2, 3), host) == (2,), "a context that only looks at a GPU has little memory there"
+    assert kfd_gpus(7, (0, 1), host) is None and kfd_gpus(8, (0, 1, 2, 3), host) is None
 
 
 def test_a_helper_that_has_the_gpu_open_from_its_parent_is_no_rank(tmp_path):
@@ -252,10 +278,9 @@ def test_a_helper_that_has_the_gpu_open_from_its_parent_is_no_rank(tmp_path):
 
 
 def test_what_only_the_driver_can_tell_is_told_once_it_has_answered(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr("drumbeat.agent.watchers.gpu_users.start", lambda *_: asked.append(1))
+    driver(tmp_path, monkeypatch, "exec sleep 60")
     gpu = Gpu(0, "nvidia", device="/dev/nvidia0")
-    looks = RankLooks("r", 0, replace(TWO, gpus=(gpu,)), str(tmp_path), lambda: True)
+    looks = RankLooks("r", 0, replace(TWO, gpus=(gpu,)), lambda: True)
 
     def look(run_id, node, gpus, users, commands):
         return [(RankSeen(None, 10, (0, 1), None if users is None else (0,), (0,)), {})]
@@ -263,8 +288,9 @@ def test_what_only_the_driver_can_tell_is_told_once_it_has_answered(monkeypatch,
     monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", look)
     told = [(now, looks.poll(float(now))) for now in range(6)]
     first = next(now for now, saw in told if saw)
-    assert asked and first >= 3, "nvidia-smi has two seconds"
+    assert first >= 3, "nvidia-smi has two seconds"
     assert told[first][1][0].data["seen"][0][0].gpus == (0,)
+    looks._users._child.end()
 
 
 def unnumbered(pid=10):
@@ -320,11 +346,8 @@ MINORS = "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci0/access 31\ngpu0/
 )
 def test_which_instance_of_a_divided_gpu(tmp_path, opened, variables, names):
     (tmp_path / "minors").write_text(MINORS)
-    (tmp_path / "7" / "fd").mkdir(parents=True)
-    for number, target in enumerate(opened):
-        (tmp_path / "7" / "fd" / str(number)).symlink_to(target)
-    assert mig_instances(7, variables, str(tmp_path), str(tmp_path / "minors")) == names
-    assert mig_instances(8, {}, str(tmp_path), str(tmp_path / "no")) == ()
+    assert mig_instances(opened, variables, str(tmp_path / "minors")) == names
+    assert mig_instances(opened, {}, str(tmp_path / "no")) == ()
 
 
 def test_a_process_that_the_command_started_and_did_not_number_is_one_row_of_the_table():

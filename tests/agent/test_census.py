@@ -7,8 +7,8 @@ import sys
 
 from drumbeat.agent.watchers import world
 from drumbeat.agent.watchers.contract import Saw
-from drumbeat.agent.watchers.rank_processes import look
 from drumbeat.agent.watchers.world import Census, CensusLooks
+from drumbeat.inspector.ranks import look
 
 WORLD = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "61234"}
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"

@@ -1,20 +1,23 @@
 """Hangs and slow ranks, with a false clock: what one look shows is judged, and healthy runs are never warned of."""
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.agent.looks.proc import read_ranks
-from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.agent.member.progress import RankProgress
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.hang_verdict import Ended, Silence, judge
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
+from drumbeat.base import proc
+from drumbeat.inspector.activity import Earlier, read_ranks, read_usage
+from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.runfolder.records import Metric
 from tests.conftest import wait_for
 
@@ -407,3 +410,95 @@ def test_a_look_at_real_processes_tells_a_long_sleep_from_a_poll(tmp_path):
             each.kill()
             each.wait()
     assert looks[0].wakes < 1.5 < looks[1].wakes
+
+
+def test_signs_of_work_give_a_rank_that_rests_a_minute():
+    polls = look(0, call="clock_nanosleep", place="a.py:1 f", stack=("a.py:1 f",), signs="it woke 7 times in 7 s")
+    assert verdict(polls, seconds=30.0) is None
+    assert verdict(polls, seconds=61.0) == ("hang-asleep", 0)
+    assert verdict(waits(0, number=7, signs="it woke 7 times in 7 s")) == ("hang-waits", 0), "in a collective"
+    assert judge([polls], Silence(30.0, again=True)) is None
+    assert judge([polls], Silence(61.0, again=True)).evidence[0].text.count("it woke 7 times in 7 s") == 1
+
+
+def test_a_rank_that_computes_while_the_others_wait_is_stated_as_a_fact():
+    world = World("stop")
+    world.train(20)
+    began, world.looks = world.now, lambda: sorted(others(busy(2)), key=lambda each: each.rank)
+    world.run(60)
+    assert not world.said()
+    ((at, fact),) = [(at, action) for at, action in world.actions if isinstance(action, Emit)]
+    assert 30 <= at - began <= 33 and fact.kind == "activity" and fact.data["stepped"]
+    assert fact.data["what"] == (
+        "ranks 0-1,3 are waiting in all_reduce 8 at train.py:20 step; rank 2 is busy at train.py:30 validate"
+    )
+    world.looks = lambda: [busy(rank) for rank in range(4)]
+    world.train(5)
+    world.looks = lambda: sorted(others(busy(2)), key=lambda each: each.rank)
+    world.run(120)
+    assert sum(isinstance(action, Emit) and action.kind == "activity" for _, action in world.actions) == 2
+
+
+def test_an_interpreter_that_computes_and_does_not_answer_is_said_to():
+    world = World()
+    world.train(20)
+    world.looks = lambda: sorted(others(look(2, "R", cpu=1.0, asked=False)), key=lambda each: each.rank)
+    world.run(60)
+    (fact,) = [action for _, action in world.actions if isinstance(action, Emit)]
+    assert "rank 2 is busy, and its interpreter does not answer" in fact.data["what"]
+
+
+RESTING = {
+    "time.sleep(600)": "",
+    "lock = threading.Lock(); lock.acquire(); lock.acquire()": "",
+    "into, out = os.pipe(); os.read(into, 1)": "",
+    "subprocess.run(['sleep', '600'])": "",
+    "[time.sleep(0.5) for _ in range(6000)]": "it woke ",
+    "a, b = socket.socketpair(); a.recv(1)": "it waits for an answer over the network",
+    "subprocess.run([sys.executable, '-S', '-c', 'import time\\nwhile True: time.sleep(0.5)'])": "it waits for a process of",
+    "[(open('grows', 'a').write('x'), time.sleep(0.5)) for _ in range(6000)]": "it has read or written ",
+}
+
+
+def is_still(about):
+    before = read_usage(*about)
+    time.sleep(0.5)
+    return read_usage(*about) == before
+
+
+@pytest.mark.parametrize("text", RESTING)
+def test_signs_of_work_of_real_processes(tmp_path, text):
+    """Read over the time since an earlier reading, so that what happens now and then is seen."""
+    code = f"import os, socket, subprocess, sys, threading, time; open('up', 'w').close(); {text}"
+    rank = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path, start_new_session=True)
+    try:
+        wait_for((tmp_path / "up").exists, 60, "the process")
+        about = ("r", 0, {rank.pid: 0}, False, str(tmp_path))
+        if not RESTING[text]:
+            wait_for(lambda: is_still(about), 60, "rest")
+        earlier = Earlier(time.monotonic(), read_usage(*about))
+        time.sleep(2.0)
+        ((seen,), _) = read_ranks(*about, [], earlier)
+    finally:
+        os.killpg(rank.pid, 9)
+        rank.wait()
+    assert seen.signs.startswith(RESTING[text]) and bool(seen.signs) == bool(RESTING[text]), seen
+
+
+def test_the_work_of_short_lived_processes_is_counted(tmp_path):
+    """Each is gone before a second reading: its parent has its time, also where the child has no environment."""
+    code = (
+        "import subprocess, sys\nfor number in range(10_000):\n  open(str(number), 'w').close()\n"
+        "  subprocess.run([sys.executable, '-S', '-c', 'sum(range(3_000_000))'], env={})"
+    )
+    rank = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path, start_new_session=True)
+    try:
+        wait_for((tmp_path / "1").exists, 60, "the process")
+        about = ("r", 0, {rank.pid: 0}, False, str(tmp_path))
+        before, own = read_usage(*about)[rank.pid], proc.stat(rank.pid).cpu
+        wait_for((tmp_path / "8").exists, 60, "some work")
+        used, own = read_usage(*about)[rank.pid].since(before), proc.stat(rank.pid).cpu - own
+    finally:
+        os.killpg(rank.pid, 9)
+        rank.wait()
+    assert used.cpu > 0.05 and used.cpu > 2 * own, (used, own)

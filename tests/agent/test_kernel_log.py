@@ -6,13 +6,12 @@ import time
 import pytest
 
 from drumbeat.agent.lead.attempt import hardware_behind
-from drumbeat.agent.looks import kernel_log
-from drumbeat.agent.looks.kernel_log import KernelLog, open_log
-from drumbeat.agent.looks.log_position import LogPosition, stamp_of
 from drumbeat.agent.watchers.contract import Emit, Saw, Warn
-from drumbeat.agent.watchers.kernel_log import GpuErrors, read_line
+from drumbeat.agent.watchers.kernel_log import GpuErrors, KernelLog, read_line
 from drumbeat.agent.wire.messages import Done, RankEnded
 from drumbeat.findings.model import ERROR, LIKELY, WARNING, Finding
+from drumbeat.inspector import kernel_log
+from drumbeat.inspector.kernel_log import LogPosition, open_log, stamp_of
 from drumbeat.machine.model import Gpu
 from tests.agent.test_lead import kinds, mustered, told
 from tests.conftest import wait_for

@@ -14,7 +14,7 @@ from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, S
 from drumbeat.base.order import Order
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT
 from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
-from drumbeat.plan.world_seen import Row
+from drumbeat.inspector.record import Row
 
 
 def order(**changes):

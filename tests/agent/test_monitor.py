@@ -7,7 +7,7 @@ import socket
 import sys
 
 from drumbeat.agent.member.monitor import NAME, MonitorProcess
-from drumbeat.base.processes import open_files
+from drumbeat.base.proc import open_files
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import LiveHost
 from drumbeat.runfolder.layout import NodeFolder

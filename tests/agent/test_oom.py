@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.agent.watchers.oom import oom_kills
+from drumbeat.inspector.kernel_log import oom_kills
 
 V1 = "9:name=systemd:/x\n4:memory:/slurm/job_7\n0::/\n"
 V2 = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from drumbeat.agent.looks import ras
-from drumbeat.agent.looks.ras import RasNote, address_of, ask, notes
-from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.hang_verdict import Silence, judge, with_ras
+from drumbeat.inspector import ras
+from drumbeat.inspector.ras import RasNote, address_of, ask, notes
+from drumbeat.inspector.record import RankLook
 
 # In the form of NCCL's text: made for these tests.
 ANSWER = """NCCL version 2.27.5 compiled with CUDA 12.9

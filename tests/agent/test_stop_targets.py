@@ -2,17 +2,20 @@
 
 import pytest
 
-from drumbeat.agent.ranks.stop_targets import Process, stop_targets
+from drumbeat.base.proc import Stat
+from drumbeat.inspector.tree import Snapshot, stop_targets
 
 PYTHON = b"python\0train.py\0"
 
 
 def table(*rows):
     """Rows of (pid, parent, program, keywords)."""
-    return {
-        pid: Process(pid, parent, program, more.pop("command", program.encode()), **more)
-        for pid, parent, program, more in rows
-    }
+    look = Snapshot({pid: Stat("S", parent, 0.0, 0.0, str(pid)) for pid, parent, _, _ in rows})
+    for pid, _, program, more in rows:
+        known = {"program": program, "command": program.encode(), "rank": "", "handles": False, **more}
+        known["handles"] = {True: lambda number: True, False: lambda number: False}[known["handles"]]
+        vars(look.processes[pid]).update(known)
+    return look
 
 
 CASES = {
@@ -79,4 +82,4 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_who_gets_the_signal(case):
     rows, wanted = CASES[case]
-    assert [process.pid for process in stop_targets(table(*rows), 1)] == wanted
+    assert [process.pid for process in stop_targets(table(*rows), 1, 15)] == wanted

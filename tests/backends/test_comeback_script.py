@@ -53,7 +53,7 @@ def run(folder, verdict, state="RUNNING", excluded="", code=1):
             ["scontrol requeuehold 7", "scontrol update JobId=7 ExcNodeList=n[7-9],n2", "scontrol release 7"], 69,
         ),
         ("code=69\nnext=requeue\nlost=n2\n", "COMPLETING", "", ["scontrol update JobId=7 ExcNodeList=n2"], 69),
-        ("", "RUNNING", "", [], 1),
+        ("", "RUNNING", "", ["scontrol show job 7"], 1),  # was it preempted? Nothing says so
     ],
 )  # fmt: skip
 def test_what_follows(tmp_path, verdict, state, excluded, calls, code):
@@ -70,4 +70,4 @@ def test_what_follows(tmp_path, verdict, state, excluded, calls, code):
 )
 def test_nothing_in_the_verdict_is_ever_run(tmp_path, verdict):
     code, calls, _ = run(tmp_path, verdict)
-    assert code == 1 and calls == [] and not (tmp_path / "hacked").exists()
+    assert code == 1 and calls == ["scontrol show job 7"] and not (tmp_path / "hacked").exists()

@@ -15,7 +15,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-from drumbeat.base.processes import children, die_with_parent
+from drumbeat.base.proc import children
+from drumbeat.base.processes import die_with_parent
 from tests.bench import config
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")

@@ -14,7 +14,8 @@ import sys
 import time
 from typing import Dict, List, Sequence
 
-from drumbeat.base.processes import children, die_with_parent
+from drumbeat.base.proc import children
+from drumbeat.base.processes import die_with_parent
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "ip", "unshare", "nsenter")
 DESK = "desk"

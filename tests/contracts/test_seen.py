@@ -12,8 +12,9 @@ from drumbeat.doctor.compare import compare
 from drumbeat.doctor.examine import examine, preflight
 from drumbeat.doctor.network import compare_with_host
 from drumbeat.findings.model import CERTAIN, OK, UNKNOWN
+from drumbeat.inspector.record import Row
 from drumbeat.machine.model import Peer, Peers
-from drumbeat.plan.world_seen import Planned, Row
+from drumbeat.plan.world_seen import Planned
 from drumbeat.plan.world_seen import judge as judge_world
 from drumbeat.verify.judge import judge as judge_results
 from tests.logs.reading import IB, run

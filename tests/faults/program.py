@@ -293,6 +293,45 @@ FAULTS = {
 }  # fmt: skip
 
 
+def paced(until):
+    with open(os.environ["FAULT_FILE"] + ".bytes", "wb", buffering=0) as file:
+        while time.monotonic() < until:
+            file.write(b"x" * 4096)
+            time.sleep(5)
+
+
+def polls(until):
+    while time.monotonic() < until:
+        time.sleep(1)
+
+
+def reply(until):
+    """It waits for the answer of a server, which takes its time."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+        code = f"import os,time; time.sleep({until - time.monotonic()}); os.write({server.fileno()}, b'.')"
+        child = subprocess.Popen([sys.executable, "-S", "-c", code], pass_fds=[server.fileno()])
+        client.recv(1)
+        child.wait()
+
+
+def uploads(until):
+    """A process of its own sends a little now and then."""
+    code = "import socket,sys,time; a, b = socket.socketpair()\nfor _ in range(int(sys.argv[1])): a.send(b'x'); time.sleep(1)"
+    seconds = str(round(until - time.monotonic()))
+    subprocess.run([sys.executable, "-S", "-c", code, seconds], check=True)
+
+
+def computes(until):
+    """One short process after the other computes for it."""
+    while time.monotonic() < until:
+        subprocess.run([sys.executable, "-S", "-c", "sum(range(5_000_000))"], check=True, env={})
+
+
+ALONE = {"paced": paced, "polls": polls, "reply": reply, "uploads": uploads, "computes": computes}
+
+
 def healthy(kind, world, step):
     """Long work that is no hang."""
     seconds = float(os.environ.get("FAULT_LONG", "12"))
@@ -313,6 +352,8 @@ def healthy(kind, world, step):
                     file.flush()
                     os.fsync(file.fileno())
                     time.sleep(0.02)
+    elif kind in ALONE and RANK == 0:  # it works, mostly at rest, and the others wait for it
+        ALONE[kind](until)
     elif kind == "compile":  # a compiler works for every rank
         import shutil
         import subprocess

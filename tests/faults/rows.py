@@ -264,7 +264,9 @@ HEALTHY = tuple(
         f"healthy: {kind}{', torch' if world else ''}", kind, "", None, world=world, exit_code=0, at=15, steps=31,
         quick=(kind, world) == ("announced", ""),
     )
-    for kind in ("validation", "announced", "checkpoint", "compile", "uneven")
+    for kind in (
+        "validation", "announced", "checkpoint", "compile", "uneven", "paced", "polls", "reply", "uploads", "computes",
+    )
     for world in ("", "torch")
 )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 import json
 
-from drumbeat.agent.watchers.counters import Counters, read_counters
+from drumbeat.agent.watchers.transport import Counters
+from drumbeat.inspector.activity import read_counters
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.replay import FolderHost
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from drumbeat.inspector.record import RankSeen
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.plan.binding import binding, right_binding
 from drumbeat.plan.masks import mask, typed_by_user
@@ -14,7 +15,6 @@ from drumbeat.plan.placement import (
     SHARED,
     UNKNOWN,
     WRONG,
-    RankSeen,
     changed,
     rows,
     task_binding,

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.watchers.rank_processes import Identity, rows_of
 from drumbeat.agent.watchers.world import WorldCount
-from drumbeat.plan.world_seen import Planned, Row, copies, judge
+from drumbeat.inspector.ranks import Identity, rows_of
+from drumbeat.inspector.record import Row
+from drumbeat.plan.world_seen import Planned, copies, judge
 from drumbeat.runfolder.events import FindingMade, VerdictGiven
 from drumbeat.runfolder.state import CODES, world_of
 

@@ -14,7 +14,7 @@ from drumbeat.agent.lead.model import FAILED, Member, Outcome
 from drumbeat.agent.lead.summary import summary_of
 from drumbeat.backends.contract import Status
 from drumbeat.base.problem import Problem
-from drumbeat.base.processes import start_time
+from drumbeat.base.proc import start_time
 from drumbeat.base.ranges import expand, fold, named_ranks, ranges
 from drumbeat.cli.list import table
 from drumbeat.cli.status import as_plain, rank_words
@@ -22,7 +22,8 @@ from drumbeat.desk.foreground import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
 from drumbeat.desk.state import State, state_of
 from drumbeat.findings.model import ERROR, Evidence, Finding
-from drumbeat.plan.world_seen import Planned, Row, copies
+from drumbeat.inspector.record import Row
+from drumbeat.plan.world_seen import Planned, copies
 from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.lines import closing_lines, end_words, failure_lines
 from drumbeat.runfolder.progress import Progress
@@ -301,9 +302,9 @@ def test_a_loss_that_is_no_number_and_ranks_that_train_apart_stand_in_every_summ
     metrics(
         run, *({"t": SOON + step, "rank": 0, "step": step, "loss": 1.0 if step < 5 else "nan"} for step in range(9))
     )
-    lonely = [Row(0, 100 + rank, rank, 2, "m", alone=True) for rank in (0, 1)]
+    lonely = [Row(0, 100 + rank, rank, 2, "m", alone=True, framework="torch") for rank in (0, 1)]
     apart = copies(lonely, Planned(2, 1, True))
-    words = "2 ranks never joined each other: they are 2 copies of one training"
+    words = "2 ranks are not connected: they are 2 copies of one training"
     events(
         run,
         ("attempt-started", {"world_size": 2, "master_addr": "h", "master_port": 1}),

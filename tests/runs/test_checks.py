@@ -41,6 +41,11 @@ def test_ranks_sit_where_they_were_put(drumbeat):
     assert shown[0] == "node 0: as planned, certain: 2/2 ranks on their cores" and "rank" in shown[1]
 
 
+def test_a_python_path_of_the_job_in_front_of_which_the_adapters_stand_is_as_planned(drumbeat):
+    done = run(drumbeat, UNTIL_LOOKED, "checks: {affinity: stop}\nenv: {PYTHONPATH: /elsewhere}\n")
+    assert done.returncode == 0 and "planned was" not in done.stderr, done.stderr
+
+
 SWAPPED = """
 import os
 mine = os.sched_getaffinity(0)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from drumbeat.agent.folder.child import NAME
-from drumbeat.base.processes import children
+from drumbeat.base.proc import children
 from tests.conftest import marked, wait_for
 
 SCRIPT = """

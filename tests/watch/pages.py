@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from drumbeat.base.processes import start_time
+from drumbeat.base.proc import start_time
 from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.run import Run
 from tests.conftest import SOURCE

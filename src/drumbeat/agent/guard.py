@@ -12,7 +12,8 @@ import signal
 import time
 from typing import Callable
 
-from drumbeat.base.processes import become_subreaper, cpu_seconds, die_with_parent, fork, sweep
+from drumbeat.base.proc import cpu_seconds
+from drumbeat.base.processes import become_subreaper, die_with_parent, fork, sweep
 from drumbeat.base.signals import STOPS, let_stops_in
 
 _PAUSED = 2.0  # seconds between two looks, of which each takes half a second at most

@@ -11,9 +11,11 @@ import tempfile
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import RUNNING, UNKNOWN, Backend, Status, parse_handle
+from drumbeat.base import proc
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
-from drumbeat.base.processes import launcher_descriptors, start_time
+from drumbeat.base.proc import start_time
+from drumbeat.base.processes import launcher_descriptors
 from drumbeat.runfolder.layout import RunFolder
 
 
@@ -77,11 +79,7 @@ def agent_argv(
 
 def is_agent(pid: int) -> bool:
     """Whether this is a guard or an agent that goes on; what an agent has forked has a name of its own, or lives shortly."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as words, open(f"/proc/{pid}/comm", "rb") as name:
-            return b"_agent" in words.read(1 << 16).split(b"\0") and not name.read().startswith(b"drumbeat-")
-    except OSError:
-        return False
+    return b"_agent" in proc.command(pid).split(b"\0") and not proc.word(pid, "comm").startswith("drumbeat-")
 
 
 def start_agents(

@@ -9,8 +9,10 @@ import os
 import select
 import signal
 import time
-from typing import Any, Callable, Container, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Container, Iterable, List, Mapping, Optional, Set
 
+from drumbeat.base import proc
+from drumbeat.base.proc import children, children_now
 from drumbeat.base.signals import ignore_stops
 
 _PR_SET_PDEATHSIG = 1
@@ -56,63 +58,6 @@ def fork() -> int:
             time.sleep(0.05)
 
 
-def open_files(pid: int, proc: str = "/proc") -> List[str]:
-    """What a process holds open: paths, and words such as `socket:[123]`. OSError where that cannot be read."""
-    found = []
-    for name in os.listdir(f"{proc}/{pid}/fd"):
-        try:
-            found.append(os.readlink(f"{proc}/{pid}/fd/{name}"))
-        except FileNotFoundError:
-            pass  # closed meanwhile
-    return found
-
-
-def children(of: Optional[int] = None) -> List[int]:
-    """Direct children, by /proc/*/stat: the `children` file of procfs is a kernel option."""
-    parent = os.getpid() if of is None else of
-    found = []
-    for name in os.listdir("/proc"):
-        fields = _stat(name) if name.isdigit() else None
-        if fields and int(fields[1]) == parent:
-            found.append(int(name))
-    return found
-
-
-def start_time(pid: int) -> Optional[str]:
-    """Clock ticks since boot at which a live process started: with the pid, its name for good. None for a zombie."""
-    fields = _stat(str(pid))
-    return fields[19].decode() if fields and fields[0] != b"Z" else None
-
-
-def cpu_seconds(pid: int) -> Tuple[bool, float]:
-    """Whether a process could run this moment, and the seconds of a core that it has had."""
-    fields = _stat(str(pid))
-    if not fields:
-        return False, 0.0
-    return fields[0] == b"R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _stat(pid: str) -> Optional[List[bytes]]:
-    """The fields of /proc/PID/stat behind the name, which may itself hold blanks and brackets."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return None
-    return stat[stat.rindex(b")") + 2 :].split() if b")" in stat else None  # empty: it ended while we read
-
-
-def rank_in_environment(pid: int) -> Optional[int]:
-    """$RANK of a process: under another launcher only it knows which rank it is."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read(1 << 20).split(b"\0")
-    except OSError:
-        return None
-    value = next((each[5:] for each in variables if each.startswith(b"RANK=")), b"")
-    return int(value) if value.isdigit() else None
-
-
 def sweep(
     keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None
 ) -> List[str]:
@@ -146,7 +91,7 @@ def kill_children(keep: Container[int] = ()) -> List[int]:
     _kill_groups({_group(pid) for pid in alive} - {_group(pid) for pid in found if pid in keep})
     known, quiet, until = set(alive), 0, time.monotonic() + _CHASE
     while known and quiet < _QUIET_LOOKS and time.monotonic() < until:
-        new = [pid for pid in _children_now() if pid not in known and pid not in keep]
+        new = [pid for pid in children_now() if pid not in known and pid not in keep]
         kill(new)
         known.update(pid for pid in new if not is_reaped(pid))
         quiet = 0 if new else quiet + 1
@@ -175,8 +120,8 @@ def _kill_groups(groups: Set[int]) -> None:
     pid = os.getpid()
     while pid > 0:
         groups.discard(_group(pid))
-        fields = _stat(str(pid))
-        pid = int(fields[1]) if fields else 0
+        found = proc.stat(pid)
+        pid = found.parent if found else 0
     for group in groups - {0}:
         try:
             os.killpg(group, signal.SIGKILL)
@@ -192,18 +137,6 @@ def _group(pid: int) -> int:
         return 0
 
 
-def _children_now() -> List[int]:
-    """As `children`, in microseconds, but it may miss some; none where the kernel does not offer it."""
-    found: List[int] = []
-    try:
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
-    except OSError:
-        pass
-    return found
-
-
 _STATES = {
     "D": "in uninterruptible sleep",
     "T": "stopped",
@@ -216,21 +149,12 @@ _STATES = {
 
 def describe(pid: int) -> str:
     """A process in words: its name, its state, and where in the kernel it waits. Reads nothing that could block."""
-    fields = _stat(str(pid))
-    if fields is None:
+    found = proc.stat(pid)
+    if found is None:
         return f"process {pid} (gone)"
-    state = fields[0].decode()
-    name, waits = _line(f"/proc/{pid}/comm"), _line(f"/proc/{pid}/wchan")
+    state, name, waits = found.state, proc.word(pid, "comm"), proc.word(pid, "wchan")
     place = f" in {waits}" if waits not in ("", "0") else ""
     return f"process {pid} ({name or 'unknown'}): {_STATES.get(state, state)} (state {state}){place}"
-
-
-def _line(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(200).strip()
-    except OSError:
-        return ""
 
 
 def _wait(pid: int, deadline: float) -> tuple[bool, int]:

@@ -336,7 +336,8 @@ class Console:
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):
-            self.say("waiting", f"no step recognised after {duration(event.seconds)}: {event.what}")
+            since = "for" if event.stepped else "recognised after"
+            self.say("waiting", f"no step {since} {duration(event.seconds)}: {event.what}")
         elif isinstance(event, kinds.Resumed):
             self._hangs = False
             steps = f"steps come again, after {duration(event.seconds)} without one"

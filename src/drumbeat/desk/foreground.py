@@ -15,7 +15,8 @@ from drumbeat.agent.lead.summary import run_on_end
 from drumbeat.backends.local import is_agent, start_agents
 from drumbeat.base import clock
 from drumbeat.base.order import Order
-from drumbeat.base.processes import become_subreaper, children, sweep
+from drumbeat.base.proc import children
+from drumbeat.base.processes import become_subreaper, sweep
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import EXIT_STORAGE, STOPS, stops_held_back
 from drumbeat.desk.console import Console

@@ -7,14 +7,15 @@ import re
 import signal
 import socket
 import time
-from typing import Dict, Iterator, List, Optional, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.base.processes import start_time
+from drumbeat.base.proc import start_time
 from drumbeat.base.record import RecordError
+from drumbeat.inspector.tree import Process, of_user
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import REQUEUE, RunRecord, Summary, next_step, read_run_record
@@ -89,25 +90,18 @@ def settled(handle: str, asked: Optional[Status], end: Optional[End], requeued: 
 
 def leftovers(run: Run) -> List[int]:
     """This user's live processes on this machine that carry the run's mark; zombies have no environment left."""
-    return [pid for pid, words in _processes("environ") if f"DRUMBEAT_RUN={run.run_id}".encode() in words]
+    return of_user(lambda process: (process.environ or {}).get("DRUMBEAT_RUN") == run.run_id)
 
 
 def agents(run: Run) -> List[int]:
     """The run's agents, with their guards, that live on this machine: while there are any, they end its processes."""
     order = os.fsencode(os.path.realpath(run.folder.order))
-    return [pid for pid, words in _processes("cmdline") if b"_agent" in words and order in map(os.path.realpath, words)]
 
+    def is_agent(process: Process) -> bool:
+        words = process.command.split(b"\0")
+        return b"_agent" in words and order in map(os.path.realpath, words)
 
-def _processes(file: str) -> Iterator[Tuple[int, List[bytes]]]:
-    """Of each of this user's processes but this one: its pid, and the words of that file of /proc."""
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                if os.stat(f"/proc/{name}").st_uid == os.geteuid():
-                    with open(f"/proc/{name}/{file}", "rb") as opened:
-                        yield int(name), opened.read(1 << 20).split(b"\0")
-            except OSError:
-                continue
+    return of_user(is_agent)
 
 
 def end_leftovers(run: Run, seconds: float = 10.0) -> int:

@@ -9,25 +9,12 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.ranges import named_ranks
 from drumbeat.findings.model import Evidence, Finding, Verdict
+from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan.binding import Binding, Slot, right_binding
 from drumbeat.plan.masks import mask, ranges
 
 RIGHT, WRONG, SHARED, NO_GPU, NOT_PINNED, UNKNOWN = "right", "wrong", "shared GPU", "no GPU", "not pinned", "unknown"
-
-
-@dataclass(frozen=True)
-class RankSeen:
-    """What was read of one rank's main process while it ran."""
-
-    rank: Optional[int]  # None: the process uses a GPU, but carries no rank number
-    pid: int
-    cpus: Optional[Tuple[int, ...]] = None  # None: its mask could not be read
-    gpus: Optional[Tuple[int, ...]] = None  # those it uses; (): it has none open; None: which ones is not shown
-    open: Tuple[int, ...] = ()  # those whose device file it holds: a runtime opens all that it is shown
-    instances: Tuple[str, ...] = ()  # of a divided GPU (MIG), where open files or the environment name them
-    stepped: bool = False  # the job has reported a step
-    settled: bool = True  # two looks in a row saw the same
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import ranges
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.inspector.record import Row
 
 AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"
 
@@ -19,37 +20,6 @@ _WITH_OURS = (
 _SHOWN = 8
 
 _Process = Tuple[int, int]  # node and pid
-
-
-@dataclass(frozen=True)
-class Row:
-    """One process, as /proc shows it."""
-
-    node: int
-    pid: int
-    rank: Optional[int]  # None: it carries no number, but holds a connection to the meeting point
-    world_size: Optional[int] = None
-    meeting: str = ""  # address:port; with the node where the address is a loopback that nodes do not share
-    starts_others: bool = False  # processes below it have another rank or world: a launcher, or its shell
-    alone: Optional[bool] = None  # it and its helpers have no TCP connection at all; None: not looked at
-    joined: bool = False  # one of its connections is to its own meeting point
-    later: bool = False  # of a script's second launcher, or a later one: the steps seen so far may be another's
-    links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
-
-    inner: int = 0  # processes below it that have TCP connections to each other: helpers, or ranks of its own
-    complete: bool = True  # its identity is its own, and nothing is missing; else it is unknown who it is
-    cpu: float = 0.0  # seconds of CPU time that it and its helpers have used; 0 where it is joined: nobody asks then
-    mapped: int = 0  # files in its memory: while a program is still importing, they become more
-    framework: str = ""  # that is loaded
-
-    @property
-    def world(self) -> Tuple[str, Optional[int]]:
-        return self.meeting, self.world_size
-
-    @property
-    def proven(self) -> bool:
-        """It is certainly a rank of that world."""
-        return self.complete and self.joined and not self.starts_others
 
 
 @dataclass(frozen=True)

@@ -81,10 +81,11 @@ class FirstStep(Event):
 
 @dataclass(frozen=True)
 class Activity(Event):
-    """What the ranks are doing while no step has come yet."""
+    """What the ranks are doing while no step comes."""
 
-    seconds: float  # since the attempt began
+    seconds: float  # since the attempt began, or since the last step
     what: str
+    stepped: bool = False  # there were steps before
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,9 @@ from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes.table import NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of
 from drumbeat.findings.model import CAUGHT, ENDED_BY_US, ERROR, LIKELY, STOPPED, WARNING, Evidence, Finding
+from drumbeat.inspector.record import Row
 from drumbeat.plan.argv import has_driver
-from drumbeat.plan.world_seen import Planned, Row
+from drumbeat.plan.world_seen import Planned
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.summary import Affected, group
 

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.folder.child import FolderChild
-from drumbeat.agent.looks.proc import read_ranks
-from drumbeat.agent.looks.ras import RasNote
-from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.member.progress import NodeMetrics
+from drumbeat.agent.ranks.ends import LATER, raised_at, read_stream
 from drumbeat.agent.ranks.handles import Ranks
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.wire.messages import Look, Looked, Message
 from drumbeat.base import clock
 from drumbeat.base.order import Order
+from drumbeat.base.proc import written_to
 from drumbeat.base.processes import Forked
 from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.base.redact import printable
+from drumbeat.inspector.activity import Earlier, Usage, read_ranks, read_usage
+from drumbeat.inspector.ras import RasNote
+from drumbeat.inspector.record import RankLook
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.runfolder.layout import NodeFolder
 
-# Looking at this node's ranks: a forked child reads /proc, asks the ranks for their stacks, and answers through a
-# pipe. Whatever hangs (a driver, a process in the kernel, a file system) holds only the child, which has a deadline.
-
-
 DEADLINE = 9.0  # seconds for one look
+_WORDS_WITHIN = 1.0  # seconds for the ranks' logs
 
 
 class Looker:
-    """`done` gets the looks and what NCCL's RAS says, nothing where the child failed or took too long."""
+    """A forked child reads /proc, asks the ranks for their stacks, and answers through a pipe. Whatever hangs (a driver, a
+    process in the kernel, a file system) holds only the child, which has a deadline. `done` gets the looks and what NCCL's RAS
+    says, nothing where the child failed or took too long."""
 
     def __init__(
         self, run_id: str, folder: str, gpus: Sequence[Gpu], done: Callable[[int, List[RankLook], List[RasNote]], None]
@@ -42,13 +45,16 @@ class Looker:
         self._numbers: List[int] = []  # of the requests that the look under way answers
 
     def start(
-        self, number: int, node: int, mains: Mapping[int, int], commands: bool, had_ranks: Callable[[], bool]
-    ) -> None:
+        self, number: int, node: int, mains: Mapping[int, int], commands: bool, had_ranks: Callable[[], bool],
+        earlier: Optional[Earlier] = None,
+    ) -> None:  # fmt: skip
         """`mains`: the processes that were started for the ranks, pid -> rank; `commands`: each of them is a command that starts
-        ranks; `had_ranks`: whether it has done so. One look answers all who ask meanwhile."""
+        ranks; `had_ranks`: whether it has done so; `earlier`: what they had used when the silence began. One look answers all
+        who ask meanwhile."""
 
         def work() -> bytes:
-            looks, notes = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus)
+            looks, notes = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
+            looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
             return json.dumps({"looks": to_plain(looks), "ras": to_plain(notes)}).encode()
@@ -85,6 +91,55 @@ def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote]]:
         return [], []
 
 
+class _Earlier:
+    """What the ranks had used when one of them fell silent, read by a child: then a look can tell what they did since."""
+
+    def __init__(self) -> None:
+        self.found: Optional[Earlier] = None
+        self._child: Optional[Forked] = None
+        self._begun: Optional[float] = None  # once per silence
+
+    def poll(self, resting: bool, read: Callable[[], Dict[int, Usage]]) -> None:
+        if not resting:
+            self.end()
+        elif self._begun is None:
+            self._begun = time.monotonic()
+            try:
+                self._child = Forked(lambda: json.dumps(list(read().items())).encode(), DEADLINE)
+            except BlockingIOError:
+                pass  # no room for another process: the look itself must do
+        elif self._child is not None and self._child.poll():
+            answer, self._child = self._child.answer, None
+            self.found = Earlier(self._begun, {pid: Usage(*used) for pid, used in json.loads(answer or b"[]")})
+
+    def end(self) -> None:
+        if self._child is not None:
+            self._child.end()
+        self.found = self._child = self._begun = None
+
+
+class _LastWords(threading.Thread):
+    """Reads what the ranks wrote last, beside the look: where their logs cannot be read in time, the look counts without."""
+
+    def __init__(self, looks: Sequence[RankLook]) -> None:
+        super().__init__(daemon=True)
+        self.looks, self.found = looks, {look.pid: look for look in looks}
+        self.start()
+
+    def run(self) -> None:
+        for look in self.looks:
+            out, err = (read_stream(look.rank, name, written_to(look.pid, fd)) for name, fd in (("out", 1), ("err", 2)))
+            place = raised_at(err.lines)
+            if place is not None and out.written <= err.written + LATER:
+                age = max(0.0, time.time() - err.written)
+                text = printable(err.lines[place]).strip()[:200]
+                self.found[look.pid] = replace(look, raised=text, raised_for=round(age, 1))
+
+    def added(self) -> List[RankLook]:
+        self.join(_WORDS_WITHIN)
+        return [self.found[look.pid] for look in self.looks]
+
+
 class NodeLooks:
     """`metrics` knows how far each rank is; `child` writes the run folder; `tell` sends a message to the lead."""
 
@@ -100,6 +155,7 @@ class NodeLooks:
     ) -> None:
         self.host, self.folder, self.metrics, self.child, self.tell = facts.host, folder, metrics, child, tell
         self.attempt = self.node_rank = 0
+        self._earlier = _Earlier()
         self._looker = Looker(order.run_id, local, facts.gpus, self._looked)
 
     def begin_attempt(self, attempt: int, node_rank: int) -> None:
@@ -107,13 +163,18 @@ class NodeLooks:
 
     def start(self, request: Look, ranks: Ranks, launcher: Direct) -> None:
         had_ranks = partial(launcher.has_started_ranks, self.attempt)
-        self._looker.start(request.number, self.node_rank, ranks.rank_of, not launcher.is_rank, had_ranks)
+        about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
+        self._looker.start(request.number, *about, had_ranks, self._earlier.found)
 
-    def poll(self) -> None:
+    def poll(self, ranks: Ranks, launcher: Direct) -> None:
         self._looker.poll()
+        about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
+        read = partial(read_usage, self._looker.run_id, *about, self._looker.folder)
+        self._earlier.poll(self.metrics.ranks.resting(time.monotonic()), read)
 
     def end(self) -> None:
         self._looker.end()
+        self._earlier.end()
 
     def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
         now, looks = time.monotonic(), []

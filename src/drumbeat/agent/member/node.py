@@ -11,7 +11,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.folder.child import FolderChild, Shipping, is_large
 from drumbeat.agent.guard import warn
-from drumbeat.agent.looks.kernel_log import KernelLog, own_log
 from drumbeat.agent.member.looks import NodeLooks
 from drumbeat.agent.member.monitor import MonitorProcess
 from drumbeat.agent.member.progress import NodeMetrics
@@ -22,16 +21,20 @@ from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
 from drumbeat.agent.watchers.contract import Record, Tell, Watching
+from drumbeat.agent.watchers.kernel_log import KernelLog
 from drumbeat.agent.watchers.nccl_log import LogFiles
 from drumbeat.agent.watchers.transport import OpenGate
 from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Message, RankEnded
-from drumbeat.base import clock
+from drumbeat.base import clock, proc
 from drumbeat.base.folders import make_private, make_temporary
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
-from drumbeat.base.processes import children, describe, kill_children, on_storage, rank_in_environment, sweep
+from drumbeat.base.proc import children
+from drumbeat.base.processes import describe, kill_children, on_storage, sweep
 from drumbeat.base.record import to_json
 from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding
+from drumbeat.inspector.kernel_log import own_log
+from drumbeat.inspector.ranks import identity_in
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import node_identity, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
@@ -246,7 +249,8 @@ class Node:
         variables = self.watch.open_gates(node_rank, variables, folder, self._rank_of, self._out_of)
         record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
         self.child.replace(self.folder.environment, to_json(record) + "\n")
-        self.watch.begin(self._scene(peers, plan, variables))
+        final = {each.name: each for each in helpers}  # a PYTHONPATH of the job has the adapters' in front
+        self.watch.begin(self._scene(peers, plan, [final.get(each.name, each) for each in variables]))
         self.ends = self._new_ends()
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
@@ -291,7 +295,7 @@ class Node:
         if not self.active:
             return
         self.watch.tick(now)
-        self.looks.poll()
+        self.looks.poll(self.ranks, self.launcher)
         for rank in self.ranks:
             self.ends.hear(rank.process, self.stopped_by_us)
         self.ends.poll()
@@ -360,7 +364,7 @@ class Node:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
         return Scene(
-            self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.local, self.attempt,
+            self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
             lambda: self.launcher.is_rank, self.launcher.met, self.beat,
         )  # fmt: skip
@@ -376,7 +380,7 @@ class Node:
 
     def _rank_of(self, pid: int) -> Optional[int]:
         rank = self.ranks.own(pid)
-        return rank.process.rank if rank else rank_in_environment(pid)
+        return rank.process.rank if rank else identity_in(proc.environ(pid) or {}).rank
 
     def _out_of(self, rank: Optional[int]) -> str:
         if rank is None:

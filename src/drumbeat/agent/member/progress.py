@@ -24,6 +24,7 @@ from drumbeat.runfolder.records import Metric, parse_metric, so_far_line
 
 
 _OVERDUE, _TIMES = 5.0, 5.0  # seconds, or times the usual
+_RESTS = 1.5  # seconds, and times the usual
 _ENOUGH = 3  # reports that show how a rank reports
 _MOST_SHORT = 16
 _KEPT = 32  # times between two reports, of each rank
@@ -114,6 +115,11 @@ class RankProgress:
         """Last step of a rank, and seconds since its last report."""
         rank = self._ranks.get(number)
         return (rank.step, round(now - rank.heard, 1)) if rank else (None, None)
+
+    def resting(self, now: float) -> bool:
+        """Whether a rank has been silent for longer than its reports are apart; nobody may have looked at it yet."""
+        late = [rank for rank in self._ranks.values() if rank.stepped is not None and now - rank.heard > _RESTS]
+        return any(now - rank.heard > _RESTS * median(rank.gaps or (0.0,)) for rank in late)
 
     def beat(self, t: Optional[float], now: float) -> Beat:
         stepped = {number: rank for number, rank in self._ranks.items() if rank.stepped is not None}

@@ -12,7 +12,6 @@ from drumbeat.agent.lead.attempt import CONSEQUENCES
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stages import STAGE_FAILED
 from drumbeat.agent.ranks.start import NO_WORKDIR, End, plain_end
-from drumbeat.agent.watchers.oom import oom_kills
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -33,6 +32,7 @@ from drumbeat.findings.model import (
     Finding,
     shown,
 )
+from drumbeat.inspector.kernel_log import oom_kills
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Identity
 from drumbeat.metrics.printed import read_line

@@ -11,12 +11,12 @@ from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 from drumbeat.agent.ranks.adapters import OFF
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.start import start
-from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire.messages import StartRank
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.processes import in_child
+from drumbeat.inspector.tree import Stopping
 from drumbeat.machine.identity import rank_variables
 from drumbeat.plan.argv import ADAPTERS, Process, has_launcher, jax_identity, trace
 from drumbeat.plan.binding import Binding

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Callable, Dict, List, Optional, Sequence
 
 from drumbeat.agent.ranks.start import start
-from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.wire.channel import Channel, check_same_user
 from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY
 from drumbeat.agent.wire.messages import (
@@ -30,6 +29,7 @@ from drumbeat.agent.wire.messages import (
 from drumbeat.base.processes import become_subreaper, sweep
 from drumbeat.base.signals import EXIT_MUSTER, STOPS
 from drumbeat.findings.model import WARNING, Evidence, Finding
+from drumbeat.inspector.tree import Stopping
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.masks import bound_by_user

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import json
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.gpu_users import GpuUsers, Users, awaits_driver, computing
-from drumbeat.agent.watchers.mig import mig_instances
-from drumbeat.agent.watchers.rank_processes import carries, environ_of, identity_in, launchers, read_parents
 from drumbeat.base.order import EnvVar
-from drumbeat.base.processes import open_files, start_time
+from drumbeat.base.processes import Forked
 from drumbeat.findings.model import ERROR, WARNING
+from drumbeat.inspector.gpu import Users, compute_users, look_at_ranks
+from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
-from drumbeat.machine.parse import cpulist
 from drumbeat.plan.binding import Binding
-from drumbeat.plan.placement import UNKNOWN, RankSeen, changed, rows, text_table, verdict
+from drumbeat.plan.placement import UNKNOWN, changed, rows, text_table, verdict
 from drumbeat.plan.variables import steers
 
 _FIRST = 1.0  # seconds after the start
@@ -24,6 +22,8 @@ _SLOWER = 1.3  # each look that shows nothing new makes the next one wait so man
 _LONGEST = 15.0
 _APART = 0.9  # seconds between two looks that must agree
 _REFUTED = 60.0  # seconds in which a later look may refute a mismatch
+_ANSWER_WITHIN = 30.0  # seconds for the driver
+_PATIENCE = 2.0  # seconds after which no answer means that the driver names no process of ours
 _UNNUMBERED = 60.0  # seconds that the processes of a command without steps must look alike
 
 
@@ -31,13 +31,17 @@ class RankLooks:
     """A sensor: what /proc shows of this node's ranks, less often as time passes, at once after the first step."""
 
     def __init__(
-        self, run_id: str, node: int, facts: Facts, local: str, wanted: Callable[[], bool],
+        self,
+        run_id: str,
+        node: int,
+        facts: Facts,
+        wanted: Callable[[], bool],
         commands: Callable[[], Sequence[int]] = tuple,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`commands`: processes of the agent that start ranks, and are none."""
         self.run_id, self.node, self.wanted, self.commands = run_id, node, wanted, commands
         self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
-        self._users = GpuUsers(self.gpus, local)
+        self._users = _GpuUsers(self.gpus)
         self._next: Optional[float] = None
         self._wait = _FIRST
         self._last: List[Tuple[Any, ...]] = []
@@ -59,139 +63,36 @@ class RankLooks:
         self._next, self._last = now + self._wait, shown
         if any(each.open and (each.gpus is None or each.rank is None) for each, _ in seen):
             self._users.ask(now)
-        seen = [each for each in seen if not awaits_driver(each[0])]
+        seen = [each for each in seen if not _awaits_driver(each[0])]
         return [Saw("ranks", {"seen": seen})] if seen else []
 
 
-def look_at_ranks(
-    run_id: str, node: int, gpus: Sequence[Gpu], users: Optional[Users], commands: Sequence[int] = ()
-) -> List[Tuple[RankSeen, Mapping[str, str]]]:
-    """Each rank's main process, with its environment. Read from outside, so it holds for any command and any launcher.
+class _GpuUsers:
+    """Asks the driver which processes compute on a GPU, in a child: a driver that hangs must not hold the agent."""
 
-    Of the processes that carry a rank's number (wrappers, the rank, its data loaders) the oldest that has a GPU open
-    counts, else the oldest. A launcher that was given a number is no rank.
-    """
-    found: Dict[Optional[int], List[Tuple[RankSeen, Mapping[str, str]]]] = {}
-    divided = any(gpu.mig for gpu in gpus)
-    parents = read_parents()
-    own = {
-        pid: environ for pid in parents for environ in [environ_of(pid)] if environ and _is_ours(environ, run_id, node)
-    }
-    identities = {pid: identity_in(environ) for pid, environ in own.items()}
-    carried = carries(parents, identities, commands)
-    start_others = launchers(parents, identities, carried)
-    for pid in sorted(own, key=lambda pid: (int(start_time(pid) or 0), pid)):
-        environ, rank = own[pid], None if pid in carried else identities[pid].rank
-        if pid in start_others:
-            continue
-        opened = _open_gpus(pid, gpus)
-        if (rank is None and not opened) or _is_shim(pid):
-            continue
-        about = RankSeen(
-            rank,
-            pid,
-            _cpus(pid),
-            _used(pid, opened, users or {}),
-            opened or (),
-            mig_instances(pid, environ) if divided else (),
-        )
-        found.setdefault(rank, []).append((about, environ))
-    chosen = []
-    for rank, processes in found.items():
-        if rank is None:
-            processes = computing(processes, users, parents) if len(processes) > 1 else processes
-            chosen += [each for each in processes if each[0].gpus] or processes[:1]
-        else:
-            chosen.append(next((each for each in processes if each[0].open), processes[0]))
-    return [each for each in chosen if each[0].rank is not None] or chosen
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self.gpus = gpus
+        self._asked: Optional[float] = None  # for the first time
+        self._child: Optional[Forked] = None
+        self._found: Optional[Users] = None
+
+    def ask(self, now: float) -> None:
+        self._asked = now if self._asked is None else self._asked
+        if self._child is None and any(gpu.vendor == "nvidia" for gpu in self.gpus):
+            self._child = Forked(lambda: json.dumps(list(compute_users(self.gpus).items())).encode(), _ANSWER_WITHIN)
+
+    def read(self, now: float) -> Optional[Users]:
+        """The driver's last answer. None: it has not answered yet."""
+        if self._child is not None and self._child.poll():
+            answer, self._child = self._child.answer, None
+            self._found = {pid: tuple(gpus) for pid, gpus in json.loads(answer)} if answer else self._found
+        late = self._asked is not None and (self._child is None or now - self._asked >= _PATIENCE)
+        return {} if self._found is None and late else self._found
 
 
-def _is_ours(environ: Mapping[str, str], run_id: str, node: int) -> bool:
-    return environ.get("DRUMBEAT_RUN") == run_id and environ.get("NODE_RANK") == str(node)
-
-
-def _used(pid: int, opened: Optional[Tuple[int, ...]], users: Users) -> Optional[Tuple[int, ...]]:
-    if opened is None:
-        return None
-    if len(opened) <= 1:
-        return opened
-    return _kfd_gpus(pid, opened) or users.get(pid)
-
-
-_KFD: Dict[str, int] = {}  # gpu_id of the kernel's compute driver -> place among the GPUs
-
-
-def _kfd_gpus(pid: int, opened: Tuple[int, ...]) -> Optional[Tuple[int, ...]]:
-    """AMD's driver shows for each process how much memory it has on each GPU."""
-    base = f"/sys/class/kfd/kfd/proc/{pid}"
-    try:
-        names = [name for name in os.listdir(base) if name.startswith("vram_")]
-    except OSError:
-        return None
-    if not _KFD:
-        _KFD.update(_kfd_order())
-    used = []
-    for name in names:
-        index = _KFD.get(name[len("vram_") :])
-        if index in opened and _number(f"{base}/{name}") > _IDLE_BYTES:
-            used.append(index)
-    return tuple(sorted(index for index in used if index is not None)) or None
-
-
-_IDLE_BYTES = 64 << 20  # a context that only looks at a GPU has less
-
-
-def _kfd_order() -> Dict[str, int]:
-    base = "/sys/class/kfd/kfd/topology/nodes"
-    found: Dict[str, int] = {}
-    try:
-        nodes = sorted((name for name in os.listdir(base) if name.isdigit()), key=int)
-    except OSError:
-        return {}
-    for node in nodes:
-        try:
-            with open(f"{base}/{node}/gpu_id", encoding="ascii") as file:
-                identity = file.read().strip()
-        except OSError:
-            continue  # a GPU that a cgroup keeps from us is not counted
-        if identity not in ("", "0"):
-            found[identity] = len(found)
-    return found
-
-
-def _number(path: str) -> int:
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 0
-
-
-def _is_shim(pid: int) -> bool:
-    """Whether this is our own program, about to bind itself and become the rank."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"\0_shim\0" in file.read(4096)
-    except OSError:
-        return False
-
-
-def _open_gpus(pid: int, gpus: Sequence[Gpu]) -> Optional[Tuple[int, ...]]:
-    """GPUs whose device file this process holds; None: its open files cannot be read."""
-    index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
-    try:
-        return tuple(sorted({index_of[target] for target in open_files(pid) if target in index_of}))
-    except OSError:
-        return None
-
-
-def _cpus(pid: int) -> Optional[Tuple[int, ...]]:
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            line = next(line for line in file if line.startswith("Cpus_allowed_list:"))
-    except (OSError, StopIteration):
-        return None
-    return cpulist(line.split(":", 1)[1].strip())
+def _awaits_driver(about: RankSeen) -> bool:
+    """Whether only the driver can tell if this process computes on the one GPU that it has open."""
+    return about.rank is None and len(about.open) == 1 and about.gpus is None
 
 
 class Placement:

@@ -28,7 +28,6 @@ class Scene:
     right: Binding  # the binding that the GPUs ask for
     variables: Sequence[EnvVar]
     ranks: int  # that this node must have; 0 where the command itself starts them
-    local: str  # a folder on the node's own disk
     attempt: int
     planned_ranks: int  # of this node, whoever starts them
     port: int  # where the ranks meet
@@ -62,7 +61,7 @@ def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record
             scene.facts, scene.bound, scene.right, scene.variables, scene.first_rank, level, scene.node, scene.ranks
         )
         looks = RankLooks(
-            order.run_id, scene.node, scene.facts, scene.local, lambda: not seats.done,
+            order.run_id, scene.node, scene.facts, lambda: not seats.done,
             lambda: () if scene.are_ranks() else scene.mains(),
         )  # fmt: skip
         seats.on_first_step = looks.look_soon

@@ -10,19 +10,31 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.agent.looks.ras import RasNote
-from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge, say_of, with_ras
+from drumbeat.agent.watchers.hang_verdict import (
+    BUSY,
+    WAITS,
+    Ended,
+    Silence,
+    class_of,
+    doing,
+    judge,
+    may_work,
+    say_of,
+    with_ras,
+)
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import ERROR, Finding
+from drumbeat.inspector.ras import RasNote
+from drumbeat.inspector.record import RankLook
 
 SHORTEST = 5.0  # seconds without a step before anybody looks
 TIMES = 5.0  # or this many times the usual time between two reports
 _LEARNED = 1.5  # or this many times the longest pause that went well
 _UNKNOWN = 30.0  # seconds without a report while nobody knows yet how far apart reports are
 _PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an answer from elsewhere, before that ends a run
+_FACT = 30.0  # seconds after which it is said what the ranks do, although it may be right
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before anybody looks
 _ANSWERS = 11.0  # seconds for all members to answer
 _NEXT_LOOKS = (5.0, 10.0, 20.0)  # seconds between the looks at one silence; then every minute
@@ -77,6 +89,7 @@ class Hang:
         self._looks = 0  # at this silence
         self._said: Optional[Finding] = None
         self._last_words = ""
+        self._told = False  # what the ranks do in this silence
         self._alone: Tuple[int, ...] = ()  # ranks that were named while the others went on
         self._alone_for = 0.0  # seconds
         self._longest = 0.0  # seconds: the longest pause that went well
@@ -149,7 +162,7 @@ class Hang:
         return self._over(self._alone_for)
 
     def _over(self, seconds: float) -> List[Action]:
-        said, self._said, self._looks, self._shown = self._said, None, 0, ()
+        said, self._said, self._looks, self._shown, self._told = self._said, None, 0, (), False
         self._waiting, self._next_look = None, 0.0
         return [Emit("resumed", {"seconds": round(seconds, 1)})] if said else []
 
@@ -206,6 +219,8 @@ class Hang:
             seconds, True, one_rank, quiet if one_rank else (), self._ended_well(now), self._same(looks), self._done()
         )
         finding = judge(_expected(looks), silence)
+        if finding is None and not one_rank:
+            return self._state(_expected(looks), seconds, now)
         pause = finding is not None and finding.code == "hang-all-idle" and seconds < _PAUSE
         if pause:
             self._next_look = min(self._next_look, now + _PAUSE - seconds)  # then it may end the run
@@ -214,6 +229,19 @@ class Hang:
         if actions and one_rank:
             self._alone, self._alone_for = quiet, stale
         return actions
+
+    def _state(self, looks: List[RankLook], seconds: float, now: float) -> List[Action]:
+        """No verdict, but a fact: some ranks compute, or show signs of work, while others wait. Said once per silence."""
+        works = [look for look in looks if class_of(look) == BUSY] or [look for look in looks if may_work(look)]
+        if not works or not any(class_of(look) == WAITS and look not in works for look in looks):
+            return []
+        if seconds < _FACT:
+            self._next_look = min(self._next_look, now + _FACT - seconds)
+            return []
+        told, self._told = self._told, True
+        return (
+            [] if told else [Emit("activity", {"seconds": round(seconds, 1), "what": in_words(looks), "stepped": True})]
+        )
 
     def _before_first_step(self, looks: List[RankLook], now: float) -> List[Action]:
         """Say what the ranks do; warn only of what no start-up does: a stopped rank, or all idle twice in a row."""

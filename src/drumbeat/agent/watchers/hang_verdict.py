@@ -10,12 +10,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.agent.looks.ras import AHEAD, BEHIND, RasNote
-from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_commands, named_ranks
 from drumbeat.causes.table import NOT_ZERO
 from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
+from drumbeat.inspector.activity import FOR_A_CHILD
+from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
+from drumbeat.inspector.record import Collective, RankLook
 
 # What one rank does, by one look at it alone: a word for the verdict, and a phrase for a person. Pure.
 
@@ -65,6 +66,11 @@ def in_collective(look: RankLook) -> bool:
     return not look.stack and (look.behind is False or any(not each.over for each in look.collectives))
 
 
+def may_work(look: RankLook) -> bool:
+    """Whether it waits by itself, outside any collective, and shows signs of work: a poll, a paced write, an upload."""
+    return bool(look.signs) and class_of(look) in (ASLEEP, WAITS) and not in_collective(look)
+
+
 def doing(look: RankLook) -> str:
     """What one rank is doing, in words that follow "is"; only by what was seen."""
     word = class_of(look)
@@ -78,6 +84,8 @@ def doing(look: RankLook) -> str:
     if word == SILENT and not look.raised:
         return "not answering"
     if word == BUSY:
+        if look.asked is False:
+            return "busy, and its interpreter does not answer"
         return f"reading or writing {_size(look.io)}/s{at}" if look.io >= _MOVES else f"busy{at}"
     if word == LOOP:
         return f"busy in one place{at}"
@@ -259,6 +267,7 @@ def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evide
         )
         calls = f"; last collective: {last}" if last else ""
         calls += f"; NCCL's RAS: {look.ras}" if look.ras else ""
+        calls += f"; {look.signs}" if look.signs else ""
         found.append(
             Evidence(f"{_name(look)} on {look.host}{step}: {doing(look)}, {look.cpu:.0%} of a core{calls}{stack}")
         )
@@ -287,8 +296,7 @@ Key = Tuple[int, int]  # RankLook.key
 
 _NETWORK = 1e6  # bytes per second of a node: below it nothing worth waiting for is on its way
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
-_WORKING_PATIENCE = 60.0  # seconds: one rank rests while others work, and may have nothing to do
-_FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
+_WORKING_PATIENCE = 60.0  # seconds: a rank rests while others work, or shows signs of work while they wait
 _POLLS = 1.5  # times per second: a rank that sleeps and wakes more often may be waiting for another
 _RAISED = 5.0  # seconds that a rank may take to leave after an exception
 _BUSY_PATIENCE = 300.0  # seconds: work that only some ranks do, and nobody announced
@@ -311,7 +319,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.key])]
         return _unless_working(odd, looks, what, silence) if odd else None
     idle = [look for look in looks if what[look.key] in (WAITS, ASLEEP, INPUT, SILENT)]
-    if silence.ended and len(idle) == len(looks) and not all(look.call in _FOR_A_CHILD for look in looks):
+    if silence.ended and len(idle) == len(looks) and not all(look.call in FOR_A_CHILD for look in looks):
         return early_exit(silence, looks)
     parted = _parted(looks) if len(idle) < len(looks) or silence.steps else None
     if parted:
@@ -324,8 +332,9 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         return None if early else _unless_working(odd, looks, what, silence)
     quiet = all(look.network < _NETWORK for look in looks)  # else something still comes or goes for them
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
-        if all(look.call in _FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
-            return None  # an upload, a program that starts its ranks itself: what that process does was not looked at
+        may_go_on = all(look.call in FOR_A_CHILD for look in looks) or any(map(may_work, looks))
+        if may_go_on and silence.seconds < _WORKING_PATIENCE:
+            return None  # an upload, a poll, a program that starts its ranks itself
         return held_up(ALL_IDLE, [], looks, silence)
     return None
 
@@ -402,7 +411,7 @@ def _sleepers(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
     """Those that sleep by their own will, where all others wait: one that waited for another would look for it now and then."""
     asleep = [look for look in looks if what[look.key] == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
     rest = [look for look in looks if look not in asleep]
-    waiting = all(what[look.key] == WAITS and look.call not in _FOR_A_CHILD for look in rest)
+    waiting = all(what[look.key] == WAITS and look.call not in FOR_A_CHILD for look in rest)
     return asleep if rest and waiting else []
 
 
@@ -416,6 +425,8 @@ def _unless_working(
 ) -> Optional[Finding]:
     """A verdict on the odd ones, unless they may just as well be working."""
     if all(what[look.key] == BUSY for look in odd) and silence.seconds < _BUSY_PATIENCE:
+        return None
+    if any(may_work(look) for look in odd) and silence.seconds < _WORKING_PATIENCE:
         return None
     odd = [look for look in odd if what[look.key] != BUSY] or list(odd)
     if any(what[look.key] == KERNEL for look in odd):

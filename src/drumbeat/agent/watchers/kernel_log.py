@@ -13,6 +13,7 @@ from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import WARNING, Evidence, Finding
+from drumbeat.inspector.kernel_log import KernelLogReader
 from drumbeat.machine.model import Gpu
 
 LOST, ECC, XID, HANG, RESET, PCIE = "gpu-lost", "gpu-ecc", "gpu-xid", "gpu-hang", "amdgpu-reset", "pcie-error"
@@ -141,3 +142,10 @@ class GpuErrors:
             seen=(f"the kernel's log of {self.host} ({about['source']}) since the attempt began",),
             support=f"{self.host}: {about['text']}",
         )  # fmt: skip
+
+
+class KernelLog(KernelLogReader):
+    """A sensor: what is read of the kernel's log (`kernel-log`), then lines of drivers (`kernel`)."""
+
+    def poll(self, now: float, final: bool = False) -> List[Saw]:
+        return [Saw("kernel" if "text" in about else "kernel-log", about) for about in self.read(final)]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from statistics import median
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Action, AskLook, Saw, Warn
 from drumbeat.agent.watchers.hang_verdict import doing
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
+from drumbeat.inspector.record import RankLook
 
 _TIMES = 3.0
 _FOR = 60.0  # seconds

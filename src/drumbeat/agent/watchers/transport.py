@@ -11,18 +11,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Sensor, Stop, Warn
-from drumbeat.agent.watchers.counters import Counters
 from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Expect, Order
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.inspector.activity import read_counters
 from drumbeat.logs.nccl.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
-from drumbeat.machine.host import LiveHost
+from drumbeat.machine.host import Host, LiveHost
 from drumbeat.machine.model import Facts
 
 if TYPE_CHECKING:
     from drumbeat.logs.reader import Reader
 
+_EVERY = 1.0  # seconds between two readings of the counters
 
 # What was meant for the traffic of a node: interfaces, the expected transport, and how what is differs from it.
 # Pure.
@@ -365,6 +366,21 @@ class Gate:
 
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class Counters:
+    """A sensor: the counters once per second, as long as somebody wants them."""
+
+    def __init__(self, host: Host, wanted: Callable[[], bool]) -> None:
+        self.host, self.wanted = host, wanted
+        self._last: Optional[float] = None
+
+    def poll(self, now: float, final: bool = False) -> List[Saw]:
+        if not self.wanted() or (self._last is not None and now - self._last < _EVERY and not final):
+            return []
+        self._last = now
+        data: Dict[str, Any] = dict(read_counters(self.host))
+        return [Saw("counters", data)]
 
 
 class OpenGate:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
-from drumbeat.agent.watchers.rank_processes import added, look
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.processes import in_child, start_time
+from drumbeat.base.proc import start_time
+from drumbeat.base.processes import in_child
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Evidence, Finding, Verdict
-from drumbeat.plan.world_seen import AS_PLANNED, Planned, Row, copies, ended_early, judge
+from drumbeat.inspector.ranks import added, look
+from drumbeat.inspector.record import Row
+from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge
 
 _SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
 _OF_AGE = 0.1  # the wait for the next look, as a share of the time since anything was new

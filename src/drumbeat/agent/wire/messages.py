@@ -11,16 +11,15 @@ import signal as signals
 from dataclasses import field, fields, replace
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
-from drumbeat.agent.looks.ras import RasNote
-from drumbeat.agent.looks.record import RankLook
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.findings.model import Finding, Verdict
+from drumbeat.inspector.ras import RasNote
+from drumbeat.inspector.record import RankLook, Row
 from drumbeat.machine.model import CxiDevice, Facts, Gpu, Interface, Peer, Peers, RdmaDevice
 from drumbeat.plan.network import candidates, compute_nics, networks
 from drumbeat.plan.scene import own_fabric
-from drumbeat.plan.world_seen import Row
 from drumbeat.runfolder.progress import Progress
 
 # What every member must know of the others to plan its own part. It does not grow with the number of nodes.

@@ -16,7 +16,7 @@ from drumbeat.backends.local import own_handle
 from drumbeat.base.folders import users_folder
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
-from drumbeat.base.processes import start_time
+from drumbeat.base.proc import start_time
 from drumbeat.base.redact import redact
 from drumbeat.containers.image import image_identity
 from drumbeat.desk.start.code_sync import put_into

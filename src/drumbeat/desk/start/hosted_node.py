@@ -25,7 +25,8 @@ from drumbeat.backends.ssh.request import container_environ, container_script
 from drumbeat.base.folders import make_private, unsafe, users_folder
 from drumbeat.base.order import Order, dump_order, load_order
 from drumbeat.base.problem import Problem
-from drumbeat.base.processes import become_subreaper, children, die_with_parent, fork, start_time, sweep
+from drumbeat.base.proc import children, start_time
+from drumbeat.base.processes import become_subreaper, die_with_parent, fork, sweep
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import STOPS, heed_interrupts
 from drumbeat.bundle.build import running_bundle

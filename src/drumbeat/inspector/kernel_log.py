@@ -1,25 +1,26 @@
 """Follows the kernel's log while ranks run: a forked child reads it, and hands on the lines in which a GPU driver speaks.
 
 Whatever blocks holds only the child. It begins at the log's end, so every line it hands on is younger than the attempt, also
-where the log is rotated or replaced (log_position.py). Without root the log can be read where the machine allows it: /dev/kmsg
+where the log is rotated or replaced. Without root the log can be read where the machine allows it: /dev/kmsg
 or dmesg (kernel.dmesg_restrict=0), or the journal (members of `adm` or `systemd-journal`).
 """
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
+import re
 import select
 import stat
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Protocol, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
 
-from drumbeat.agent.looks.log_position import LogPosition
-from drumbeat.agent.watchers.contract import Saw
 from drumbeat.base.processes import close_all_but, die_with_parent, fork, kill, name_process
 from drumbeat.base.regex import regex
 from drumbeat.base.signals import ignore_stops
+from drumbeat.machine.host import Host
 
 NAME = "drumbeat-kmsg"
 _OWN_LOG = (
@@ -193,8 +194,8 @@ def own_log(node: int) -> str:
     return os.environ.get(_OWN_LOG, "").replace("{node}", str(node))
 
 
-class KernelLog:
-    """A sensor. First it says what is read, or why nothing can be (`kernel-log`), then lines of drivers (`kernel`)."""
+class KernelLogReader:
+    """First it says what is read (`source`), or `why` nothing can be; then lines of drivers (`source` and `text`)."""
 
     def __init__(self, own: str = "") -> None:
         self._fd, answers = os.pipe()
@@ -215,7 +216,8 @@ class KernelLog:
         os.set_blocking(self._fd, False)
         self._rest = b""
 
-    def poll(self, now: float, final: bool = False) -> List[Saw]:
+    def read(self, final: bool = False) -> List[Dict[str, Any]]:
+        """What has come since the last call; `final` ends the reading."""
         if not self.pid:
             return []
         data, ended = b"", False
@@ -230,7 +232,7 @@ class KernelLog:
             self._forget()
         elif final:
             self.end()
-        return [saw for saw in map(_parse, lines) if saw]
+        return [json.loads(line) for line in lines]
 
     def end(self) -> None:
         """The agent's loop reaps the child."""
@@ -241,11 +243,6 @@ class KernelLog:
     def _forget(self) -> None:
         os.close(self._fd)
         self.pid = 0
-
-
-def _parse(line: bytes) -> Optional[Saw]:
-    about: Dict[str, Any] = json.loads(line)
-    return Saw("kernel", about) if "text" in about else Saw("kernel-log", about)
 
 
 def _follow(own: str, answers: int) -> None:
@@ -266,3 +263,110 @@ def _follow(own: str, answers: int) -> None:
             source.wait()
     except OSError as error:
         tell({"source": "", "why": f"{name}: {error}" if name else str(error)[:300]})
+
+
+# How far a log was read: which lines are new where its file was replaced, by the next part of the log or by a copy of it.
+#
+# A line is old if it is the last line read or stands before it, or if its time stamp is before the last one read; while none was
+# read, before the moment at which the reading began. Lines without a stamp, or with one of another form, count as new.
+
+
+Stamp = Tuple[str, float]  # form, seconds; only stamps of one form can be compared
+
+_BOOT = regex(rb"(?:<\d{1,5}>)?\[ *(\d{1,12}\.\d{1,9})\]")  # dmesg, journalctl: since the machine's start
+_ISO = regex(rb"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?:Z|([+-])(\d\d):?(\d\d))?")  # rsyslog
+_SYSLOG = regex(rb"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)\b")  # without a year
+_DATED = regex(rb"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\]")  # dmesg -T
+_MONTHS = {name: number + 1 for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())}
+_HALF_A_YEAR = 183 * 86400.0
+
+
+def stamp_of(line: bytes) -> Optional[Stamp]:
+    """None where the line does not begin with a time."""
+    try:
+        return _stamp(line)
+    except (ValueError, KeyError):  # no day of any calendar
+        return None
+
+
+def _stamp(line: bytes) -> Optional[Stamp]:
+    boot = _BOOT.match(line)
+    if boot:
+        return "since boot", float(boot.group(1))
+    iso = _ISO.match(line)
+    if iso:
+        seconds = calendar.timegm(tuple(int(iso.group(at)) for at in range(1, 7)))
+        shift = 60 * (60 * int(iso.group(9)) + int(iso.group(10))) if iso.group(8) else 0
+        return "date", seconds + float(b"0." + (iso.group(7) or b"0")) + (-shift if iso.group(8) == b"+" else shift)
+    dated = _DATED.match(line)
+    if dated:
+        hour, minute, second, year = (int(dated.group(at)) for at in (3, 4, 5, 6))
+        day = (year, _MONTHS[dated.group(1)], int(dated.group(2)))
+        return "local date", float(calendar.timegm((*day, hour, minute, second)))
+    syslog = _SYSLOG.match(line)
+    if syslog:
+        hour, minute, second = (int(syslog.group(at)) for at in (3, 4, 5))
+        day = (2000, _MONTHS[syslog.group(1)], int(syslog.group(2)))  # a leap year
+        return "without a year", float(calendar.timegm((*day, hour, minute, second)))
+    return None
+
+
+class LogPosition:
+    def __init__(self) -> None:
+        self._line = b""
+        # The other forms are those of a clock or time zone that need not be ours.
+        self._stamps: Dict[str, float] = {"since boot": time.monotonic()}
+
+    def advance(self, lines: Sequence[bytes]) -> None:
+        """These were read, in this order."""
+        self._line = next((line for line in reversed(lines) if line), self._line)
+        stamp = next(filter(None, map(stamp_of, reversed(lines))), None)
+        if stamp:
+            self._stamps[stamp[0]] = stamp[1]
+
+    def newer(self, lines: Sequence[bytes]) -> List[bytes]:
+        """Those of a replaced file's lines that have not been read."""
+        if self._line:
+            for number in range(len(lines) - 1, -1, -1):
+                if lines[number] == self._line:
+                    return list(lines[number + 1 :])
+        return [line for line in lines if not self._is_old(line)]
+
+    def _is_old(self, line: bytes) -> bool:
+        stamp = stamp_of(line)
+        if stamp is None or stamp[0] not in self._stamps:
+            return False
+        age = self._stamps[stamp[0]] - stamp[1]
+        return 0 < age < (_HALF_A_YEAR if stamp[0] == "without a year" else float("inf"))  # January follows December
+
+
+# How often the kernel has killed for lack of memory: counted before and after, a SIGKILL has a cause.
+
+
+_COUNT = regex(r"^oom_kill (\d{1,18})$", re.MULTILINE)
+
+
+def oom_kills(host: Host) -> Optional[int]:
+    """Of our own memory cgroup and those below it; where that is not told, of the whole node; None where nobody counts."""
+    for path in (*_own(host.read("/proc/self/cgroup") or ""), "/proc/vmstat"):
+        found = _COUNT.search(host.read(path) or "")
+        if found:
+            return int(found.group(1))
+    return None
+
+
+def _own(cgroups: str) -> Iterator[str]:
+    """Version 1 has a hierarchy for memory; version 2 counts in every folder for all below it, a container's root too."""
+    for line in cgroups.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, place = rest.partition(":")
+        if ".." in place:
+            continue
+        if "memory" in controllers.split(","):
+            yield f"/sys/fs/cgroup/memory{place.rstrip('/')}/memory.oom_control"
+        elif number == "0" and not controllers:
+            while True:
+                yield f"/sys/fs/cgroup{place.rstrip('/')}/memory.events"
+                if place in ("", "/"):
+                    break
+                place = os.path.dirname(place)

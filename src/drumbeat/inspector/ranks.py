@@ -1,16 +1,18 @@
-"""What /proc shows of the processes of this node: which of them are ranks, and which are connected to each other.
+"""Which processes of this node are ranks, and which are connected to each other.
 
 A RANK in the environment is a hint. What a process has from the one above it may be that one's: a launcher's, or a pod's."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import Callable, Container, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from dataclasses import field, replace
+from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
+from drumbeat.base import proc
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.processes import cpu_seconds, open_files
-from drumbeat.plan.world_seen import Row
+from drumbeat.base.proc import Ports
+from drumbeat.inspector.record import Row
+from drumbeat.inspector.tree import Snapshot, above, below
 
 _LINKS = 64  # connections of one process that are told to the lead
 _MPI = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
@@ -22,8 +24,6 @@ _FRAMEWORKS = (
     ("torch", "/torch/lib/"),
 )
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")  # noqa: S104
-
-Ports = Tuple[int, int]  # local and remote port of a TCP socket; the remote one of a socket that listens is 0
 
 
 @dataclass(frozen=True)
@@ -52,72 +52,35 @@ class Identity:
         return any(None not in pair and pair[0] != pair[1] for pair in zip(self._parts, other._parts))
 
 
-class Sockets:
-    """The TCP sockets of one look. The kernel's table is read once for all processes of a network namespace."""
-
-    def __init__(self) -> None:
-        self._tables: Dict[str, Dict[str, Ports]] = {}
-
-    def of(self, pid: int) -> Optional[Dict[str, Ports]]:
-        """Those that this process holds, by inode; None: not readable."""
-        try:
-            inodes = {target[8:-1] for target in open_files(pid) if target.startswith("socket:[")}
-            table = self._table(pid) if inodes else {}
-        except OSError:
-            return None
-        return {inode: table[inode] for inode in inodes if inode in table}
-
-    def _table(self, pid: int) -> Dict[str, Ports]:
-        namespace = os.readlink(f"/proc/{pid}/ns/net")
-        if namespace not in self._tables:
-            found: Dict[str, Ports] = {}
-            for name in ("tcp", "tcp6"):
-                with open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
-                    lines = file.readlines()[1:]
-                for fields in map(str.split, lines):
-                    if len(fields) > 9:
-                        found[fields[9]] = (_port(fields[1]), _port(fields[2]))
-            self._tables[namespace] = found
-        return self._tables[namespace]
-
-
 def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool, commands: Sequence[int] = ()) -> List[Row]:
     """The processes at or below `mains` that are ranks by their number; where none is, those that have connections.
     `commands`: those of `mains` that were started to start ranks: the RANK that they hand on is none of their ranks'."""
-    parents, sockets = read_parents(), Sockets()
-    tree = below(parents, mains)
-    identities = {pid: _identity(pid) for pid in tree}
+    seen = Snapshot()
+    parents, tree = seen.parents, below(seen.parents, mains)
+    identities = {pid: _identity(seen, pid) for pid in tree}
     carried = carries(parents, identities, commands)
 
     def joins(pid: int) -> bool:
         identity, parent = identities[pid], parents.get(pid, 0)
-        held = dict(sockets.of(pid) or {})
-        for inode in sockets.of(parent) or {} if parent in tree else ():
-            held.pop(inode, None)
-        return identity is not None and any(identity.port in ports for ports in held.values() if ports[1])
+        inherited = (seen.sockets(parent) if parent in tree else None) or {}
+        held = [ports for inode, ports in (seen.sockets(pid) or {}).items() if inode not in inherited]
+        return identity is not None and any(identity.port in ports for ports in held if ports[1])
 
     rows = rows_of(node, parents, identities, mains, shared_loopback, carried, joins)
     if rows:
         branches = _branches({row.pid for row in rows}, parents, identities)
-        return [_with_sockets(row, branches[row.pid], identities, sockets) for row in rows]
-    return unnumbered(node, parents, tree, port, sockets)
+        return [_with_sockets(row, branches[row.pid], identities, seen) for row in rows]
+    return unnumbered(node, seen, tree, port)
 
 
-def unnumbered(
-    node: int, parents: Mapping[int, int], tree: Set[int], port: int, sockets: Optional[Sockets] = None
-) -> List[Row]:
+def unnumbered(node: int, seen: Snapshot, tree: Set[int], port: int) -> List[Row]:
     """Processes without a RANK that have TCP connections of their own, or listen at `port`. What a process has from the one
     that forked it, a data loader from its rank say, is not its own. A process above another one of them has started it, and
     may serve anything."""
-    sockets = sockets or Sockets()
-    held = {pid: sockets.of(pid) or {} for pid in tree}
+    parents, held = seen.parents, {pid: seen.sockets(pid) or {} for pid in tree}
     rows = []
     for pid in sorted(tree):
-        inherited: Set[str] = set()
-        parent = parents.get(pid, 0)
-        while parent in held:
-            inherited |= set(held[parent])
-            parent = parents.get(parent, 0)
+        inherited = {inode for parent in above(pid, parents) for inode in held.get(parent, ())}
         own = sorted(ports for inode, ports in held[pid].items() if inode not in inherited)
         joined, links = any(port in ports for ports in own), [ports for ports in own if ports[1]]
         if joined or links:
@@ -127,22 +90,13 @@ def unnumbered(
     return [row for row in rows if row.joined or row.pid not in above_others]
 
 
-def above(pid: int, parents: Mapping[int, int]) -> Set[int]:
-    """The processes that this one was started below."""
-    found: Set[int] = set()
-    while parents.get(pid, 0) > 1 and parents[pid] not in found:
-        pid = parents[pid]
-        found.add(pid)
-    return found
-
-
 def carries(
     parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]], commands: Sequence[int]
 ) -> Set[int]:
     """The processes whose RANK is that of a node's command above them: a pod's, say, and no rank of this run."""
     found: Set[int] = set()
     for pid, identity in identities.items():
-        for top in ({pid} | above(pid, parents)).intersection(commands):
+        for top in {pid, *above(pid, parents)}.intersection(commands):
             own = identities.get(top)
             if identity is None or own is None or own.rank is None:
                 continue
@@ -194,13 +148,7 @@ def rows_of(
 
 def _nearest(pid: int, parents: Mapping[int, int], among: Container[int]) -> Optional[int]:
     """The first process above this one that is among those."""
-    seen = {pid}
-    while parents.get(pid, 0) > 1 and parents[pid] not in seen:
-        pid = parents[pid]
-        seen.add(pid)
-        if pid in among:
-            return pid
-    return None
+    return next((each for each in above(pid, parents) if each in among), None)
 
 
 def _branches(
@@ -236,51 +184,6 @@ def _meeting(identity: Identity, node: int, shared_loopback: bool) -> str:
     return where if shared_loopback or not identity.address.startswith(_LOOPBACK) else f"{where} on node {node}"
 
 
-def read_parents() -> Dict[int, int]:
-    """The parent of every living process."""
-    found: Dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    stat = file.read()
-            except OSError:
-                continue
-            fields = stat[stat.rindex(b")") + 2 :].split()
-            if fields[0] not in (b"Z", b"X"):
-                found[int(name)] = int(fields[1])
-    return found
-
-
-def below(parents: Mapping[int, int], mains: Sequence[int]) -> Set[int]:
-    """The living processes among `mains`, and all below them. Orphans belong to nobody: a helper may outlive its rank."""
-    children: Dict[int, List[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
-    found: Set[int] = set()
-    waiting = [pid for pid in mains if pid in parents]
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
-            waiting += children.get(pid, [])
-    return found
-
-
-def environ_of(pid: int) -> Optional[Dict[str, str]]:
-    """The environment that a process was started with; None: not readable. Its first words are gone where a program has
-    written its title over them: then the first name may be the end of another one."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read(1 << 20).split(b"\0")
-    except OSError:
-        return None
-    erased = b"=" not in entries[0]
-    whole = [entry for entry in entries if entry][1 if erased else 0 :]
-    pairs = (entry.decode("utf-8", "replace").partition("=") for entry in whole)
-    return {name: value for name, _, value in pairs}
-
-
 def identity_in(environ: Mapping[str, str]) -> Identity:
     def number(name: str) -> Optional[int]:
         text = environ.get(name, "")
@@ -291,47 +194,31 @@ def identity_in(environ: Mapping[str, str]) -> Identity:
     return Identity(number("RANK"), number("WORLD_SIZE"), address, port, by_mpi, number("LOCAL_RANK"))
 
 
-def _identity(pid: int) -> Optional[Identity]:
-    environ = environ_of(pid)
+def _identity(seen: Snapshot, pid: int) -> Optional[Identity]:
+    environ = seen.processes[pid].environ
     return None if environ is None else identity_in(environ)
 
 
-def _port(end: str) -> int:
-    return int(end.rpartition(":")[2], 16)
-
-
-def _with_sockets(
-    row: Row, branch: Sequence[int], identities: Mapping[int, Optional[Identity]], sockets: Sockets
-) -> Row:
+def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Optional[Identity]], seen: Snapshot) -> Row:
     """`alone` if none of these processes has a TCP connection, `joined` if one has a connection to its meeting point."""
     identity = identities[row.pid]
     if identity is None or identity.by_mpi:
         return row
-    held = {one: sockets.of(one) for one in branch}
+    held = {one: seen.sockets(one) for one in branch}
     found = list(held.values())
     links = sorted({ports for each in found for ports in (each or {}).values() if ports[1]})
     joined = any(identity.port in ports for ports in links)
     alone = False if any(found) else None if None in found else True
     row = replace(row, alone=alone, joined=joined, links=_told(joined, links), inner=_inner(row.pid, held))
-    return row if joined else _with_work(row, branch)
+    return row if joined else _with_work(row, branch, seen)
 
 
-def _with_work(row: Row, branch: Sequence[int]) -> Row:
+def _with_work(row: Row, branch: Sequence[int], seen: Snapshot) -> Row:
     """How much a rank that has not met the others has done so far, and with what."""
-    mapped = [_mapped(pid) for pid in branch]
+    mapped = [proc.mapped(pid) for pid in branch]
     loaded = (name for name, library in _FRAMEWORKS if any(library in path for paths in mapped for path in paths))
-    cpu = round(sum(cpu_seconds(pid)[1] for pid in branch), 2)
+    cpu = round(sum(seen.processes[pid].stat.cpu for pid in branch), 2)
     return replace(row, cpu=cpu, mapped=sum(map(len, mapped)), framework=next(loaded, ""))
-
-
-def _mapped(pid: int) -> Set[str]:
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            return {
-                fields[5] for fields in (line.split(None, 5) for line in file) if len(fields) == 6 and "/" in fields[5]
-            }
-    except OSError:
-        return set()
 
 
 def _inner(top: int, branch: Mapping[int, Optional[Dict[str, Ports]]]) -> int:
@@ -339,3 +226,76 @@ def _inner(top: int, branch: Mapping[int, Optional[Dict[str, Ports]]]) -> int:
     held = {pid: set((own or {}).values()) for pid, own in branch.items() if pid != top}
     ends = {ports: pid for pid, own in held.items() for ports in own if ports[1]}
     return sum(any(ends.get((there, here), pid) != pid for here, there in own) for pid, own in held.items())
+
+
+# The processes of each rank, for whoever looks at what it does.
+
+
+@dataclass
+class RankProcesses:
+    number: int  # of a command, and of a worker whose rank is not known: the node's first
+    main: int  # the process that trains
+    pids: List[int]
+    sock: str = ""  # where it answers
+    answers: List[Dict[str, Any]] = field(default_factory=list)
+    silent: bool = False  # it did not answer
+    command: bool = False
+    unnumbered: bool = False  # a worker whose rank is not known
+
+
+def find_ranks(
+    seen: Snapshot, run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str
+) -> List[RankProcesses]:
+    """Processes by rank: as their environment says, else as whoever started them. A command counts only while it has no ranks;
+    processes below it that have connections to each other are ranks, whatever their numbers."""
+    tree = below(seen.parents, mains)
+    own = {pid: seen.environ(pid) for pid in seen.processes if pid in tree or is_ours(seen.environ(pid), run_id, node)}
+    identities: Dict[int, Optional[Identity]] = {pid: identity_in(environ) for pid, environ in own.items()}
+    carried = carries(seen.parents, identities, list(mains) if commands else ())
+    with_rank = {pid: one.rank for pid, one in identities.items() if one is not None and one.rank is not None}
+    numbers = {pid: rank for pid, rank in with_rank.items() if pid not in carried} or with_rank
+    found: Dict[int, List[int]] = {}
+    for pid in own:
+        near = next((each for each in (pid, *above(pid, seen.parents)) if each in numbers or each in mains), None)
+        if near is not None and (near in numbers or not (commands and numbers)):
+            found.setdefault(numbers[near] if near in numbers else mains[near], []).append(pid)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if not numbers:
+        workers = [each for main, first in mains.items() for each in _workers(seen, node, main, first, names)]
+        if len(workers) > (0 if commands else 1):
+            return workers
+    ranks = []
+    for number, pids in sorted(found.items()):
+        pids.sort(key=lambda pid: seen.processes[pid].age)
+        answering = {int(name.split(".")[1]): name for name in names if name.startswith(f"rank-{number}.")}
+        main = next((pid for pid in pids if pid in answering), None)
+        main = main or next((pid for pid in pids if not seen.processes[pid].is_shell), pids[0])  # the oldest
+        ranks.append(RankProcesses(number, main, pids, answering.get(main, ""), command=commands and not numbers))
+    return ranks
+
+
+def is_ours(environ: Mapping[str, str], run_id: str, node: int) -> bool:
+    return environ.get("DRUMBEAT_RUN") == run_id and environ.get("NODE_RANK") == str(node)
+
+
+def _workers(seen: Snapshot, node: int, main: int, first: int, names: Sequence[str]) -> List[RankProcesses]:
+    """Processes at or below `main` without a RANK that are connected to each other, or to MASTER_PORT: those that mp.spawn
+    has started, say; where none is, the lowest ones that have connections at all, to another node perhaps. Which ranks they are,
+    only those tell that answer with a number of their own."""
+    parents, tree = seen.parents, below(seen.parents, [main])
+    rows = unnumbered(node, seen, tree, identity_in(seen.environ(main)).port or 0)
+    ends = {link for row in rows for link in row.links}
+    met = {row.pid for row in rows if row.joined or any((there, here) in ends for here, there in row.links)}
+    others = {parent for row in rows for parent in above(row.pid, parents)}
+    connected = met or {row.pid for row in rows} - others - {main}
+    answering = {int(name.split(".")[1]): name for name in names if name.startswith("rank-")}
+    own = {pid: int(answering[pid].split(".")[0][len("rank-") :]) for pid in connected if pid in answering}
+    # A program that sets no RANK answers as 0.
+    numbered = len(set(own.values())) == len(connected) and any(own.values())
+    worker_of = {pid: next((each for each in (pid, *above(pid, parents)) if each in connected), None) for pid in tree}
+    workers = []
+    for pid in sorted(connected, key=lambda each: seen.processes[each].age):
+        helpers = [each for each in sorted(tree) if worker_of[each] == pid]
+        number = own[pid] if numbered else first
+        workers.append(RankProcesses(number, pid, helpers, answering.get(pid, ""), unnumbered=not numbered))
+    return workers

@@ -1,0 +1,193 @@
+"""The only parsers of /proc/PID/*. They never raise: what cannot be read is None or empty, because the process has ended or
+belongs to another user."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+
+Ports = Tuple[int, int]  # local and remote port of a TCP socket; the remote one of a socket that listens is 0
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_MOST = 1 << 20  # bytes read of one file
+
+
+class Stat(NamedTuple):
+    """The parts of /proc/PID/stat that are used here."""
+
+    state: str  # R, S, D, T, t, Z, X
+    parent: int
+    cpu: float  # seconds of a core that it has had
+    waited: float  # seconds of a core that its children have had which ended and were waited for
+    started: str  # clock ticks since boot; with the pid it names a process for good
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in ("Z", "X")
+
+
+def pids() -> List[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def stat(pid: int) -> Optional[Stat]:
+    data = _read(pid, "stat") or b""  # empty: it ended while we read
+    if b")" not in data:
+        return None
+    fields = data[data.rindex(b")") + 2 :].split()  # the name before may itself hold blanks and brackets
+    own, waited = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
+    return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode())
+
+
+def stats() -> Dict[int, Stat]:
+    """Every process that is no zombie, in one pass."""
+    found = ((pid, stat(pid)) for pid in pids())
+    return {pid: one for pid, one in found if one and one.alive}
+
+
+def start_time(pid: int) -> Optional[str]:
+    """`Stat.started` of a live process. None for a zombie."""
+    found = stat(pid)
+    return found.started if found and found.alive else None
+
+
+def cpu_seconds(pid: int) -> Tuple[bool, float]:
+    """Whether a process could run this moment, and the seconds of a core that it has had."""
+    found = stat(pid)
+    return (found.state == "R", found.cpu) if found else (False, 0.0)
+
+
+def children(of: Optional[int] = None) -> List[int]:
+    """Direct children, zombies too. By stat: the `children` file of procfs is a kernel option."""
+    parent = os.getpid() if of is None else of
+    return [pid for pid in pids() for found in [stat(pid)] if found and found.parent == parent]
+
+
+def children_now() -> List[int]:
+    """Our own children in microseconds, but it may miss some; none where the kernel does not offer it."""
+    found: List[int] = []
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found
+
+
+def environ(pid: int) -> Optional[Dict[str, str]]:
+    """The environment that a process was started with; None: not readable. Its first words are gone where a program has
+    written its title over them: then the first name may be the end of another one."""
+    data = _read(pid, "environ")
+    if data is None:
+        return None
+    entries = data.split(b"\0")
+    erased = b"=" not in entries[0]
+    whole = [entry for entry in entries if entry][1 if erased else 0 :]
+    pairs = (entry.decode("utf-8", "replace").partition("=") for entry in whole)
+    return {name: value for name, _, value in pairs}
+
+
+def command(pid: int) -> bytes:
+    """Its argv, each word ended by a zero byte."""
+    return _read(pid, "cmdline") or b""
+
+
+def program(pid: int) -> str:
+    """Base name of its executable."""
+    try:
+        path = os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        path = command(pid).split(b"\0", 1)[0].decode("utf-8", "replace")
+    return os.path.basename(path.replace(" (deleted)", ""))
+
+
+def status(pid: int) -> Dict[str, str]:
+    return _table(pid, "status")
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether it catches or ignores a signal."""
+    about = status(pid)
+    return any(int(about.get(name, "0"), 16) & 1 << (number - 1) for name in ("SigCgt", "SigIgn"))
+
+
+def moved(pid: int) -> int:
+    """Bytes that it, and its children that ended and were waited for, have read and written by read(2) and write(2)."""
+    about = _table(pid, "io")
+    return sum(int(about.get(name, "0")) for name in ("rchar", "wchar"))
+
+
+def word(pid: int, name: str) -> str:
+    """A file of one short line: comm, wchan or syscall. None of them can block."""
+    return (_read(pid, name, 4096) or b"").decode("utf-8", "replace").strip()
+
+
+def owner(pid: int) -> Optional[int]:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def open_files(pid: int) -> Optional[List[str]]:
+    """What a process holds open: paths, and words such as `socket:[123]`; None: not readable."""
+    found = []
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+            except FileNotFoundError:
+                pass  # closed meanwhile
+    except OSError:
+        return None
+    return found
+
+
+def written_to(pid: int, descriptor: int) -> str:
+    """The file that a process writes to there; '': a pipe, a terminal, or not readable."""
+    try:
+        path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    except OSError:
+        return ""
+    return path if path.startswith("/") and not path.startswith("/dev/") else ""
+
+
+def mapped(pid: int) -> Set[str]:
+    """The files in its memory."""
+    lines = (_read(pid, "maps", -1) or b"").decode("utf-8", "replace").splitlines()
+    return {fields[5] for fields in (line.split(None, 5) for line in lines) if len(fields) == 6 and "/" in fields[5]}
+
+
+def network(pid: int) -> Optional[str]:
+    """Its network namespace."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return None
+
+
+def tcp(pid: int) -> Optional[Dict[str, Ports]]:
+    """All TCP sockets of its network namespace, by inode; None: not readable. A kernel without IPv6 has no tcp6."""
+    tables = [_read(pid, name, -1) for name in ("net/tcp", "net/tcp6")]
+    if tables[0] is None:
+        return None
+    rows = (line.decode().split() for table in tables if table for line in table.splitlines()[1:])
+    return {fields[9]: (_port(fields[1]), _port(fields[2])) for fields in rows if len(fields) > 9}
+
+
+def _port(end: str) -> int:
+    return int(end.rpartition(":")[2], 16)
+
+
+def _table(pid: int, name: str) -> Dict[str, str]:
+    lines = (_read(pid, name) or b"").decode("utf-8", "replace").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _read(pid: int, name: str, most: int = _MOST) -> Optional[bytes]:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read(most)
+    except OSError:
+        return None

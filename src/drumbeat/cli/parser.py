@@ -1,0 +1,67 @@
+"""The parser of every command: short help by default, `--help-all` for every option, hints for near misses."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from typing import Any, List, NoReturn, Optional, Sequence
+
+from drumbeat.base.redact import printable
+
+
+class Parser(argparse.ArgumentParser):
+    """An action's attribute `rare` leaves it to --help-all; `short` is what the short help says of it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_args(self, words: Optional[Sequence[str]] = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        words = sys.argv[1:] if words is None else words
+        if "--help-all" in words:
+            print(super().format_help(), end="")
+            self.exit()
+        args, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            self._refuse(args, unknown)
+        return args
+
+    def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:
+        sys.stdout.flush()  # here, where an output that cannot be written is still noticed
+        super().exit(status, message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Without argparse's own silence about output that cannot be written."""
+        (file or sys.stderr).write(message or "")
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+    def format_help(self) -> str:
+        """The short help: every option in it is one that most people need, in a few words."""
+        rare = sum(1 for action in self._actions if getattr(action, "rare", False))
+        if not rare:
+            return super().format_help()
+        whole = {action: action.help for action in self._actions}
+        for action in self._actions:
+            action.help = argparse.SUPPRESS if getattr(action, "rare", False) else getattr(action, "short", action.help)
+        try:
+            text = super().format_help()
+        finally:
+            for action, words in whole.items():
+                action.help = words
+        return f"{text.rstrip()}\n\n{rare} more options: {self.prog} --help-all\n"
+
+    def _refuse(self, args: Any, unknown: List[str]) -> NoReturn:
+        first = unknown[0]
+        if first.startswith("-"):
+            name = first.partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            near = difflib.get_close_matches(name.replace("_", "-"), known, 1)
+            self.error(f"unknown option {name}" + (f" (did you mean {near[0]}?)" if near else ""))
+        if getattr(args, "takes_command", False):
+            before = getattr(args, "job", None)
+            command = " ".join([before] if before and not before.endswith((".yaml", ".yml", ".json")) else [])
+            words = f"{command} {' '.join(unknown)}".strip()
+            self.error(f"unexpected {first}; a command stands after '--': {self.prog} -- {words}")
+        self.error(f"unexpected {first}")

@@ -1,0 +1,143 @@
+"""What processes compute on: GPUs that they have open, those on which the driver says they compute, and parts of them (MIG)."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.base import proc
+from drumbeat.base.regex import regex
+from drumbeat.inspector.ranks import carries, identity_in, is_ours, launchers
+from drumbeat.inspector.record import RankSeen
+from drumbeat.inspector.tree import Process, Snapshot, above
+from drumbeat.machine.host import Host, LiveHost
+from drumbeat.machine.model import Gpu
+from drumbeat.machine.parse import cpulist, line, number
+
+Users = Mapping[int, Tuple[int, ...]]  # process -> GPUs
+Seen = Tuple[RankSeen, Mapping[str, str]]
+
+_QUESTION = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+_QUESTION_WITHIN = 20.0  # seconds
+_KFD = "/sys/class/kfd/kfd"
+_IDLE_BYTES = 64 << 20  # a context that only looks at a GPU has less
+_HOST = LiveHost()
+
+
+def compute_users(gpus: Sequence[Gpu], host: Host = _HOST) -> Users:
+    """As the driver says; inside a container it may name no process of ours. A driver that hangs holds whoever asks."""
+    nvidia = any(gpu.vendor == "nvidia" for gpu in gpus)
+    answer = host.command(_QUESTION, _QUESTION_WITHIN) if nvidia else None
+    index_of = {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid}
+    found: Dict[int, Tuple[int, ...]] = {}
+    for row in csv.reader((answer or "").splitlines(), skipinitialspace=True):
+        if len(row) == 2 and row[0] in index_of and row[1].strip().isdecimal():
+            pid = int(row[1])
+            found[pid] = tuple(sorted({*found.get(pid, ()), index_of[row[0]]}))
+    return found
+
+
+def look_at_ranks(
+    run_id: str, node: int, gpus: Sequence[Gpu], users: Optional[Users], commands: Sequence[int] = ()
+) -> List[Seen]:
+    """Each rank's main process, with its environment. Read from outside, so it holds for any command and any launcher.
+
+    Of the processes that carry a rank's number (wrappers, the rank, its data loaders) the oldest that has a GPU open
+    counts, else the oldest. A launcher that was given a number is no rank.
+    """
+    found: Dict[Optional[int], List[Seen]] = {}
+    divided = any(gpu.mig for gpu in gpus)
+    look = Snapshot()
+    parents = look.parents
+    own = {pid: environ for pid in parents for environ in [look.environ(pid)] if is_ours(environ, run_id, node)}
+    identities = {pid: identity_in(environ) for pid, environ in own.items()}
+    carried = carries(parents, identities, commands)
+    start_others = launchers(parents, identities, carried)
+    for process in sorted((look.processes[pid] for pid in own), key=lambda process: process.age):
+        pid, environ = process.pid, own[process.pid]
+        rank = None if pid in carried else identities[pid].rank
+        if pid in start_others or b"\0_shim\0" in process.command:  # our own program, about to become the rank
+            continue
+        opened = open_gpus(process, gpus)
+        if rank is None and not opened:
+            continue
+        instances = mig_instances(process.open_files or (), environ) if divided else ()
+        about = RankSeen(rank, pid, _cpus(pid), _used(pid, opened, users or {}), opened or (), instances)
+        found.setdefault(rank, []).append((about, environ))
+    chosen = []
+    for rank, processes in found.items():
+        if rank is None:
+            processes = _computing(processes, users, parents) if len(processes) > 1 else processes
+            chosen += [each for each in processes if each[0].gpus] or processes[:1]
+        else:
+            chosen.append(next((each for each in processes if each[0].open), processes[0]))
+    return [each for each in chosen if each[0].rank is not None] or chosen
+
+
+def _used(pid: int, opened: Optional[Tuple[int, ...]], users: Users) -> Optional[Tuple[int, ...]]:
+    if opened is None:
+        return None
+    if len(opened) <= 1:
+        return opened
+    return kfd_gpus(pid, opened) or users.get(pid)
+
+
+def kfd_gpus(pid: int, opened: Tuple[int, ...], host: Host = _HOST) -> Optional[Tuple[int, ...]]:
+    """AMD's driver shows for each process how much memory it has on each GPU, by the driver's own number for that. A GPU that a
+    cgroup keeps from us has none, and is not counted."""
+    base = f"{_KFD}/proc/{pid}"
+    memory = {name: number(host, f"{base}/{name}") or 0 for name in host.list(base) if name.startswith("vram_")}
+    used = {name[len("vram_") :] for name, size in memory.items() if size > _IDLE_BYTES}
+    if not used:
+        return None
+    nodes = sorted((name for name in host.list(f"{_KFD}/topology/nodes") if name.isdigit()), key=int)
+    identities = [line(host, f"{_KFD}/topology/nodes/{node}/gpu_id") for node in nodes]
+    order = [identity for identity in identities if identity not in (None, "0")]
+    return tuple(index for index, identity in enumerate(order) if index in opened and identity in used) or None
+
+
+def open_gpus(process: Process, gpus: Sequence[Gpu]) -> Optional[Tuple[int, ...]]:
+    """GPUs whose device file this process holds; None: its open files cannot be read."""
+    index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
+    opened = process.open_files
+    return None if opened is None else tuple(sorted({index_of[target] for target in opened if target in index_of}))
+
+
+def _cpus(pid: int) -> Optional[Tuple[int, ...]]:
+    allowed = proc.status(pid).get("Cpus_allowed_list")
+    return None if allowed is None else cpulist(allowed)
+
+
+def _computing(processes: Sequence[Seen], users: Optional[Users], parents: Mapping[int, int]) -> List[Seen]:
+    """Those of the processes without a rank's number that compute on a GPU. A process below another one may have its open
+    devices from there (a helper that a library started): then the driver's word counts, and until it is known, no GPU."""
+    pids = {about.pid for about, _ in processes}
+    tops = [each for each in processes if pids.isdisjoint(above(each[0].pid, parents))]
+    if len(tops) == len(processes):
+        return list(processes)
+    if users is None:
+        return [(replace(about, gpus=None), environ) for about, environ in tops]
+    return [each for each in processes if each[0].pid in users] or tops
+
+
+_MINORS = "/proc/driver/nvidia-caps/mig-minors"  # lines such as `gpu0/gi3/ci0/access 31`
+_FOLDER = "/dev/nvidia-caps/nvidia-cap"
+_LINE = regex(r"gpu(\d+)/(gi\d+)(?:/(ci\d+))?/access (\d+)")
+
+
+def mig_instances(opened: Sequence[str], environ: Mapping[str, str], minors: str = _MINORS) -> Tuple[str, ...]:
+    """The instances of a divided NVIDIA GPU that a process uses: by the capability files it has open, else by its variables.
+    Names such as `gi3/ci0`, or `MIG-3f2a...` as the variable has it; empty where nothing shows one."""
+    lines = (_LINE.match(each) for each in (_HOST.read(minors) or "").splitlines())
+    known = {match[4]: (match[2], match[3] or "") for match in lines if match}  # number of a file -> its instances
+    caps = [target[len(_FOLDER) :] for target in opened if target.startswith(_FOLDER)]
+    held = [known[cap] for cap in caps if cap in known]
+    compute = {f"{instance}/{part}" for instance, part in held if part}
+    if held:
+        return tuple(sorted(compute or {instance for instance, _ in held}))
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        entries = environ.get(name, "").split(",")
+        if entries[0].startswith("MIG-"):  # a process uses the first one that it is shown, and no other
+            return (entries[0],)
+    return ()

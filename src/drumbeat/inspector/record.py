@@ -1,0 +1,106 @@
+"""What is read of ranks: data only. The agents look, the lead judges (watchers/hang.py, watchers/world.py)."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The last collective that a rank has called in one process group, as torch's flight recorder has it."""
+
+    group: str
+    number: int
+    operation: str
+    over: bool
+
+
+@dataclass(frozen=True)
+class RankLook:
+    """One rank, or the command of a node that has no ranks, looked at twice, two seconds apart. None is unknown."""
+
+    rank: int  # of a command: the node's first
+    pid: int
+    host: str = ""
+    node: int = 0  # node rank
+    step: Optional[int] = None  # that it reported last
+    quiet: Optional[float] = None  # seconds since its last report
+    state: str = ""  # of the main thread, as /proc names it: R, S, D, T, t; '': gone
+    waits_in: str = ""  # the kernel's function, where it waits and may be read
+    call: str = ""  # the system call, where it may be read
+    cpu: float = 0.0  # cores used by the rank and its helpers
+    io: float = 0.0  # bytes per second, read and written
+    wakes: Optional[float] = None  # times per second that the main thread woke up; None: not known
+    signs: str = ""  # of work while it waits: it wakes, moves bytes, or waits for a reply or a child that works
+    network: float = 0.0  # bytes per second, of the whole node: interfaces but lo, and RDMA ports
+    stack: Tuple[str, ...] = ()  # Python frames, innermost first: file:line function
+    place: str = ""  # innermost frame of the user's own code
+    steady: bool = False  # all looks show the same functions
+    spins: bool = False  # a loop in one function of the user's own, that calls nothing
+    asked: Optional[bool] = None  # False: there is a thread to ask for stacks, and it did not answer
+    collectives: Tuple[Collective, ...] = ()
+    compiler: str = ""  # a compiler that works for it
+    gpu: Optional[float] = None  # per cent of the time with a kernel running
+    power: Optional[float] = None  # share of the GPU's cap
+    clock: Optional[float] = None  # MHz
+    device: Optional[int] = None  # index of that GPU
+    command: bool = False  # no rank, but what was started for the node, a script or a launcher, without its ranks
+    unnumbered: bool = False  # started by the command, as which rank is not known; `rank` is the node's first
+    had_ranks: bool = False  # a command whose ranks were there: it may go on for as long as it likes
+    raised: str = ""  # the exception of a traceback that is the last thing it wrote
+    raised_for: float = 0.0  # seconds since then
+    ras: str = ""  # what NCCL's RAS says of it
+    behind: Optional[bool] = (
+        None  # by RAS: it has launched fewer collectives than others of its communicator; False: more
+    )
+
+    @property
+    def key(self) -> Tuple[int, int]:
+        """Tells it from the others of the same look at all nodes."""
+        return (self.node, self.pid) if self.unnumbered else (-1, self.rank)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One process, as /proc shows it."""
+
+    node: int
+    pid: int
+    rank: Optional[int]  # None: it carries no number, but holds a connection to the meeting point
+    world_size: Optional[int] = None
+    meeting: str = ""  # address:port; with the node where the address is a loopback that nodes do not share
+    starts_others: bool = False  # processes below it have another rank or world: a launcher, or its shell
+    alone: Optional[bool] = None  # it and its helpers have no TCP connection at all; None: not looked at
+    joined: bool = False  # one of its connections is to its own meeting point
+    later: bool = False  # of a script's second launcher, or a later one: the steps seen so far may be another's
+    links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
+    inner: int = 0  # processes below it that have TCP connections to each other: helpers, or ranks of its own
+    complete: bool = True  # its identity is its own, and nothing is missing; else it is unknown who it is
+    cpu: float = 0.0  # seconds of CPU time that it and its helpers have used; 0 where it is joined: nobody asks then
+    mapped: int = 0  # files in its memory: while a program is still importing, they become more
+    framework: str = ""  # that is loaded
+
+    @property
+    def world(self) -> Tuple[str, Optional[int]]:
+        return self.meeting, self.world_size
+
+    @property
+    def proven(self) -> bool:
+        """It is certainly a rank of that world."""
+        return self.complete and self.joined and not self.starts_others
+
+
+@dataclass(frozen=True)
+class RankSeen:
+    """What was read of one rank's main process while it ran."""
+
+    rank: Optional[int]  # None: the process uses a GPU, but carries no rank number
+    pid: int
+    cpus: Optional[Tuple[int, ...]] = None  # None: its mask could not be read
+    gpus: Optional[Tuple[int, ...]] = None  # those it uses; (): it has none open; None: which ones is not shown
+    open: Tuple[int, ...] = ()  # those whose device file it holds: a runtime opens all that it is shown
+    instances: Tuple[str, ...] = ()  # of a divided GPU (MIG), where open files or the environment name them
+    stepped: bool = False  # the job has reported a step
+    settled: bool = True  # two looks in a row saw the same
