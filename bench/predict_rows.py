@@ -1,4 +1,4 @@
-"""Published training rows as records that `drumbeat.predict` computes with. The rows themselves are not part of this repository."""
+"""Published training rows as records that `drumbeat.predict` computes with; the rows are not part of this repository."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional
 
+from drumbeat.base.problem import Problem
 from drumbeat.predict import memory
 from drumbeat.predict.cost import Layout, Machine, Software, Work
 from drumbeat.predict.machine import find_cluster, machine_of
@@ -35,7 +36,11 @@ def folder() -> Path:
     return Path(named)
 
 
-_GPUS = {"A100-40GB": "a100 40gb", "A100": "a100", "H100": "h100", "GB200": "gb200", "GB300": "gb300", "B200": "b200", "B300": "b300", "V100": "v100", "MI300X": "mi300x", "MI355X": "mi355x", "MI250X": "mi250x", "MI325X": "mi325x", "H200": "h200"}  # fmt: skip
+_GPUS = {
+    "A100-40GB": "a100 40gb", "A100": "a100", "H100": "h100", "GB200": "gb200",
+    "GB300": "gb300", "B200": "b200", "B300": "b300", "V100": "v100",
+    "MI300X": "mi300x", "MI355X": "mi355x", "MI250X": "mi250x", "MI325X": "mi325x", "H200": "h200",
+}  # fmt: skip
 
 
 def read(path: Path) -> List[Row]:
@@ -57,7 +62,10 @@ def convert(raw: Dict[str, str]) -> Optional[Row]:
     if not (gpu and gpus and seq and number(raw, "hidden") and number(raw, "layers") and number(raw, "global_batch")):
         return None
     source, framework = raw["source"], raw["framework"]
-    old = any(word in source for word in ("vTrain", "Narayanan", "Korthikanti", "BLOOM", "Megatron-LM 2020"))
+    # Before FlashAttention and overlapped gradients: Megatron-DeepSpeed, and Megatron-LM and DeepSpeed up to 2022.
+    year = number({"year": raw.get("date", "")[:4]}, "year")
+    early = ("Megatron-LM", "DeepSpeed")
+    old = "Megatron-DeepSpeed" in framework or (framework.startswith(early) and 0 < year < 2023)
     gated = int(number(raw, "gated_mlp"))
     experts = int(number(raw, "experts"))
     heads = number(raw, "heads")
@@ -72,15 +80,18 @@ def convert(raw: Dict[str, str]) -> Optional[Row]:
     batch = number(raw, "global_batch")
     dp = min(dp, max(1, gpus / (tp * pp * cp))) if dp * tp * pp * cp > gpus else dp
     micro = number(raw, "micro_batch") or (1 if pp > 1 else min(4, max(1, batch / dp)))
-    micro = min(micro, max(1, batch / dp))
+    micro = max(1, min(micro, batch / dp))
     zero_word = raw["zero"]
-    zero = 3 if "3" in zero_word or "hsdp" in zero_word or zero_word.startswith("fsdp") else int(zero_word[:1] or 0)
-    zero = 2 if "zero2" in zero_word else zero
+    digit = next((int(letter) for letter in zero_word if letter in "123"), 0)
+    zero = 3 if "hsdp" in zero_word or "fsdp" in zero_word else digit
+    zero = 2 if "zero2" in zero_word else (1 if "dist-opt" in zero_word else zero)
     shard = 8 if zero_word == "hsdp" else (128 if "fsdp-128" in zero_word else 0)
-    core = any(word in framework for word in ("NeMo", "Megatron-Core", "Bridge", "Megatron-LM 0.", "Primus"))
+    core = any(
+        word in framework for word in ("NeMo", "Megatron-Core", "Bridge", "Megatron-LM 0.", "Primus", "MegaScale")
+    )
     composer = "Composer" in framework
     deepspeed3 = "ZeRO-3" in framework
-    compiled = int(any(word in framework for word in ("compile", "MaxText")))
+    compiled = int(any(word in framework for word in ("compile", "MaxText", "torchtitan")))
     sp = int((core and tp > 1) or "sp" in raw["recompute"])
     grad_bytes = 4.0 if "Megatron-LM 0." in framework or ("DEFAULT" in raw["precision"]) or "BLOOM" in source else 2.0
     software = Software(
@@ -96,13 +107,16 @@ def convert(raw: Dict[str, str]) -> Optional[Row]:
     if "PURE" in raw["precision"]:
         states = States(2, 2, 4, 0)
     word = raw["precision"].lower()
-    precision = "fp8" if "fp8" in word else ("fp16" if word == "fp16" else "bf16")
+    precision = "fp8" if "fp8" in word or "float8" in word else ("fp16" if word == "fp16" else "bf16")
     if "fp4" in word:
         return None
     if gpu == "v100":
         precision = "fp16"
     cluster = find_cluster(gpu, memory_gib=0)
-    machine = machine_of(cluster, precision)
+    try:
+        machine = machine_of(cluster, precision)
+    except Problem:  # a precision that this GPU does not have
+        return None
     per_node = number(raw, "gpus_per_node", cluster.gpus_per_node)
     replaced: Dict[str, float] = {}
     if number(raw, "inter_bw_gbps_per_node"):

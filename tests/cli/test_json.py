@@ -15,6 +15,7 @@ WRONG = {
     "logs": ["nosuch"],
     "nodes": ["exclude"],
     "plan": ["nosuch.yaml"],
+    "predict": ["--model", "nosuch"],
     "report": ["nosuch"],
     "site": ["show", "nosuch"],
     "status": ["nosuch"],

@@ -19,9 +19,9 @@ FORMS = [
     "--token {}", "--password '{} with space'", "--hub-token={}", "['git', 'push', '--password', '{}']", "['x', '--api-key={}']",
     "sshpass -p {} ssh host", "sshpass -p'{}' ssh host", "redis-cli -h h -a {} ping", "docker login -u bob -p {} r.example.com",
     "curl -u me:{} h", "mysql -p{} db", "Authorization: Bearer {}", "'Authorization': 'Basic {}'", "X-Api-Key: {}",
-    "password is {} ;", "the passphrase was '{}'", "Incorrect API key provided: {}", "WANDB key {}", "sk_live_{}", "hf_{}", "glpat-{}",
+    "password is {} ;", "the passphrase was '{}'", "Incorrect API key provided: {}", "WANDB key {}", "sk_live_{}", "hf_{}",
     "https://{}@github.com/x", "-----BEGIN RSA PRIVATE KEY-----\\n{}\\n-----END RSA PRIVATE KEY-----", "url: https://x/y?token={}",
-    "t.py hf.token={}", "Namespace(user='bob', token='{}')",
+    "glpat-{}", "t.py hf.token={}", "Namespace(user='bob', token='{}')",
 ]  # fmt: skip
 NEAR_MISSES = [
     "tokens=4096", "max_tokens=131072 top_p=0.9", "num_tokens: 4096", "eos_token=endoftext", "eos_token: '<|im_end|>'",

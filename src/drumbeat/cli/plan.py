@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Dict, List
 
 from drumbeat.cli import add_json
 
@@ -63,7 +63,7 @@ def run(args: Any) -> int:
     looked = ready.host is not None and not ready.facts[0].container.inside
     paths, missing = find_paths(order.host_paths if looked else (), ready.host.list if ready.host else list, "")
     across = worst_first(compare(ready.peers))
-    _print_plans(args, order, plans, paths, missing, across)
+    _print_plans(args, order, plans, paths, {"path findings": missing, "findings": across}, ready.facts[0])
     return 1 if worst([*missing, *across, *(finding for plan in plans for finding in plan.findings)]) == ERROR else 0
 
 
@@ -103,14 +103,18 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
     return 0
 
 
-def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: List[Any], across: List[Any]) -> None:
+def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Dict[str, Any], facts: Any) -> None:
+    """Print the plans; `beside` has what is wrong with paths and between nodes."""
     from dataclasses import replace
 
     from drumbeat.plan.argv import AT_START
     from drumbeat.plan.node_plan import differences
-    from drumbeat.plan.show import difference_lines, finding_lines, plan_lines
+    from drumbeat.plan.show import difference_lines, finding_lines, plan_lines, wrapped
+    from drumbeat.predict.job import line_of_command
+    from drumbeat.runfolder.summary import gpus_used
 
     changes = [(plan, differences(plans[0], plan)) for plan in plans[1:]]
+    predicted = line_of_command(order.command, facts.gpus, order.nodes, gpus_used(order, facts))
     if args.json:
         others = [{"node": plan.node, "host": plan.host, "changes": found} for plan, found in changes]
         shown = replace(order, emulated=order.nodes_emulated)
@@ -121,15 +125,16 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: L
                 "set at the start": AT_START,
                 "differences": others,
                 "paths": paths,
-                "path findings": missing,
-                "findings": across,
+                **beside,
+                "predicted": predicted or None,
             }
         )
         return
-    lines = [*_headline(order), *plan_lines(plans[0], args.explain, _width())]
+    lines = [*_headline(order), *(wrapped(f"predicted {predicted}", _width()) if predicted else ())]
+    lines += plan_lines(plans[0], args.explain, _width())
     if paths:
         lines += ["", *(f"{name}: {path}" for name, path in paths.items())]
-    lines += finding_lines([*missing, *across], _width())
+    lines += finding_lines([each for found in beside.values() for each in found], _width())
     for plan, found in changes:
         lines += ["", f"node {plan.node} ({plan.host}) " + ("differs in:" if found else "is planned alike")]
         lines += [*difference_lines(found, _width()), *finding_lines(plan.findings, _width())]

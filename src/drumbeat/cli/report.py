@@ -89,11 +89,15 @@ def _export(args: Any) -> int:
 def _figures(wanted: Any) -> Figures:
     from drumbeat.desk.runs import find_run
     from drumbeat.report.gather import figures_of
+    from drumbeat.report.predicted import remember_run
     from drumbeat.report.printed_log import figures_of_log
 
     if wanted and os.path.isfile(wanted):
         return figures_of_log(wanted)
-    return figures_of(find_run(wanted, os.environ))
+    found = find_run(wanted, os.environ)
+    figures = figures_of(found)
+    remember_run(found, figures, os.environ)
+    return figures
 
 
 def _named_apart(found: List[Figures]) -> List[Figures]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+import functools
+from typing import Any, Dict, List, Optional
 
 from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
+
+
+@functools.cache
+def _rows(name: str) -> Any:
+    """One of this room's tables: a prediction asks for them thousands of times, and YAML is slow to read."""
+    return load("drumbeat.machine", name)
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ _DTYPES = ("fp8", "bf16", "fp16", "tf32", "fp32")
 def peak_of(device_name: str) -> Optional[Peak]:
     """The data sheet of a GPU by the name that its driver gives, or None."""
     lower = device_name.lower()
-    for row in load("drumbeat.machine", "peaks"):
+    for row in _rows("peaks"):
         if all(word in lower for word in row["match"]):
             tflops = {dtype: float(row[dtype]) for dtype in _DTYPES if dtype in row}
             rates = (float(row["memory"]), float(row["bandwidth"]))
@@ -55,19 +62,19 @@ def peak_of(device_name: str) -> Optional[Peak]:
 
 
 def known_gpus() -> List[str]:
-    return [row["name"] for row in load("drumbeat.machine", "peaks")]
+    return [row["name"] for row in _rows("peaks")]
 
 
 def typical_node(gpu: str) -> TypicalNode:
     """Return the usual node of a GPU by its name in peaks.yaml."""
-    row = next(row for row in load("drumbeat.machine", "nodes") if row["name"] == gpu)
+    row = next(row for row in _rows("nodes") if row["name"] == gpu)
     domain, per_peer = int(row.get("domain", row["gpus"])), float(row.get("per_peer", 0))
     return TypicalNode(row["gpus"], domain, float(row["link"]), per_peer, row["fabric"], row["nics"], row["source"])
 
 
 def fabrics() -> Dict[str, Fabric]:
     """Return the networks between nodes that are known, by name."""
-    rows = load("drumbeat.machine", "fabrics")
+    rows = _rows("fabrics")
     return {row["name"]: Fabric(row["name"], float(row["rate"]), float(row["hop"]), row["source"]) for row in rows}
 
 
@@ -76,7 +83,7 @@ def fabrics() -> Dict[str, Fabric]:
 
 def gpu_link_rate(name: Optional[str], gpus: int) -> Optional[float]:
     """GB/s each way that one of `gpus` GPUs of this name can move to the others; None: not known."""
-    for entry in load("drumbeat.machine", "links"):
+    for entry in _rows("links"):
         if name and entry["name"] in name:
             if entry["rate"] is None:
                 return None

@@ -3,8 +3,8 @@
 `x` is the module that has `maximum`, `minimum`, `where`, `ceil` and `log2`: `drumbeat.predict.plain`, or numpy.
 
 Compute    each matrix product takes its FLOPs at the achievable rate plus its bytes at the memory's rate; element-wise work
-           moves every stored activation a few times; attention's core has a rate of its own; a layer never takes less time than its
-           kernels need to be launched.
+           moves every stored activation a few times; attention's core has a rate of its own; a layer takes no less time than
+           its kernels need to be launched.
 Network    bytes over bandwidth plus hops times latency. A group's bandwidth is that of its slowest part: the links inside a
            node by how many members are in it, or the share of the node's adapters that belongs to those members.
 Pipeline   m micro-batches at the slowest stage, plus the fill and drain, divided by the number of chunks per stage.
@@ -109,7 +109,7 @@ def link_rate(members: Number, h: Machine, c: Constants, x: Any) -> Number:
 def gather_seconds(size: Number, stride: Number, total: Number, h: Machine, c: Constants, x: Any) -> Number:
     """Return the time of an all-gather or reduce-scatter of `total` bytes; an all-reduce takes two of them.
 
-    Inside nodes and between them at once: the slower part decides. Between nodes the group has its members' share of the adapters.
+    Inside nodes and between them at once: the slower part decides. Between nodes a group has its members' share of the adapters.
     """
     inside = members_per_node(size, stride, h.gpus_per_node, x)
     nodes = size / inside
@@ -130,20 +130,20 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     # Tokens that one local expert gets: those of all ranks of its group, spread over all experts.
     expert_tokens = tokens * m.topk / x.maximum(m.experts, 1) * a.ep
     gemm: Number = 0.0
-    for number, rows, inner, columns in shapes.layer_products(m, tokens, t, expert_tokens):
-        many = x.where(number == 0, 0, number)
+    for number, rows, inner, columns in shapes.layer_products(m, tokens, t, experts_here, expert_tokens):
+        if not hasattr(number, "shape") and not number:
+            continue
         one = (
             2 * rows * inner * columns / rate
             + c.bytes * 2 * (rows * inner + inner * columns + rows * columns) / h.memory_rate
         )
-        gemm = gemm + x.where(rows == tokens, many, many / x.maximum(m.experts, 1) * experts_here) * one
+        gemm = gemm + number * one
     keys = x.where(s.flash > 0, shapes.visible_keys(m, w.seq), w.seq)
     aligned = x.where(m.head_dim % 8 == 0, 1.0, 0.3)
     small = m.head_dim / (m.head_dim + 32) * 1.25  # short heads fill the tensor cores less
     core = 2 * tokens * keys * shapes.core_width(m) / t / (h.core_flops * c.product * c.core * aligned * small)
     act = shapes.activation_bytes(m, t, a.sp, s.flash, w.seq, a.cp) * tokens
     moved = 2 * act * (1 - 0.35 * s.compiled) / (h.memory_rate * c.memory)
-    forward = gemm + core + moved
     launch = c.launch * (1 - 0.3 * s.compiled)
     full, some = (a.recompute == 2) * 1.0, (a.recompute == 1) * 1.0
     back_core = 2 + 0.5 * s.flash
@@ -172,10 +172,11 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     fsdp_layer = gathers * gather + (sharded + twice) * scatter
     # A layer, forward and backward with what is recomputed, is never faster than its launches.
     work = busy + tp_layer + cp_layer + ep_layer
-    hidden_layer = (work**2 + floor**2) ** 0.5
+    hidden_layer = (work * work + floor * floor) ** 0.5
     layer = busy
     slowed = layer * c.slowed * x.minimum(1.0, fsdp_layer / (layer + 1e-12))
-    waits = (hidden_layer**4 + fsdp_layer**4) ** 0.25 - hidden_layer
+    computing, gathering = hidden_layer * hidden_layer, fsdp_layer * fsdp_layer
+    waits = ((computing * computing + gathering * gathering) ** 0.5) ** 0.5 - hidden_layer
     # The head: its product and the loss over the logits, on the last stage only.
     head_columns = m.vocab * m.heads_out / t
     head = 3 * (

@@ -9,8 +9,6 @@ from drumbeat.base.problem import Problem
 from drumbeat.machine.peaks import fabrics, known_gpus, peak_of, typical_node
 from drumbeat.predict.cost import Machine
 
-_GIB_OF_GB = 1e9 / 2**30
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -44,7 +42,7 @@ def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int =
     rate = known[chosen].rate * adapters
     source = f"data sheets ({peak.source}; {node.source}; {adapters} x {known[chosen].source})"
     domain = max(count, node.domain if not gpus_per_node else count)
-    memory = memory_gib or peak.memory_gb * (1.0 if peak.memory_gb in (40, 80, 64, 32, 192, 256, 288) else _GIB_OF_GB)
+    memory = memory_gib or 0.99 * peak.memory_gb  # data sheets say GB and mean GiB, of which the driver keeps some
     return Cluster(
         peak.name, count, domain, node.link, node.per_peer, rate, known[chosen].hop, memory, peak.watts, source
     )
@@ -55,8 +53,6 @@ def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float
     peak = peak_of(cluster.gpu)
     assert peak is not None
     products = {"bf16-master": "bf16", "fp16-master": "fp16", "mxfp8": "fp8"}.get(precision, precision)
-    if products == "bf16" and "bf16" not in peak.tflops:
-        raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
     if products not in peak.tflops:
         raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
     share = matmul or peak.matmul

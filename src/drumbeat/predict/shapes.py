@@ -2,7 +2,7 @@
 
 Every function uses arithmetic that works on plain numbers and on numpy arrays alike, so one model needs no numpy.
 
-FLOP convention (CONVENTION): 6 FLOPs per token and matmul parameter, plus the attention core, of which a causal model counts half.
+FLOP convention (CONVENTION): 6 FLOPs per token and matmul parameter, plus attention's core, of which a causal model counts half.
 The input embedding is a lookup and counts nothing; recomputation is work of the hardware and never part of the model's FLOPs.
 """
 
@@ -136,24 +136,23 @@ def flops_per_token(m: Model, seq: Number) -> Number:
     return 6 * matmul_parameters(m) + 6 * m.layers * core_width(m) * visible_keys(m, seq)
 
 
-def train_flops(matmul_parameters: float, layers: int, width: int, length: int, causal: bool) -> float:
+def transformer_flops(matmul_parameters: float, layers: int, width: int, length: int, causal: bool) -> float:
     """Return CONVENTION's training FLOPs per token for a model of which only these sizes are known."""
     return 6.0 * matmul_parameters + 12.0 * layers * width * length * (0.5 if causal else 1.0)
 
 
 def layer_products(
-    m: Model, tokens: Number, tp: Number, ep_tokens: Number
+    m: Model, tokens: Number, tp: Number, experts_here: Number, expert_tokens: Number
 ) -> List[Tuple[Number, Number, Number, Number]]:
     """Return (count, M, K, N) of the matrix products of one average layer on one of `tp` ranks, forward.
 
-    `ep_tokens`: tokens that each local expert sees, times the share of layers with experts in `count`.
+    A rank holds `experts_here` routed experts, each of which gets `expert_tokens`. Products that a model does not have count 0.
     """
     q = m.heads * m.head_dim
     latent = m.kv_rank > 0
     share = moe_layers(m) / m.layers
     into = latent * (m.q_rank + m.kv_rank + m.rope_dim) + (1 - latent) * (q + 2 * m.kv_heads * m.head_dim) / tp
     out = latent * m.heads * m.value_dim + (1 - latent) * q
-    local = (m.experts > 0) * m.experts
     return [
         (1, tokens, m.hidden, into),
         (
@@ -173,8 +172,8 @@ def layer_products(
         (1 - share, tokens, m.ffn / tp, m.hidden),
         (share * (m.shared_ffn > 0), tokens, m.hidden, (1 + m.gated) * m.shared_ffn / tp + 1),
         (share * (m.shared_ffn > 0), tokens, m.shared_ffn / tp + 1, m.hidden),
-        (share * local, ep_tokens + 1e-9, m.hidden, (1 + m.gated) * m.expert_ffn / tp + 1),
-        (share * local, ep_tokens + 1e-9, m.expert_ffn / tp + 1, m.hidden),
+        (share * experts_here, expert_tokens + 1e-9, m.hidden, (1 + m.gated) * m.expert_ffn / tp + 1),
+        (share * experts_here, expert_tokens + 1e-9, m.expert_ffn / tp + 1, m.hidden),
     ]
 
 

@@ -10,7 +10,7 @@ Points = Sequence[Tuple[float, float]]
 
 _WIDTH, _HEIGHT = 640, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 30, 40
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by the colour-blind too
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by the colour-blind too
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_label: str, dots: bool = False, zero: bool = True) -> str:

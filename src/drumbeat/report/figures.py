@@ -109,6 +109,19 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Foreseen:
+    """A step as it was predicted from the command and the GPUs, beside the measured one."""
+
+    predicted: float  # seconds
+    low: float  # 90 % interval
+    high: float
+    measured: float
+    basis: str
+    term: str  # what is off; empty: nothing
+    advice: str = ""
+
+
+@dataclass(frozen=True)
 class Figures:
     name: str
     source: str  # run folder or file
@@ -147,6 +160,7 @@ class Figures:
     slowest: Optional[Slowest] = None
     no_slowest: str = ""
     phases: Phases = field(default_factory=Phases)
+    foreseen: Optional[Foreseen] = None
     notes: Tuple[Note, ...] = ()
     setting: Setting = field(default_factory=Setting)
     curves: Dict[str, List[Point]] = field(default_factory=dict)  # title with its unit -> points

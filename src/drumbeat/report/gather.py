@@ -16,6 +16,7 @@ from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
 from drumbeat.report.figures import Figures, GpuUse, Note, Phases, Slowest, Speed, Traffic, Utilisation
 from drumbeat.report.intervals import Reports, error_of_mean, quantile, thinned
+from drumbeat.report.predicted import compared
 from drumbeat.report.setting import gpus_of, setting_of, target_of
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
@@ -157,13 +158,15 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     batch = None if progress.laps else reports.work_per_step()
     utilisation, why_not = _utilisation(speed, reports.setup, gpus, facts)
     slowest, no_slowest = _slowest(reports)
+    phases = Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds)
+    nodes = summary.nodes if summary else (order.nodes if order else None)
     return Figures(
         name=run.run_id,
         source=run.path,
         outcome=state.status.state if state.goes_on or summary is None else summary.outcome,
         exit_code=summary.exit_code if summary else None,
         created=run.record.created or None,
-        nodes=summary.nodes if summary else (order.nodes if order else None),
+        nodes=nodes,
         ranks=ranks,
         gpus=gpus,
         emulated=bool(order and order.nodes_emulated),
@@ -194,7 +197,8 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         network_why="the ranks talk over loopback" if order and order.emulated else "",
         slowest=slowest,
         no_slowest=no_slowest,
-        phases=Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds),
+        phases=phases,
+        foreseen=compared(order, facts.get(0), nodes, gpus, phases, ledger),
         notes=(*_unread(run), *_notes(events, state.failure, hangs_of(events))),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),

@@ -6,7 +6,7 @@ import textwrap
 from typing import List, Optional, Tuple
 
 from drumbeat.base.redact import printable
-from drumbeat.report.figures import Figures, GpuUse, Traffic
+from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
 from drumbeat.runfolder.lines import count, duration, ledger_words, speed
 
 NOT = "not measured"
@@ -49,6 +49,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     found.append(("network", network_words(figures)))
     found.append(("slowest", slowest_words(figures)))
     found.append(("in a step", phase_words(figures)))
+    if figures.foreseen:
+        found.append(("predicted", foreseen_words(figures.foreseen)))
     found += [
         (note.severity, f"{note.text}{': ' + note.fix if note.fix else ''}") for note in figures.notes[:_MOST_NOTES]
     ]
@@ -208,6 +210,15 @@ def phase_words(figures: Figures) -> str:
     )
     parts = [f"{name} {ms:.1f} ms" if ms is not None else f"{name} {NOT}" for name, ms in named]
     return f"{phases.step:.1f} ms: {', '.join(parts)}" + (f" ({phases.how})" if phases.how else "")
+
+
+def foreseen_words(foreseen: Foreseen) -> str:
+    ratio = foreseen.measured / foreseen.predicted - 1
+    words = (
+        f"{1e3 * foreseen.predicted:,.1f} ms per step (90 %: {1e3 * foreseen.low:,.1f} to {1e3 * foreseen.high:,.1f}), measured "
+        f"{1e3 * foreseen.measured:,.1f} ms, {ratio:+.0%}; by {foreseen.basis}"
+    )
+    return f"{words}; {foreseen.term}: {foreseen.advice}" if foreseen.term else f"{words}; as predicted"
 
 
 def _went(pair: Optional[Tuple[float, float]], not_finite: str) -> str:

@@ -3,15 +3,8 @@
 State: 16 bytes per parameter in every precision (fp32: weight 4, gradient 4, two moments 8; bf16-master and fp8: weight 2,
 gradient 2, master 4, moments 8), 2 more where autocast keeps bf16 copies of fp32 weights; divided by the ranks that share it.
 
-Activations, per token and block, in elements (w width, k both key and value, i inner width): what the backward pass of a
-block keeps.
-
-    none        6 w + k + 3 i   inputs and outputs of both norms, q, k, v, attention's output, gate and up, their product
-    selective   5 w + k + 2 i   the block's input, the outputs of its products and of attention
-    full        w               the block's input; one block at a time is computed again in full
-
-On top: the logits of one slice of the loss (2 GiB at most) with the gradient of the head, and a tenth of the memory for the
-libraries, the communication and the gaps between tensors.
+What the backward pass keeps, one slice of the loss's logits and what is computed at once are those of `drumbeat.predict.memory`,
+by which `drumbeat predict` judges a job before it starts. A tenth of the memory is left for libraries and gaps.
 """
 
 from __future__ import annotations
@@ -21,11 +14,14 @@ from typing import Optional
 
 import torch
 
+from drumbeat.predict.cost import Layout, Work
+from drumbeat.predict.frameworks import FRAMEWORKS
+from drumbeat.predict.memory import parts
+from drumbeat.predict.shapes import Model
 from drumbeat.train.refusal import Refusal
 
 _STATE_BYTES = 16
 _USABLE = 0.9  # of a device's memory
-_SLICE_BYTES = 2 << 30
 _MOST_AT_ONCE = 8  # samples of a micro-batch: more is no faster on any GPU we measured
 _ORDER = ("none", "selective", "full")  # from the fastest to the smallest
 
@@ -104,12 +100,9 @@ def fit(
 
 
 def _activations(shape: Transformer, micro: int, recompute: str, size: int) -> float:
-    kept = {
-        "none": 6 * shape.width + shape.key_value + 3 * shape.inner,
-        "selective": 5 * shape.width + shape.key_value + 2 * shape.inner,
-        "full": shape.width,
-    }
-    tokens = micro * shape.length
-    blocks = shape.layers * kept[recompute] + (kept["none"] if recompute != "none" else 0)
-    loss = min(_SLICE_BYTES, tokens * shape.vocabulary * size) + shape.vocabulary * shape.width * size
-    return float(tokens * blocks * size + loss)
+    """Bytes beside the state. Only products of heads and their width count, so that heads of width 1 stand for any."""
+    model = Model("", shape.layers, shape.width, shape.width, shape.key_value // 2, 1, shape.inner, shape.vocabulary)
+    layout = Layout(micro=micro, recompute=_ORDER.index(recompute))
+    own = FRAMEWORKS["drumbeat"]
+    found = parts(model, Work(shape.length, micro), layout, own.software, own.states, 0, 1)
+    return float(sum(found[name] for name in ("activations", "logits", "working set")) * size / 2)

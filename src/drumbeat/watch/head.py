@@ -23,6 +23,7 @@ class Standing:
     created: float = 0.0
     failure: Optional[Finding] = None  # what a job without agents printed of its end
     folder: str = ""
+    predicted: str = ""  # a step as it was predicted; empty: not known
 
     @property
     def goes_on(self) -> bool:
@@ -72,6 +73,7 @@ class Head:
     failure: Optional[Finding]
     findings: Tuple[Finding, ...]
     updated: Optional[float]  # of the latest record
+    predicted: str = ""
 
 
 def head_of(view: RunView, standing: Standing, now: float) -> Head:
@@ -123,6 +125,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         failure=view.failure or (None if standing.goes_on else standing.failure),
         findings=tuple(view.findings),
         updated=view.now or None,
+        predicted=standing.predicted,
     )
 
 

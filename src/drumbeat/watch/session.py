@@ -12,13 +12,14 @@ from drumbeat.base.record import RecordError
 from drumbeat.desk.state import cause_in_output
 from drumbeat.desk.status import array_numbers, read_summary, status
 from drumbeat.findings.model import Finding
+from drumbeat.predict.job import line_of_command
 from drumbeat.runfolder.derived import list_logs
 from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower, Record
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import LeadClock, Run
-from drumbeat.runfolder.summary import Summary
+from drumbeat.runfolder.summary import Summary, gpus_used
 from drumbeat.watch.head import Head, Standing, head_of
 from drumbeat.watch.model import RunView
 
@@ -138,5 +139,16 @@ class Session:
         self._next_status = time.monotonic() + _STATUS_EVERY
         self.view.end(told.summary)
         self.standing = Standing(
-            self.run.run_id, record.name, status.state, status.detail, record.created, told.failure, self.run.path
-        )
+            self.run.run_id, record.name, status.state, status.detail, record.created, told.failure, self.run.path,
+            self.standing.predicted or self._prediction(),
+        )  # fmt: skip
+
+    def _prediction(self) -> str:
+        """A step as it is predicted from the command and the first node's GPUs; empty if not known."""
+        try:
+            order, facts = self.run.order(), self.run.facts(0)
+        except RecordError:
+            return ""
+        if order is None or facts is None:
+            return ""
+        return line_of_command(order.command, facts.gpus, order.nodes, gpus_used(order, facts))

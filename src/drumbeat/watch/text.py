@@ -38,6 +38,8 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     lines = [("run", _title(head)), ("progress", _progress(head))]
     if head.rate is not None or head.step_seconds is not None:
         lines.append(("speed", _speed(head)))
+    if head.predicted:
+        lines.append(("predicted", head.predicted))
     lines.append(("nodes", _nodes(head)))
     if head.gpus:
         lines.append(("GPUs", _gpus(head)))

@@ -12,15 +12,11 @@ from typing import Dict, Optional
 import torch
 
 from drumbeat.machine.peaks import peak_of
+from drumbeat.predict.shapes import transformer_flops as transformer_flops
 
 # What the products of a precision run in. fp8 mixes two dtypes, so a share of one peak would mean nothing.
 _DTYPE = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "bf16-master": "bf16", "fp16": "fp16"}
 _TORCH = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def transformer_flops(matmul_parameters: int, layers: int, width: int, length: int, causal: bool) -> float:
-    """Training FLOPs per token: 6 N for the products and 12 L h s for attention, half of that where it is causal."""
-    return 6.0 * matmul_parameters + 12.0 * layers * width * length * (0.5 if causal else 1.0)
 
 
 @dataclass(frozen=True)

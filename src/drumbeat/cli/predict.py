@@ -1,0 +1,400 @@
+"""drumbeat predict: does it fit, how fast on N nodes, which layout, what does it cost."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+from drumbeat.cli import add_json
+
+
+def add_arguments(parser: Any) -> None:
+    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="job file; its command says model and layout")
+    group = parser.add_argument_group("the model, where the command does not say it")
+    group.add_argument(
+        "--model", metavar="WHAT", help="config.json, or a name: llama3-8b, mixtral-8x7b, resnet-50, ..."
+    )
+    group.add_argument("--framework", metavar="NAME", help="drumbeat, megatron, torchtitan, fsdp, deepspeed, ...")
+    group.add_argument("--layout", metavar="L", help="ddp, fsdp, or degrees: dp_shard=8,tp=2,pp=2; -1 is the rest")
+    group.add_argument("--batch", type=int, metavar="N", help="samples per step, on all GPUs together")
+    group.add_argument("--micro-batch", type=int, metavar="N", help="samples at once. Default: the fastest that fits")
+    group.add_argument("--seq", type=int, metavar="N", help="tokens per sequence")
+    group.add_argument("--precision", metavar="P", help="bf16, fp16, fp8, tf32, fp32; drumbeat's own: bf16-master")
+    group.add_argument("--recompute", choices=("none", "selective", "full"), help="Default: the fastest that fits")
+    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="stage by which states are sharded")
+    group = parser.add_argument_group("the cluster. Default: the GPUs of this node")
+    group.add_argument("--gpu", metavar="NAME", help="h100, h200, b200, a100, mi250x, mi300x, ...")
+    group.add_argument("--nodes", metavar="N", help="4, or several: 1,2,4,...,256. Default: the job's, else 1")
+    group.add_argument("--gpus-per-node", type=int, metavar="N", help="Default: the job's, else usual for this GPU")
+    group.add_argument("--fabric", metavar="NAME", help="slingshot-11, hdr, ndr, xdr, roce-400, efa, ethernet-25, ...")
+    group.add_argument("--nics", type=int, metavar="N", help="adapters per node")
+    group.add_argument("--memory", type=float, metavar="GIB", help="of one GPU. Default: its data sheet's")
+    group = parser.add_argument_group("what to answer")
+    group.add_argument(
+        "--search", action="store_true", help="the ten best layouts, and why the usual ones are not (numpy)"
+    )
+    group.add_argument("--tokens", metavar="N", help="time and cost of so many tokens (or images), such as 300e9")
+    group.add_argument("--budget", metavar="H", help="what so many GPU-hours pay for: 20000gpuh")
+    group.add_argument("--price", type=float, metavar="P", help="of one GPU-hour, in your currency")
+    group.add_argument(
+        "--calibrate",
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="training runs or verify runs of this cluster to learn from",
+    )
+    group.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
+    add_json(group)
+    parser.set_defaults(takes_command=True, after=None)
+    parser.usage = f"{parser.prog} [JOB.yaml] [options] [-- COMMAND...]"
+    parser.epilog = "Exit code: 0; 1 if nothing that was asked about fits; 2 for input that makes no sense."
+
+
+def run(args: Any) -> int:
+    import json
+    import os
+
+    from drumbeat.predict import show
+    from drumbeat.predict.forecast import forecast
+    from drumbeat.predict.goodput import reliability_of
+    from drumbeat.predict.job import make_case, node_counts
+    from drumbeat.predict.past import error_words
+
+    described, job = _described(args)
+    cluster = _cluster(args, job)
+    counts = node_counts(args.nodes) if args.nodes else [job.nodes or 1 if job else 1]
+    wishes = _wishes(args)
+    constants, basis, seen = _learned(args, cluster, described, wishes, os.environ)
+    cases = [make_case(described, wishes, cluster, nodes, constants, basis) for nodes in counts]
+    if args.search:
+        return _search(args, cases[-1])
+    found = [forecast(case) for case in cases]
+    naive = [_naive(each, described, wishes, constants, basis) for each in found]
+    last = found[-1]
+    reliability = reliability_of(last.case.gpus)
+    whole = _whole(args, last, described, reliability)
+    if args.html:
+        from drumbeat.report.forecast_page import page_of
+
+        many = found if len(found) > 1 else _more(args, described, wishes, cluster, counts[-1], constants, basis)
+        _write(
+            args.html, page_of(last, many, [_naive(each, described, wishes, constants, basis) for each in many], seen)
+        )
+    if args.json:
+        print(
+            json.dumps(
+                [show.plain_of(each, simple, whole if each is last else None) for each, simple in zip(found, naive)],
+                indent=2,
+            )
+        )
+    elif not args.html:
+        if len(found) > 1:
+            print("\n".join(show.scaling_lines(found, naive)) + "\n")
+        print(
+            "\n".join(
+                show.lines_of(
+                    last,
+                    naive[-1] if last.case.gpus > cluster.gpus_per_node else None,
+                    whole,
+                    reliability,
+                    error_words(seen),
+                )
+            )
+        )
+    return 0 if any(each.verdict != "does not fit" for each in found) else 1
+
+
+def _described(args: Any) -> Tuple[Any, Any]:
+    """The model, and the job if there is one."""
+    from drumbeat.base.problem import Problem
+    from drumbeat.predict.models import Described, describe, from_command
+
+    job = None
+    found: Optional[Described] = None
+    if args.job or args.after:
+        from drumbeat.jobfile.flags import load_job
+
+        job = load_job(args.job, args)
+        found = from_command([str(word) for word in job.command]) if job.command else None
+    if args.model:
+        import dataclasses
+
+        named = describe(args.model)
+        found = dataclasses.replace(found, model=named.model, seq=named.seq) if found else named
+    if found is None:
+        if job is None:
+            raise Problem("no model", "give a job file, -- COMMAND, or --model config.json (or a name)")
+        raise Problem(
+            "this command's model is not known (Megatron-LM, torchtitan, MaxText and drumbeat train are read)",
+            "add --model config.json, and --framework and --layout where they matter",
+        )
+    return found, job
+
+
+def _cluster(args: Any, job: Any) -> Any:
+    from drumbeat.base.problem import Problem
+    from drumbeat.predict.machine import find_cluster
+
+    for name in ("gpus_per_node", "nics", "memory", "batch", "micro_batch", "seq"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < 1e9:
+            raise Problem(f"--{name.replace('_', '-')} {value}: a number above 0 is needed")
+    gpu, memory = args.gpu, args.memory
+    per_node = args.gpus_per_node or (job.gpus if job else None) or 0
+    if not gpu:
+        from drumbeat.machine.gather import gather
+        from drumbeat.machine.host import LiveHost
+
+        here = [each for each in gather(LiveHost()).gpus if not each.integrated and each.name]
+        if not here:
+            raise Problem("no GPU here, so the machine is not known", "name one: --gpu h100")
+        gpu = here[0].name
+        per_node = per_node or len(here)
+        memory = memory or (here[0].memory_bytes or 0) / 2**30
+    return find_cluster(str(gpu), per_node, args.fabric or "", args.nics or 0, memory or 0.0)
+
+
+def _wishes(args: Any) -> Any:
+    from drumbeat.predict.job import Wishes
+
+    return Wishes(
+        args.layout or "",
+        args.batch,
+        args.micro_batch,
+        args.seq,
+        args.precision or "",
+        args.recompute or "",
+        args.zero,
+        args.framework or "",
+    )
+
+
+def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any) -> Tuple[Any, Any, List[Any]]:
+    """Constants, what they rest on, and the runs they were learned from: --calibrate, else the ledger of earlier runs."""
+    from drumbeat.predict.forecast import framework_named
+    from drumbeat.predict.interval import UNCALIBRATED
+    from drumbeat.predict.past import calibrated, recall, with_verify
+    from drumbeat.predict.shapes import ConvNet
+
+    usual = "drumbeat" if isinstance(described.model, ConvNet) else "fsdp"
+    name = wishes.framework or described.framework or usual
+    constants, basis = framework_named(name).constants, UNCALIBRATED
+    seen = recall(cluster.gpu, environ)
+    if args.calibrate:
+        from drumbeat.base.problem import Problem
+        from drumbeat.desk.runs import find_run
+        from drumbeat.desk.start.verify import RESULTS
+        from drumbeat.report.gather import figures_of
+        from drumbeat.report.predicted import seen_of
+
+        for wanted in args.calibrate:
+            folder = find_run(wanted, environ)
+            results = folder.results(RESULTS)
+            if results is not None:
+                constants, basis, told = with_verify(cluster, constants, results, len(folder.nodes()))
+                if not told:
+                    raise Problem(
+                        f"{wanted}: this verify run measured no bandwidth and no product on GPUs",
+                        "give a run on GPUs of this cluster",
+                    )
+                continue
+            one = seen_of(folder, figures_of(folder))
+            if one is None:
+                raise Problem(
+                    f"{wanted}: no model, layout or step time is known of this run",
+                    "give runs of a framework that predict reads",
+                )
+            seen = [each for each in seen if each.run != one.run] + [one]
+    learned, from_runs = calibrated(constants, seen, name)
+    return (learned, from_runs, seen) if from_runs is not UNCALIBRATED else (constants, basis, seen)
+
+
+def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) -> float:
+    """Seconds of a step at the speed per GPU of one node."""
+    import dataclasses
+
+    from drumbeat.base.problem import Problem
+    from drumbeat.predict.forecast import forecast
+    from drumbeat.predict.job import make_case
+
+    case = found.case
+    nodes = max(1, case.gpus // case.cluster.gpus_per_node)
+    model = int(case.layout.tp * case.layout.pp * case.layout.cp)
+    smallest = max(1, -(-model // case.cluster.gpus_per_node))
+    if nodes <= smallest:
+        return float(found.seconds)
+    try:
+        small = make_case(described, dataclasses.replace(wishes, batch=None), case.cluster, smallest, constants, basis)
+        share = int(case.work.batch // case.layout.dp)
+        small = dataclasses.replace(
+            small,
+            work=dataclasses.replace(case.work, batch=share * small.layout.dp),
+            layout=dataclasses.replace(case.layout, dp=small.layout.dp, shard=0),
+        )
+        first = forecast(small, look_for_fix=False)
+    except Problem:
+        return float(found.seconds)
+    return float(found.per_step / (first.rate / first.case.gpus * case.gpus))
+
+
+def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
+    from drumbeat.base.problem import Problem
+    from drumbeat.predict.goodput import affordable, whole_run
+
+    units = None
+    if args.tokens:
+        units = _quantity(args.tokens, "--tokens")
+    if args.budget:
+        text = args.budget.lower()
+        if text.endswith("gpuh"):
+            text = text[:-4]
+        hours = _quantity(text, "--budget")
+        paid = affordable(hours, found.seconds, found.per_step, found.case.gpus, reliability)
+        if not args.json and not args.html:
+            asked = (
+                f"; {units:.3g} were asked for: {'enough' if paid >= units else f'{paid / units:.0%} of them'}"
+                if units
+                else ""
+            )
+            low, high = (
+                affordable(hours, each, found.per_step, found.case.gpus, reliability)
+                for each in (found.high, found.low)
+            )
+            print(
+                f"{'budget':<13}{hours:,.0f} GPU-hours pay for {paid:.3g} {found.unit} (90 %: {low:.3g} to {high:.3g}){asked}"
+            )
+        units = units or paid
+    if units is None and described.steps:
+        units = described.steps * found.per_step
+    if units is None:
+        return None
+    if args.price is not None and not 0 <= args.price < 1e6:
+        raise Problem(f"--price {args.price}: a price above 0 is needed")
+    return whole_run(
+        units,
+        found.seconds,
+        found.per_step,
+        found.low,
+        found.high,
+        found.case.gpus,
+        reliability,
+        found.case.cluster.watts,
+        args.price,
+    )
+
+
+def _quantity(text: str, flag: str) -> float:
+    from drumbeat.base.problem import Problem
+
+    times = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:].lower(), 1.0)
+    try:
+        value = float(text if times == 1.0 else text[:-1]) * times
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e30:
+        raise Problem(f"{flag} {text}: a number above 0 is needed", "such as 300e9, 300b or 20000gpuh")
+    return value
+
+
+def _search(args: Any, case: Any) -> int:
+    import json
+
+    from drumbeat.base.problem import Problem
+    from drumbeat.predict import show
+    from drumbeat.predict.forecast import forecast
+    from drumbeat.predict.search import best
+
+    chosen, ranking = best(case)
+    if not chosen:
+        raise Problem(
+            f"none of {ranking.tried:,} layouts of {case.model.name} fits {case.gpus} x {case.cluster.gpu}",
+            "use more nodes or a larger GPU",
+            exit_code=1,
+        )
+    found = [forecast(each) for each in chosen]
+    if args.json:
+        print(json.dumps([show.plain_of(each, None, None) for each in found], indent=2))
+        return 0
+    print(f"{'model':<13}{show.model_words(case)}")
+    print(
+        f"{'on':<13}{case.gpus} x {case.cluster.gpu}; batch {int(case.work.batch)} x {int(case.work.seq)}; "
+        f"{case.precision}, {case.framework.name}"
+    )
+    print("\n".join(show.search_lines(found, ranking, _usual(case, found[0]))))
+    print(f"\n{'use':<13}{show.arguments_of(chosen[0])}")
+    print(f"{'basis':<13}{case.basis.name}: {case.basis.words}")
+    print(f"{'check it':<13}drumbeat tune layout JOB.yaml --steps 20 runs candidates for 20 steps each")
+    return 0
+
+
+def _usual(case: Any, winner: Any) -> Sequence[str]:
+    """Why the layouts that people try first are not the best."""
+    import dataclasses
+
+    from drumbeat.base.problem import Problem
+    from drumbeat.predict.cost import Layout
+    from drumbeat.predict.forecast import forecast
+    from drumbeat.predict.show import seconds_words
+
+    gpus, per_node = case.gpus, case.cluster.gpus_per_node
+    a = case.layout
+    usual = {
+        "data parallelism alone": Layout(dp=gpus, zero=1 if gpus > 1 else 0),
+        "sharded data parallelism (ZeRO-3, FSDP)": Layout(dp=gpus, zero=3),
+        "tensor parallelism over a node": Layout(tp=per_node, dp=gpus // per_node, zero=1, sp=1),
+        "pipeline over nodes, tensor parallelism inside": Layout(tp=per_node, pp=max(1, gpus // per_node), dp=1, sp=1),
+    }
+    lines = []
+    for name, layout in usual.items():
+        best = None
+        for recompute in (0, 1, 2):
+            tried = dataclasses.replace(
+                case, layout=dataclasses.replace(layout, micro=1, recompute=recompute, bubble=a.bubble)
+            )
+            try:
+                found = forecast(tried, look_for_fix=False)
+            except Problem as problem:
+                best = best or f"not possible: {problem.what}"
+                continue
+            if found.verdict == "fits":
+                total = found.seconds
+                terms = {
+                    key: value
+                    for key, value in found.terms.items()
+                    if key not in ("products", "attention", "element-wise")
+                }
+                most = max(terms, key=lambda key: terms[key]) if terms else "nothing"
+                slower, lost = total / winner.seconds - 1, terms.get(most, 0.0) / total
+                best = f"{seconds_words(total)}, {slower:+.0%}; largest loss: {most}, {lost:.0%} of the step"
+                break
+            best = f"does not fit: {found.memory / 2**30:.0f} of {case.cluster.memory_gib:.0f} GiB"
+        lines.append(f"{name}: {best}")
+    return lines
+
+
+def _more(args: Any, described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:
+    """Predictions around one number of nodes, for the page's curves."""
+    from drumbeat.base.problem import Problem
+    from drumbeat.predict.forecast import forecast
+    from drumbeat.predict.job import make_case
+
+    found = []
+    for count in sorted({max(1, nodes // 8), max(1, nodes // 4), max(1, nodes // 2), nodes, nodes * 2, nodes * 4}):
+        try:
+            found.append(forecast(make_case(described, wishes, cluster, count, constants, basis)))
+        except Problem:
+            continue
+    return found
+
+
+def _write(path: str, text: str) -> None:
+    import sys
+
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.redact import printable
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise Problem(f"cannot write {path}: {error.strerror}") from None
+    print(f"written to {printable(path)}", file=sys.stderr)

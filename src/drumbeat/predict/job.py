@@ -1,0 +1,206 @@
+"""From what a user has (a command, a model, degrees, a cluster) to the case that is predicted; rules fill the gaps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Optional, Sequence
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.predict.cost import Constants, Layout, Work
+from drumbeat.predict.forecast import Case, forecast, framework_named
+from drumbeat.predict.interval import OWN, UNCALIBRATED, Basis
+from drumbeat.predict.machine import Cluster, find_cluster
+from drumbeat.predict.models import Described, from_command, parse_layout
+from drumbeat.predict.shapes import ConvNet
+from drumbeat.predict.show import one_line
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What was said on the command line. None or empty: not said."""
+
+    layout: str = ""
+    batch: Optional[int] = None
+    micro: Optional[int] = None
+    seq: Optional[int] = None
+    precision: str = ""
+    recompute: str = ""
+    zero: Optional[int] = None
+    framework: str = ""
+
+
+_RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
+_MOST_AT_ONCE = 8  # samples of a micro-batch that is chosen here
+
+
+def make_case(
+    described: Described,
+    wishes: Wishes,
+    cluster: Cluster,
+    nodes: int,
+    constants: Optional[Constants] = None,
+    basis: Basis = UNCALIBRATED,
+) -> Case:
+    """Settle every value of a case: said on the command line, else in the job's command, else by a rule."""
+    gpus = nodes * cluster.gpus_per_node
+    conv = isinstance(described.model, ConvNet)
+    framework = framework_named(wishes.framework or described.framework or ("fsdp" if not conv else "drumbeat"))
+    precision = wishes.precision or described.precision or _usual_precision(cluster)
+    said = described.layout or Layout(dp=0, zero=-1, recompute=-1, micro=0)
+    degrees = _degrees(said, parse_layout(wishes.layout) if wishes.layout else {}, gpus)
+    zero = wishes.zero if wishes.zero is not None else degrees.pop("zero_said", None)
+    dp = degrees["dp"]
+    batch = wishes.batch or described.batch or _usual_batch(described, wishes, dp)
+    if batch < 1 or batch % dp:
+        raise Problem(
+            f"a batch of {batch} does not divide by {dp} replicas "
+            f"({gpus} GPUs = {dp} x tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']})",
+            "choose another batch, layout or number of nodes",
+        )
+    if zero is None:
+        zero = (
+            int(said.zero) if said.zero >= 0 else (3 if framework.states.gathered and dp > 1 else (1 if dp > 1 else 0))
+        )
+    share = batch // dp
+    work = Work(wishes.seq or described.seq, batch)
+    level = _RECOMPUTE.get(wishes.recompute, int(said.recompute))
+    if wishes.recompute and wishes.recompute not in _RECOMPUTE:
+        raise Problem(f"recompute {wishes.recompute!r} is unknown", "none, selective or full")
+    micro = wishes.micro or int(max(0, said.micro))
+    if not micro and said.micro < 0:  # as a number of micro-batches
+        if share % -said.micro:
+            raise Problem(
+                f"{share} samples per replica do not divide by {-said.micro} micro-batches", "choose another number"
+            )
+        micro = share // -int(said.micro)
+    layout = Layout(
+        tp=degrees["tp"], pp=degrees["pp"], cp=degrees["cp"], ep=degrees["ep"], dp=dp, vp=degrees["vp"], zero=zero,
+        shard=degrees["shard"], micro=micro or 1, recompute=max(0, level),
+        sp=int(degrees["tp"] > 1 and framework.name != "megatron-classic"),
+    )  # fmt: skip
+    if described.layout is not None and framework.name.startswith("megatron"):
+        layout = dataclasses.replace(layout, sp=described.layout.sp)
+    if basis is UNCALIBRATED and framework.name == "drumbeat" and cluster.gpu == "H200":
+        basis = OWN
+    case = Case(described.model, work, layout, framework, cluster, precision, constants or framework.constants, basis)
+    if micro and level >= 0:
+        return case
+    return _chosen(case, share, bool(micro), level >= 0)
+
+
+def _chosen(case: Case, share: int, keep_micro: bool, keep_recompute: bool) -> Case:
+    """Choose micro-batch and recomputation: the fastest that fits, else the smallest."""
+    conv = isinstance(case.model, ConvNet)
+    most = share if conv else min(share, _MOST_AT_ONCE)
+    sizes = [int(case.layout.micro)] if keep_micro else [n for n in range(most, 0, -1) if share % n == 0]
+    levels = [int(case.layout.recompute)] if keep_recompute or conv else [0, 1, 2]
+    best: Optional[Case] = None
+    fastest = 0.0
+    tried = case
+    for level in levels:
+        for micro in sizes:
+            tried = dataclasses.replace(case, layout=dataclasses.replace(case.layout, micro=micro, recompute=level))
+            found = forecast(tried, look_for_fix=False)
+            if found.verdict == "fits" and (best is None or found.seconds < fastest):
+                best, fastest = tried, found.seconds
+    return best or tried
+
+
+def _usual_precision(cluster: Cluster) -> str:
+    return "fp16" if cluster.gpu == "V100" else "bf16"
+
+
+def _usual_batch(described: Described, wishes: Wishes, dp: int) -> int:
+    """Return a step of one micro-batch per replica, or of 32,768 tokens (256 images) per replica where nothing is said."""
+    if isinstance(described.model, ConvNet):
+        return 256 * dp
+    if described.layout is not None and described.layout.micro > 0:
+        return int(described.layout.micro) * dp
+    seq = wishes.seq or described.seq
+    return max(1, 32768 // seq) * dp
+
+
+def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
+    """Return all degrees; -1 is what is left of the GPUs."""
+    found = {name: int(wished.get(name, getattr(said, name))) for name in ("tp", "pp", "cp", "ep", "vp")}
+    shard = wished.get("dp_shard", int(said.shard) if said.zero >= 3 else 0)
+    replicate = wished.get("dp_replicate", 0)
+    rest = [name for name in ("tp", "pp", "cp") if found[name] == -1]
+    if len(rest) > 1:
+        raise Problem("layout: only one degree may be -1", "give the others as numbers")
+    for name, value in found.items():
+        if value == 0 or value < -1:
+            raise Problem(f"layout: {name}={value}", "a degree is a whole number above 0")
+    if rest:
+        others = 1
+        for name in ("tp", "pp", "cp"):
+            others *= 1 if name in rest else found[name]
+        others *= max(1, replicate) * max(1, shard)
+        if gpus % others:
+            raise Problem(f"layout: {gpus} GPUs do not divide by {others}", "choose other degrees")
+        found[rest[0]] = gpus // others
+    model = found["tp"] * found["pp"] * found["cp"]
+    if gpus % model:
+        raise Problem(
+            f"{gpus} GPUs do not divide by tp {found['tp']} x pp {found['pp']} x cp {found['cp']} = {model}",
+            "choose other degrees or another number of nodes",
+        )
+    found["dp"] = gpus // model
+    found["shard"] = min(max(0, shard), found["dp"] * found["cp"])
+    if wished:
+        if "dp_shard" in wished and wished["dp_shard"] != 1:
+            found["zero_said"] = 3
+        elif "dp_replicate" in wished:
+            found["zero_said"] = 0
+    return found
+
+
+def node_counts(text: str) -> List[int]:
+    """Read 4, 1,2,4 or 1,2,4,...,256 (doubling where the first two do, else by their difference)."""
+    words = [word.strip() for word in text.split(",")]
+    try:
+        if "..." in words:
+            at = words.index("...")
+            first, last = [int(word) for word in words[:at]], int(words[at + 1])
+            if not first or len(words) != at + 2 or min(first) < 1 or last < first[-1]:
+                raise ValueError
+            doubling = len(first) < 2 or first[-1] == 2 * first[-2]
+            step = first[-1] - first[-2] if len(first) > 1 else 0
+            while first[-1] < last:
+                first.append(first[-1] * 2 if doubling else first[-1] + step)
+            counts = [*(n for n in first if n < last), last]
+        else:
+            counts = [int(word) for word in words]
+    except (ValueError, IndexError):
+        raise Problem(f"--nodes {text}: not a list of node counts", "write 4, 1,2,4 or 1,2,4,...,256") from None
+    if not counts or min(counts) < 1 or max(counts) > 200_000 or len(counts) > 500:
+        raise Problem(f"--nodes {text}: a number of nodes must be at least 1", "write 4, 1,2,4 or 1,2,4,...,256")
+    return sorted(set(counts))
+
+
+def case_of_command(
+    command: Sequence[str], gpu: str, nodes: int, gpus_per_node: int, memory_gib: float = 0.0
+) -> Optional[Case]:
+    """Return the case of a job's command on known GPUs; None where model or GPU is not known. A Problem: it cannot run so."""
+    try:
+        described = from_command(list(command))
+        if described is None:
+            return None
+        cluster = find_cluster(gpu, gpus_per_node, memory_gib=memory_gib)
+    except Problem:
+        return None
+    return make_case(described, Wishes(), cluster, nodes)
+
+
+def line_of_command(command: Sequence[str], gpus: Sequence[Any], nodes: int, gpus_per_node: int) -> str:
+    """Return one line of prediction for a job on these GPUs (of one node, as its facts name them); empty: not known."""
+    names = {each.name for each in gpus if not each.integrated}
+    if len(names) != 1 or not gpus_per_node:
+        return ""
+    memory = next((each.memory_bytes for each in gpus if not each.integrated), None)
+    try:
+        case = case_of_command(command, str(names.pop()), nodes, gpus_per_node, (memory or 0) / 2**30)
+        return one_line(forecast(case)) if case else ""
+    except Problem as problem:
+        return f"not possible: {problem.what}"

@@ -1,0 +1,181 @@
+"""What earlier runs say: rates that `verify` measured, and a ledger of predictions beside what came of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.base.folders import make_private, users_folder
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.predict.calibrate import fit, need_numpy, stack
+from drumbeat.predict.cost import Constants, Layout, Work, step
+from drumbeat.predict.forecast import Case
+from drumbeat.predict.frameworks import FRAMEWORKS
+from drumbeat.predict.interval import CALIBRATED, MEASURED, UNCALIBRATED, Basis
+from drumbeat.predict.machine import Cluster, machine_of
+from drumbeat.predict.shapes import ConvNet, Model
+
+_MOST = 500  # records that are kept
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One run whose step time is known."""
+
+    run: str
+    case: Case
+    predicted: float
+    measured: float
+
+
+def ledger_path(environ: Mapping[str, str]) -> str:
+    return os.path.join(users_folder(environ, "XDG_STATE_HOME", ".local", "state"), "drumbeat", "predictions.jsonl")
+
+
+def remember(seen: Seen, environ: Mapping[str, str]) -> None:
+    """Add a run to the ledger, in place of what it said of that run before. A ledger that cannot be written is left alone."""
+    path = ledger_path(environ)
+    try:
+        make_private(os.path.dirname(path))
+        lines = [line for line in _lines(path) if line.get("run") != seen.run][-_MOST:] + [_to_plain(seen)]
+        partial = f"{path}.{os.getpid()}"
+        with open(partial, "w", encoding="utf-8") as stream:
+            stream.write("".join(json.dumps(line) + "\n" for line in lines))
+        os.replace(partial, path)
+    except OSError:
+        return
+
+
+def recall(gpu: str, environ: Mapping[str, str]) -> List[Seen]:
+    """Return the runs of the ledger on this kind of GPU."""
+    found = [_from_plain(line) for line in _lines(ledger_path(environ))]
+    return [seen for seen in found if seen is not None and seen.case.cluster.gpu == gpu]
+
+
+def _lines(path: str) -> List[Dict[str, Any]]:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            texts = stream.readlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    found = []
+    for text in texts:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict):
+            found.append(line)
+    return found
+
+
+def _to_plain(seen: Seen) -> Dict[str, Any]:
+    case = seen.case
+    return {
+        "run": seen.run,
+        "predicted": seen.predicted,
+        "measured": seen.measured,
+        "kind": type(case.model).__name__,
+        "model": _values(case.model),
+        "work": _values(case.work),
+        "layout": _values(case.layout),
+        "cluster": _values(case.cluster),
+        "framework": case.framework.name,
+        "precision": case.precision,
+    }
+
+
+def _from_plain(line: Dict[str, Any]) -> Optional[Seen]:
+    try:
+        model: Any = (ConvNet if line["kind"] == "ConvNet" else Model)(**line["model"])
+        framework = FRAMEWORKS[line["framework"]]
+        case = Case(
+            model,
+            Work(**line["work"]),
+            Layout(**line["layout"]),
+            framework,
+            Cluster(**line["cluster"]),
+            str(line["precision"]),
+            framework.constants,
+        )
+        predicted, measured = float(line["predicted"]), float(line["measured"])
+        machine_of(case.cluster, case.precision)
+    except Exception:  # a line of another version, or a damaged one, is not evidence
+        return None
+    return Seen(str(line["run"]), case, predicted, measured) if predicted > 0 and measured > 0 else None
+
+
+def _values(record: Any) -> Dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def error_words(seen: Sequence[Seen]) -> str:
+    """Say how wrong earlier predictions were."""
+    if not seen:
+        return "no run on such GPUs was compared with its prediction yet (drumbeat report RUN does that)"
+    errors = [each.predicted / each.measured - 1 for each in seen]
+    mean = sum(abs(error) for error in errors) / len(errors)
+    worst = max(errors, key=abs)
+    many = f"{len(errors)} earlier prediction{'s' if len(errors) > 1 else ''} on such GPUs"
+    return f"{many}: off by {mean:.0%} on average, at most {worst:+.0%}"
+
+
+def calibrated(prior: Constants, seen: Sequence[Seen], framework: str) -> Tuple[Constants, Basis]:
+    """Return constants fitted to earlier runs of the same framework, and their basis; convolutional networks are left out."""
+    rows = [each for each in seen if isinstance(each.case.model, Model) and each.case.framework.name == framework]
+    if not rows:
+        return prior, UNCALIBRATED
+    try:
+        numpy = need_numpy()
+    except Exception:
+        return prior, UNCALIBRATED
+    arrays = tuple(
+        stack(part)
+        for part in (
+            [each.case.model for each in rows],
+            [each.case.work for each in rows],
+            [each.case.layout for each in rows],
+            [each.case.framework.software for each in rows],
+            [machine_of(each.case.cluster, each.case.precision) for each in rows],
+        )
+    )
+    measured = numpy.array([each.measured for each in rows])
+    model, work, layout, software, machine = arrays
+    constants, _ = fit(
+        lambda c: step(model, work, layout, software, machine, c, numpy)["total"], measured, prior, noise=0.03
+    )
+    words = f"{len(rows)} earlier run{'s' if len(rows) > 1 else ''} with this framework on such GPUs"
+    wider = 1 + 1 / math.sqrt(len(rows))
+    return constants, dataclasses.replace(
+        CALIBRATED, words=words, low=CALIBRATED.low * wider, high=CALIBRATED.high * wider
+    )
+
+
+def with_verify(
+    cluster: Cluster, constants: Constants, results: Mapping[str, Any], nodes: int
+) -> Tuple[Constants, Basis, List[str]]:
+    """Replace usual shares by what `drumbeat verify` measured: the all-reduce's bus bandwidth, and a matrix product."""
+    told: List[str] = []
+    machine = machine_of(cluster, "bf16" if cluster.gpu != "V100" else "fp16")
+    rates = [
+        float(row["busbw"]) for row in results.get("collectives") or () if row.get("op") in ("all_reduce", "all-reduce")
+    ]
+    if rates and int(results.get("world_size") or 0) > 1:
+        best = max(rates) * 1e9
+        if nodes > 1:
+            constants = dataclasses.replace(constants, nic=min(1.2, best / machine.nic))
+            told.append(f"network {best / 1e9:.0f} GB/s per node")
+        else:
+            constants = dataclasses.replace(constants, link=min(1.2, best / machine.link))
+            told.append(f"links {best / 1e9:.0f} GB/s per GPU")
+    products = [float(row["tflops"]) for row in (results.get("gemm") or {}).get("ranks") or ()]
+    if products and (results.get("gemm") or {}).get("dtype") == "bfloat16":
+        median = sorted(products)[len(products) // 2] * 1e12
+        constants = dataclasses.replace(
+            constants, product=constants.product * min(1.1, max(0.5, median / machine.flops))
+        )
+        told.append(f"matrix product {median / 1e12:.0f} TFLOP/s")
+    return constants, MEASURED if told else UNCALIBRATED, told

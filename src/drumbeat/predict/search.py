@@ -1,0 +1,114 @@
+"""All layouts of a model on a number of GPUs at once: memory first, then time for those that fit. Needs numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.predict import cost, memory
+from drumbeat.predict.calibrate import need_numpy, take
+from drumbeat.predict.cost import Layout
+from drumbeat.predict.forecast import Case
+from drumbeat.predict.frameworks import states_of
+from drumbeat.predict.machine import machine_of
+from drumbeat.predict.shapes import ConvNet, Model
+
+_PIECE = 16384  # rows that are computed together: they stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Ranking:
+    layouts: Any  # Layout of arrays, best first
+    seconds: Any
+    bytes: Any
+    tried: int
+    fitting: int
+
+
+def grid(case: Case) -> Layout:
+    """Return every layout that divides the GPUs, the model and the batch of a case, as arrays."""
+    numpy = need_numpy()
+    model = _transformer(case)
+    gpus, batch = case.gpus, int(case.work.batch)
+    divisors = numpy.array([n for n in range(1, min(gpus, 4096) + 1) if gpus % n == 0])
+    heads, kv = int(model.heads), int(model.kv_heads)
+    tps = [n for n in divisors if heads % n == 0 and (kv % n == 0 or n % kv == 0) and n <= 64]
+    pps = [n for n in divisors if n <= model.layers and model.layers % n == 0]
+    cps = [n for n in divisors if case.work.seq % (2 * n) == 0 and n <= 64] or [1]
+    eps = [n for n in range(1, int(model.experts) + 1) if model.experts % n == 0] if model.experts else [1]
+    vps = [n for n in range(1, int(model.layers) + 1) if model.layers % n == 0 and n <= 24]
+    zeros = [0, 1, 3] if case.framework.states.gathered or case.framework.name == "drumbeat" else [0, 1]
+    micros = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if batch % n == 0]
+    axes = numpy.meshgrid(tps, pps, cps, eps, vps, zeros, micros, [0, 1, 2], indexing="ij")
+    tp, pp, cp, ep, vp, zero, micro, recompute = (axis.ravel().astype(numpy.float64) for axis in axes)
+    fits = gpus % (tp * pp * cp) == 0
+    dp = numpy.where(fits, gpus / (tp * pp * cp), 1)
+    share = batch / dp
+    fits &= (batch % dp == 0) & (share % micro == 0)
+    fits &= numpy.where(pp > 1, (model.layers % (pp * vp) == 0) & ((vp == 1) | (share / micro % pp == 0)), vp == 1)
+    fits &= (dp * cp % ep == 0) & ~((zero > 0) & (dp * cp == 1)) & ~((zero == 3) & (pp > 1))
+    rows = numpy.flatnonzero(fits)
+    sp = (tp > 1) * float(case.framework.name != "megatron-classic")
+    return take(Layout(tp, pp, cp, ep, dp, vp, zero, numpy.zeros_like(tp), micro, recompute, sp), rows)  # type: ignore[no-any-return]
+
+
+def rank(case: Case, layouts: Layout) -> Ranking:
+    """Compute memory of all layouts and time of those that fit; return these, fastest first."""
+    numpy = need_numpy()
+    model = _transformer(case)
+    machine = machine_of(case.cluster, case.precision)
+    room = case.framework.fits * case.cluster.memory_gib * 2**30 - memory.OVERHEAD
+    count = len(layouts.tp)
+    seconds = numpy.full(count, numpy.inf)
+    needed = numpy.zeros(count)
+    plain, sharded = states_of(case.framework, case.precision, False), states_of(case.framework, case.precision, True)
+    software = case.framework.software
+    for start in range(0, count, _PIECE):
+        part = take(layouts, slice(start, start + _PIECE))
+        whole = memory.peak(model, case.work, part, software, plain, numpy)
+        if plain != sharded:
+            whole = numpy.where(part.zero >= 3, memory.peak(model, case.work, part, software, sharded, numpy), whole)
+        needed[start : start + _PIECE] = whole
+        fitting = numpy.flatnonzero(whole <= room)
+        if len(fitting):
+            found = cost.step(model, case.work, take(part, fitting), software, machine, case.constants, numpy)["total"]
+            seconds[start + fitting] = found
+    order = numpy.argsort(seconds, kind="stable")
+    fitting = int(numpy.isfinite(seconds).sum())
+    order = order[:fitting]
+    return Ranking(take(layouts, order), seconds[order], needed[order] + memory.OVERHEAD, count, fitting)
+
+
+def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
+    """Return the best layouts as cases, without those that differ from a better one in nothing that matters."""
+    ranking = rank(case, grid(case))
+    chosen: List[Case] = []
+    seen: Dict[Any, float] = {}
+    for i in range(len(ranking.seconds)):
+        values = {
+            field.name: _plain(getattr(ranking.layouts, field.name)[i])
+            for field in dataclasses.fields(Layout)
+            if field.name not in ("bubble",)
+        }
+        layout = dataclasses.replace(case.layout, **values)
+        key = (layout.tp, layout.pp, layout.ep, layout.vp, layout.zero, layout.recompute, layout.micro / layout.cp)
+        if key in seen:
+            continue
+        seen[key] = float(ranking.seconds[i])
+        chosen.append(dataclasses.replace(case, layout=layout))
+        if len(chosen) == many:
+            break
+    return chosen, ranking
+
+
+def _plain(value: Any) -> Any:
+    number = float(value)
+    return int(number) if number == int(number) else number
+
+
+def _transformer(case: Case) -> Model:
+    if isinstance(case.model, ConvNet):
+        raise Problem(f"{case.model.name}: there is one layout, data parallelism", "leave out --search")
+    return case.model

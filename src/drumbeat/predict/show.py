@@ -1,0 +1,247 @@
+"""Predictions as text and as plain data: every figure with its interval and its basis."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Optional, Sequence
+
+from drumbeat.predict import shapes
+from drumbeat.predict.cost import Layout
+from drumbeat.predict.forecast import Case, Forecast
+from drumbeat.predict.goodput import Reliability, Whole, limit_words
+from drumbeat.predict.search import Ranking
+from drumbeat.predict.shapes import ConvNet
+
+NOT_MODELLED = (
+    "data loading and checkpoints inside a step, other jobs on the network, uneven experts, memory fragmentation, "
+    "compile time, offloading"
+)
+_RECOMPUTE = {0: "none", 1: "selective", 2: "full"}
+
+
+def layout_words(a: Layout) -> str:
+    parts = [
+        f"{name} {int(getattr(a, name))}"
+        for name in ("tp", "pp", "cp", "ep", "dp")
+        if getattr(a, name) > 1 or name == "dp"
+    ]
+    parts += [f"vp {int(a.vp)}"] if a.vp > 1 else []
+    parts += [f"ZeRO-{int(a.zero)}"] if a.zero else []
+    parts += [f"shards of {int(a.shard)}"] if a.shard and a.zero >= 3 else []
+    return f"{', '.join(parts)}, micro-batch {int(a.micro)}, recompute {_RECOMPUTE[int(a.recompute)]}"
+
+
+def model_words(case: Case) -> str:
+    m = case.model
+    if isinstance(m, ConvNet):
+        return f"{m.name}: {m.parameters / 1e6:.1f} M parameters, {3 * m.forward_flops / 1e9:.1f} GFLOP per image (3 x forward)"
+    active = shapes.matmul_parameters(m)
+    total = shapes.parameters(m)
+    some = f", {active / 1e9:.3g} B of them per token" if m.experts else ""
+    flops = shapes.flops_per_token(m, case.work.seq) / 1e9
+    return f"{m.name}: {total / 1e9:.3g} B parameters{some}, {flops:.3g} GFLOP per token ({shapes.CONVENTION})"
+
+
+def memory_words(found: Forecast) -> str:
+    size = found.case.cluster.memory_gib
+    stage = max(range(len(found.stages)), key=lambda i: sum(found.stages[i].values()))
+    parts = ", ".join(
+        f"{name} {value / 2**30:.1f}" for name, value in found.stages[stage].items() if value > 0.05 * 2**30
+    )
+    where = f" on stage {stage} of {len(found.stages)}" if len(found.stages) > 1 else ""
+    fix = f"; to make it fit: {found.fix}" if found.fix else ""
+    return f"{found.memory / 2**30:.1f} of {size:.0f} GiB{where} ({parts}, libraries 1.5){fix}"
+
+
+def lines_of(found: Forecast, naive: Optional[float], whole: Optional[Whole], r: Reliability, past: str) -> List[str]:
+    """Return the prediction of one case. `naive`: seconds by the naive rule."""
+    case, cluster = found.case, found.case.cluster
+    total = sum(value for value in found.terms.values() if value > 0)
+    parts = [(value / total, name) for name, value in found.terms.items() if value > 0.005 * total]
+    nodes = case.gpus // cluster.gpus_per_node or 1
+    place = f"{nodes} x {min(case.gpus, cluster.gpus_per_node)} {cluster.gpu}"
+    size = (
+        f"{int(case.work.batch)} images"
+        if found.unit == "images"
+        else f"{int(case.work.batch)} x {int(case.work.seq)} tokens"
+    )
+    slow, fast = found.per_step / found.high, found.per_step / found.low
+    rows = [
+        ("model", model_words(case)),
+        ("on", f"{place}; {layout_words(case.layout)}; {case.precision}, {case.framework.name}"),
+        ("batch", f"{size} per step"),
+        (found.verdict, memory_words(found)),
+        ("step", f"{seconds_words(found.seconds)} (90 %: {seconds_words(found.low)} to {seconds_words(found.high)})"),
+        (
+            "speed",
+            f"{found.rate:,.0f} {found.unit}/s (90 %: {slow:,.0f} to {fast:,.0f}); {found.rate / case.gpus:,.0f} per GPU; "
+            f"MFU {found.mfu:.0%}",
+        ),
+        ("where", ", ".join(f"{name} {share:.0%}" for share, name in sorted(parts, reverse=True))),
+    ]
+    if naive is not None:
+        rows.append(("naive", f"{seconds_words(naive)}: the same speed per GPU as on one node"))
+    if whole is not None:
+        rows += whole_lines(whole, found.unit, r)
+    rows += [("basis", f"{case.basis.name}: {case.basis.words}; {past}"), ("not in it", NOT_MODELLED)]
+    return [f"{label:<13}{text}" for label, text in rows]
+
+
+def whole_lines(whole: Whole, unit: str, r: Reliability) -> List[Any]:
+    """Return time, cost and goodput of a whole run, as label and text."""
+    cost = f"{_count(whole.gpu_hours)} GPU-hours"
+    cost += f", about {_count(whole.kwh)} kWh" if whole.kwh is not None else ""
+    cost += f", {_count(whole.money)} at the price given" if whole.money is not None else ""
+    span = f"90 %: {long_words(whole.low)} to {long_words(whole.high)}"
+    costs = f"checkpoints of {r.checkpoint:.0f} s, restarts of {r.restart:.0f} s"
+    return [
+        ("whole run", f"{whole.units:.3g} {unit} in {long_words(whole.seconds)} ({span}); {cost}"),
+        ("goodput", f"{whole.goodput:.1%}: a failure every {long_words(r.between_failures)} ({r.source}), {costs}"),
+        ("time limit", f"--time={limit_words(whole.limit)} covers the upper end of the interval"),
+    ]
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
+    """Return columns as wide as their widest cell, to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(titles, *rows)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in (titles, *rows)]
+
+
+def scaling_lines(found: Sequence[Forecast], naive: Sequence[float]) -> List[str]:
+    """Return a table over node counts."""
+    unit, base = found[0].unit, found[0].rate / found[0].case.gpus
+    titles = ("nodes", "GPUs", "step", f"{unit}/s", "90 % interval", "per GPU", "efficiency", "naive", "GiB", "memory")
+    rows = []
+    for each, simple in zip(found, naive):
+        gpus, per_gpu = each.case.gpus, each.rate / each.case.gpus
+        slow, fast = each.per_step / each.high, each.per_step / each.low
+        rows.append(
+            (
+                str(gpus // each.case.cluster.gpus_per_node or 1), str(gpus), seconds_words(each.seconds), f"{each.rate:,.0f}",
+                f"{slow:,.0f} to {fast:,.0f}", f"{per_gpu:,.0f}", f"{per_gpu / base:.0%}",
+                f"{each.per_step / simple:,.0f}", f"{each.memory / 2**30:.1f}", each.verdict,
+            )
+        )  # fmt: skip
+    return table(titles, rows)
+
+
+_DEGREES = ("tp", "pp", "vp", "cp", "ep", "dp", "zero", "micro")
+_NETWORK = (
+    "tensor parallel",
+    "context parallel",
+    "expert parallel",
+    "sharded weights",
+    "pipeline transfers",
+    "gradients",
+)
+
+
+def search_lines(found: Sequence[Forecast], ranking: Ranking, usual: Sequence[str]) -> List[str]:
+    """Return the table of the best layouts."""
+    titles = (*_DEGREES, "recompute", "step", "90 %", "per GPU", "MFU", "bubble", "network", "GiB")
+    rows = []
+    for each in found:
+        a, total = each.case.layout, each.seconds
+        exposed = sum(each.terms.get(name, 0.0) for name in _NETWORK)
+        degrees = [str(int(getattr(a, name))) for name in _DEGREES]
+        rows.append(
+            (
+                *degrees, _RECOMPUTE[int(a.recompute)], seconds_words(total),
+                f"{seconds_words(each.low)} to {seconds_words(each.high)}",
+                f"{each.rate / each.case.gpus:,.0f}", f"{each.mfu:.0%}", f"{each.terms.get('bubble', 0.0) / total:.0%}",
+                f"{exposed / total:.0%}", f"{each.memory / 2**30:.1f}",
+            )
+        )  # fmt: skip
+    lines = [f"{ranking.tried:,} layouts divide, {ranking.fitting:,} of them fit; the best by predicted time:", ""]
+    return lines + table(titles, rows) + ([""] + list(usual) if usual else [])
+
+
+def arguments_of(case: Case) -> str:
+    """Return a layout as the arguments of its framework."""
+    a = case.layout
+    tp, pp, cp, dp, micro, batch = (int(n) for n in (a.tp, a.pp, a.cp, a.dp, a.micro, case.work.batch))
+    recompute = _RECOMPUTE[int(a.recompute)]
+    if case.framework.name.startswith("megatron"):
+        words = [
+            f"--tensor-model-parallel-size {tp}",
+            f"--pipeline-model-parallel-size {pp}",
+            f"--context-parallel-size {cp}",
+        ]
+        words += [f"--micro-batch-size {micro}", f"--global-batch-size {batch}"]
+        words += [f"--expert-model-parallel-size {int(a.ep)}"] if a.ep > 1 else []
+        layers = 0 if isinstance(case.model, ConvNet) else int(case.model.layers)
+        words += [f"--num-layers-per-virtual-pipeline-stage {layers // int(pp * a.vp)}"] if a.vp > 1 else []
+        words += ["--use-distributed-optimizer"] if a.zero else []
+        words += ["--sequence-parallel"] if a.sp else []
+        words += [f"--recompute-granularity {recompute}"] if a.recompute else []
+        return " ".join(words)
+    if case.framework.name == "torchtitan":
+        words = [f"--parallelism.tensor_parallel_degree {tp}", f"--parallelism.pipeline_parallel_degree {pp}"]
+        words += [f"--parallelism.context_parallel_degree {cp}", f"--training.local_batch_size {micro}"]
+        return " ".join([*words, f"--activation_checkpoint.mode {recompute}"])
+    shard = dp if a.zero >= 3 else 1
+    degrees = f"dp_replicate={dp // shard},dp_shard={shard},tp={tp},pp={pp},cp={cp}"
+    return f"--layout {degrees} --set batch={batch} accumulate={batch // (dp * micro)} recompute={recompute}"
+
+
+def plain_of(found: Forecast, naive: Optional[float], whole: Optional[Whole]) -> Dict[str, Any]:
+    """Return a prediction as plain data for --json."""
+    case = found.case
+    a = case.layout
+    return {
+        "model": case.model.name,
+        "framework": case.framework.name,
+        "gpu": case.cluster.gpu,
+        "gpus": case.gpus,
+        "gpus_per_node": case.cluster.gpus_per_node,
+        "precision": case.precision,
+        "flop_convention": shapes.CONVENTION,
+        "batch": case.work.batch,
+        "seq": case.work.seq,
+        "layout": {field.name: getattr(a, field.name) for field in dataclasses.fields(a)},
+        "arguments": arguments_of(case),
+        "step_s": found.seconds,
+        "step_s_90": [found.low, found.high],
+        f"{found.unit}_per_s": found.rate,
+        f"{found.unit}_per_s_90": [found.per_step / found.high, found.per_step / found.low],
+        "mfu": found.mfu,
+        "terms_s": found.terms,
+        "memory_gib": found.memory / 2**30,
+        "memory_of_gib": case.cluster.memory_gib,
+        "stages_gib": [{name: value / 2**30 for name, value in parts.items()} for parts in found.stages],
+        "verdict": found.verdict,
+        "fix": found.fix,
+        "naive_step_s": naive,
+        "basis": case.basis.name,
+        "basis_words": case.basis.words,
+        "sources": [case.cluster.source, case.framework.source],
+        "not_modelled": NOT_MODELLED,
+        "whole_run": None
+        if whole is None
+        else {field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)},
+    }
+
+
+def one_line(found: Forecast) -> str:
+    """Return the line that `drumbeat plan` and `watch` show."""
+    span = f"90 %: {seconds_words(found.low)} to {seconds_words(found.high)}"
+    memory = f"memory {found.verdict}: {found.memory / 2**30:.0f} of {found.case.cluster.memory_gib:.0f} GiB"
+    speed = f"{found.rate:,.0f} {found.unit}/s, MFU {found.mfu:.0%}"
+    return f"{seconds_words(found.seconds)} per step ({span}), {speed}; {memory}; by {found.case.basis.name}"
+
+
+def seconds_words(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms" if seconds * 1e3 < 1000 else "1 s"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def long_words(seconds: float) -> str:
+    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {name}"
+    return f"{seconds:.0f} s"

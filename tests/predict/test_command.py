@@ -1,0 +1,163 @@
+"""drumbeat predict as a user types it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from drumbeat.base.problem import Problem
+from drumbeat.cli import main
+from drumbeat.predict.goodput import best_interval, goodput, limit_words, reliability_of
+from drumbeat.predict.job import node_counts
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def predict(capsys, *words):
+    code = main(["predict", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_name_and_a_gpu_are_enough(capsys):
+    code, out, _ = predict(capsys, "--model", "llama3-8b", "--gpu", "h100", "--nodes", "4")
+    assert code == 0
+    for word in ("fits", "step", "90 %", "tokens/s", "MFU", "basis", "not in it", "6 N + 12 L h s"):
+        assert word in out
+
+
+def test_several_node_counts_stand_beside_the_naive_rule(capsys):
+    code, out, _ = predict(capsys, "--model", "llama3-8b", "--gpu", "mi250x", "--nodes", "1,2,4,...,16")
+    lines = out.splitlines()
+    assert code == 0 and "naive" in lines[0] and "efficiency" in lines[0]
+    assert [line.split()[0] for line in lines[1:6]] == ["1", "2", "4", "8", "16"]
+
+
+def test_json_has_intervals_and_sources(capsys):
+    code, out, _ = predict(
+        capsys, "--model", "llama3-70b", "--gpu", "h100", "--nodes", "8,16", "--tokens", "1e9", "--json"
+    )
+    first, last = json.loads(out)
+    assert code == 0 and first["whole_run"] is None and last["whole_run"]["gpu_hours"] > 0
+    assert (
+        last["step_s_90"][0] < last["step_s"] < last["step_s_90"][1] and last["sources"] and last["basis"] == "defaults"
+    )
+
+
+def test_what_does_not_fit_says_what_would(capsys):
+    code, out, _ = predict(
+        capsys, "--model", "llama3-70b", "--framework", "drumbeat", "--gpu", "h100", "--nodes", "8", "--layout", "ddp"
+    )
+    assert code == 1 and "does not fit" in out and "to make it fit: " in out
+
+
+def test_the_search_prints_layouts_and_the_arguments_of_the_best(capsys):
+    code, out, _ = predict(
+        capsys,
+        "--model",
+        "llama3-70b",
+        "--framework",
+        "megatron",
+        "--gpu",
+        "h100",
+        "--nodes",
+        "8",
+        "--batch",
+        "128",
+        "--search",
+    )
+    assert code == 0 and "--tensor-model-parallel-size" in out and "data parallelism alone: does not fit" in out
+    assert len([line for line in out.splitlines() if line.strip()[:1].isdigit()]) >= 5
+
+
+def test_a_budget_pays_for_tokens(capsys):
+    words = ("--model", "llama3-8b", "--gpu", "h200", "--budget", "20000gpuh", "--tokens", "300e9")
+    code, out, _ = predict(capsys, *words)
+    assert code == 0 and "20,000 GPU-hours pay for" in out and "were asked for" in out and "--time=" in out
+
+
+def test_a_page_needs_nothing_else(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    code, _, _ = predict(capsys, "--model", "llama3-8b", "--gpu", "h100", "--nodes", "4", "--html", str(page))
+    text = page.read_text()
+    assert (
+        code == 0
+        and "<svg" in text
+        and "naive" in text
+        and "http" not in text.replace("http://www.w3.org", "").replace("http-equiv", "")
+    )
+
+
+def test_a_job_file_says_it_all(capsys, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("nodes: 2\ngpus: 8\ncommand: drumbeat train llama --layout fsdp --set model=8b batch=64 steps=100\n")
+    code, out, _ = predict(capsys, str(job), "--gpu", "h100")
+    assert code == 0 and "2 x 8 H100 SXM" in out and "time limit" in out and "drumbeat" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--model", "nosuch", "--gpu", "h100"),
+        ("--model", "llama3-8b", "--gpu", "tpu"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--fabric", "string"),
+        ("--model", "/no/such/config.json", "--gpu", "h100"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--layout", "tp=3"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--layout", "pp=5,tp=2"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--layout", "tp=-2"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--batch", "7"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--batch", "-8"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--nodes", "0"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--nodes", "1,...,"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--tokens", "many"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--budget", "0gpuh"),
+        ("--model", "llama3-8b", "--gpu", "v100", "--precision", "bf16"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--framework", "keras"),
+        ("--model", "llama3-8b", "--gpu", "h100", "--calibrate", "/"),
+        ("--model", "resnet-50", "--gpu", "h100", "--layout", "tp=2"),
+        ("--gpu", "h100"),
+        ("--gpu", "h100", "--", "python", "train.py"),
+    ],
+)
+def test_bad_input_is_a_clear_message_and_code_2(capsys, words):
+    code, out, err = predict(capsys, *words)
+    assert code == 2 and not out and err.startswith("drumbeat predict: ") and "Traceback" not in err
+    assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '"text"', "{}", '{"model_type": "llama"}', "\x00"])
+def test_a_damaged_config_is_a_clear_message(capsys, tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    code, _, err = predict(capsys, "--model", str(path), "--gpu", "h100")
+    assert code == 2 and err.startswith("drumbeat predict: ")
+
+
+def test_one_layout_needs_no_numpy_and_the_search_says_that_it_does():
+    script = (
+        "import sys; sys.modules['numpy'] = None\nfrom drumbeat.cli import main\n"
+        "a = main(['predict', '--model', 'llama3-8b', '--gpu', 'h100'])\n"
+        "b = main(['predict', '--model', 'llama3-8b', '--gpu', 'h100', '--search'])\nsys.exit(10 * a + b)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2 and "tokens/s" in done.stdout and "numpy" in done.stderr
+
+
+def test_node_counts():
+    assert node_counts("4") == [4] and node_counts("1,2,4,...,32") == [1, 2, 4, 8, 16, 32]
+    assert node_counts("10,15,...,27") == [10, 15, 20, 25, 27]
+    for wrong in ("", "a", "...,4", "4,...,1", "-1"):
+        with pytest.raises(Problem):
+            node_counts(wrong)
+
+
+def test_goodput_falls_with_size_and_the_best_interval_is_best():
+    small, large = reliability_of(8), reliability_of(16384)
+    assert goodput(small) > 0.99 > goodput(large) > 0.8
+    best = best_interval(large)
+    assert goodput(large, best) >= max(goodput(large, best / 2), goodput(large, best * 2))
+    assert limit_words(3600) == "01:00:00" and limit_words(90061) == "1-01:10:00"
