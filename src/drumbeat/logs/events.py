@@ -10,6 +10,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import Places
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import Match
+from drumbeat.logs.meaning.senses import remedy, sense
 from drumbeat.logs.nccl.communicators import Communicators, Process
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import Line
@@ -56,10 +57,16 @@ class Event:
     again: bool = False  # the like of it came several times before
     of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
     of_helper: bool = False  # an exception of a thread or a worker process
+    sense: str = ""  # what an exception that no rule knows means, as a rule's code
 
     @property
     def code(self) -> str:
-        return self.match.rule.code if self.match else "exception"
+        return self.match.rule.code if self.match else self.sense or "exception"
+
+    @property
+    def advice(self) -> Optional[str]:
+        """The remedy that its line names."""
+        return remedy(self.evidence.text)
 
     @property
     def mention(self) -> bool:
@@ -154,6 +161,7 @@ class Events:
             lines=raised.lines,
             of_launcher=raised.of_launcher,
             of_helper=raised.of_helper,
+            sense="" if raised.of_launcher else sense(raised.text),
         )
         self._keep((name, evidence.file or "", line.rank, ""), event)
 

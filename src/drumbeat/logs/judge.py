@@ -19,7 +19,19 @@ from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure, Log
 from drumbeat.logs.meaning.conditions import Whole, holds, with_settings
 from drumbeat.logs.meaning.grammar import names_itself
-from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, JOB, NOTE, OTHER, REPORT, SYMPTOM, Match, rule_of_signal
+from drumbeat.logs.meaning.rules import (
+    CAUSE,
+    CONSEQUENCE,
+    JOB,
+    NOTE,
+    OTHER,
+    REPORT,
+    SYMPTOM,
+    Match,
+    rule_of_code,
+    rule_of_signal,
+)
+from drumbeat.logs.meaning.senses import remedy, sense
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
@@ -37,9 +49,15 @@ MAX_EVIDENCE = 4
 def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
     """`first`: no other rank is known to have said the same before."""
     rank = ranks.rank(event) if first and not (event.match and event.match.rule.blames == JOB) else None
+    advice = event.advice
+    own_fix = f"{advice}, as the log itself says" if advice else ""
     if event.match is None:
+        known = Match(rule_of_code(event.sense), {}) if event.sense else None
+        cause = "; ".join(filter(None, (known.cause if known and not advice else "", event.raised_at)))
+        fix = own_fix or (known.fix(bool(event.raised_at)) if known else "")
+        where, sure = (event.evidence,), LIKELY if event.sense else CERTAIN
         return Finding(
-            "exception", ERROR, event.exception, event.raised_at, "", (event.evidence,), host=event.host, rank=rank
+            event.code, ERROR, event.exception, cause, fix, where, host=event.host, rank=rank, confidence=sure
         )
     rule = event.match.rule
     severity = rule.severity if rule.role != CONSEQUENCE else INFO
@@ -48,8 +66,8 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         rule.code,
         severity,
         event.match.title,
-        "; ".join(filter(None, (event.match.cause, event.raised_at))),
-        event.match.fix(bool(event.raised_at)),
+        "; ".join(filter(None, (event.match.cause if not advice else "", event.raised_at))),
+        own_fix or event.match.fix(bool(event.raised_at)),
         (event.evidence, *event.beside),
         host=event.host if first else None,
         rank=rank,
@@ -361,6 +379,13 @@ class _Judge:
             return replace(
                 rest, answer=rule.code, confidence=LIKELY, rule=rule.id, source=rule.source, finding=died, why_first=why
             )
+        meant = sense(error.text)
+        if meant and meant != "peer-lost":
+            known = Match(rule_of_code(meant), {})
+            fix = remedy(error.text) or known.fix(False)
+            said = Finding(meant, ERROR, error.text[:200], known.cause, fix, (error,), confidence=LIKELY)
+            why = "the log ends with these words"
+            return replace(rest, answer=meant, confidence=LIKELY, finding=said, why_first=why)
         finding = Finding("logged-error", ERROR, error.text[:200], evidence=(error,), confidence=UNKNOWN)
         behind = self.log.ends.get(error.file or "", 0) - (error.line or 0)
         why = "the log ends with an error that no rule knows"

@@ -163,6 +163,10 @@ class Tiers:
     def _good_end_after(self, event: Event) -> bool:
         return self.log.good_end_after(event)
 
+    def _ends(self, event: Event) -> bool:
+        """Is it the last word of a file that never says that its work was done?"""
+        return self.log.after(event) == 0 and not self.log.good_ends and not self.log.trains_on(event)
+
     def _done_before(self, event: Event) -> bool:
         """When the work is done the ranks leave one by one, and the last ones see closed connections."""
         return 0 < self.log.good_ends.last(event.evidence.file or "") < event.number
@@ -277,7 +281,7 @@ class Tiers:
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
-            tiers[tier] = [event for event in tiers[tier] if event.match or not explained(event, near)]
+            tiers[tier] = [event for event in tiers[tier] if event.match or event.advice or not explained(event, near)]
         tiers[CAUSE] = self._without_helpers(without_reraised(tiers[CAUSE]))
         tiers[CAUSE] = self._without_script_lines(tiers[CAUSE])
         better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
@@ -289,7 +293,9 @@ class Tiers:
         tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
         if self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
             tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not self._of_reporter(event)]
-        loud = [event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet)]
+        loud = [
+            event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet) or self._ends(event)
+        ]
         if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
             tiers[NOISE] += tiers[CONSEQUENCE]
             tiers[CONSEQUENCE] = []
@@ -322,12 +328,25 @@ def _record(first: FirstFailure, live: Sequence[Event]) -> order.Event:
 
 
 def _kind(event: Event, tier: str) -> str:
-    waits = event.match.rule.blames == OTHER if event.match else may_follow(event.exception)
     kind = kind_of(event.code, event.exception)
+    waits = event.match.rule.blames == OTHER if event.match else may_follow(event.exception) or kind in order.WAITS
     if tier == SYMPTOM:
         kind = order.TIMED_OUT if waits or event.code in WAITED else kind
         return kind if kind in (order.OUTSIDE, order.TIMED_OUT) and event.code not in BARE else order.RECORD
     return order.RAISED_IN_COMMUNICATION if waits else kind if kind in _OF_CAUSES else order.RAISED
+
+
+def is_own_failure(event: Event) -> bool:
+    """Does it tell of a failure that needs no other rank's, whatever else was seen?"""
+    rule = event.match.rule if event.match else None
+    if (
+        event.level in ("I", "W")
+        or event.of_launcher
+        or rule
+        and (rule.severity != ERROR or rule.role not in (CAUSE, SYMPTOM))
+    ):
+        return False
+    return _kind(event, rule.role if rule else CAUSE) in order.OWN
 
 
 def _survivable(event: Event) -> bool:
