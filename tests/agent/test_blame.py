@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.lead.attempt import RankEnd, blame
+from drumbeat.agent.lead.attempt import RankEnd, blame, earliest
 from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
 
 
@@ -80,3 +80,34 @@ def test_a_hang_in_which_nobody_stood_out_says_less_than_who_did_not_come():
     assert blame(ends, idle, str).code == "rank-absent"
     assert blame(ends, asleep, str) is asleep
     assert blame((end(0, finding="gloo-timeout"),), idle, str) is idle
+
+
+LOST = Finding("exception", ERROR, "RuntimeError: allreduce failed: lost contact with a worker")
+
+
+def lost(rank, at):
+    return replace(end(rank, at=at), finding=LOST)
+
+
+def first_rank(*ends):
+    found = earliest(ends)[1]
+    return found.rank if found else None
+
+
+def test_who_is_reaped_a_moment_later_may_have_been_first():
+    """Words that no rule knows, on a busy machine: the others are gone before the agent sees who was killed."""
+    killed = end(2, number=9, at=10.9, finding="killed")
+    raised = replace(end(2, at=11.5), finding=Finding("exception", ERROR, "ValueError: bad batch"))
+    bare = replace(end(2, 3, at=10.9), finding=Finding("exit-code", ERROR, "exit code 3"))
+    for cause_end in (killed, raised, bare):
+        assert first_rank(lost(0, 10.0), lost(1, 10.2), cause_end, lost(3, 10.8)) == 2
+    assert cause(lost(0, 10.0), end(2, 0, 10.9, None), lost(3, 10.8)) == ("early-exit", 2, "h1")
+    assert first_rank(replace(bare, rank=0, at=10.0), raised) == 2, "words say more than a bare exit code"
+
+
+def test_a_rank_that_was_failing_when_all_were_asked_to_stop():
+    failing = replace(end(2, at=12.0, by_us=True), finding=Finding("exception", ERROR, "ValueError: bad batch"))
+    told = replace(failing, finding=Finding("exception", ERROR, "RuntimeError: received SIGTERM, leaving"))
+    assert first_rank(lost(0, 10.0), failing, lost(1, 10.2)) == 2
+    assert first_rank(lost(0, 10.0), told, lost(1, 10.2)) == 0
+    assert first_rank(end(0, 3, 10.0, "exit-code"), failing) == 0, "another failure is known"

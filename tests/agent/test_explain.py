@@ -100,7 +100,7 @@ IGNORED = ["Exception ignored in: <function Pool.__del__ at 0x7f>", *TRACEBACK]
         (["step 8/50 loss 0.6", "Error: my data is bad"], [], 0.0, "Error: my data is bad"),
         (["step 8/50 loss 0.6"], ["Training failed: shard 7"], 0.0, "Training failed: shard 7"),
         (["Exception caught: RuntimeError('bad')", "bye"], [], 0.0, "Exception caught: RuntimeError('bad')"),
-        (["[rank1]: An error occurred: [Errno 2] x"], [], 0.0, "[rank1]: An error occurred: [Errno 2] x"),
+        (["[rank1]: An error occurred: [Errno 2] x"], [], 0.0, "An error occurred: [Errno 2] x"),
         (["\x1b[31mfatal error:\x1b[0m no labels"], [], 0.0, "fatal error: no labels"),
         (["Error: no such cache: made anew", "step 9/50 loss 0.5"], [], 0.0, ""),
         (["step 8/50 loss 0.6", "Error: 0.12", "Error: nan", "Uploads failed: 0", "error: none"], [], 0.0, ""),

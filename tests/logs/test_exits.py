@@ -277,3 +277,9 @@ def test_what_a_logger_calls_information_is_nobodys_last_words():
 def test_a_hint_below_an_error_is_not_the_error():
     said = ["drumbeat train: no setting 'figurez'", "  did you mean figures?"]
     assert explain_exit(2, None, said, ["drumbeat"], False).title == "exit code 2: drumbeat train: no setting 'figurez'"
+
+
+def test_a_step_of_training_is_no_last_word():
+    finding = explain(code=1, lines=["loading the data", "step 12/100 loss: 2.31 lr: 0.001"])
+    assert (finding.code, finding.title) == ("exit-code", "exit code 1: loading the data")
+    assert explain(code=1, lines=["step 12/100 loss: 2.31 lr: 0.001"]).title == "exit code 1"

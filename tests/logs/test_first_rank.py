@@ -177,5 +177,5 @@ def test_the_table_says_who_was_first_where_another_rank_has_the_only_words():
     assert any("Root Cause" in evidence.text for evidence in failure.finding.evidence)
     alike = read(f"{raised.replace('rank0', 'rank1')}\n{raised}\n{table.format(1)}").failure
     assert (alike.finding.rank, alike.confidence) == (1, "certain")
-    killed = read(f"{raised}\n{table.format(-9)}").failure  # no exception of Python ended that one
-    assert killed.finding.rank == 0
+    killed = read(f"{raised}\n{table.format(-9)}").failure  # recorded as the first; rank 0's words are not about it
+    assert (killed.answer, killed.finding.rank, killed.confidence) == ("killed", 1, "likely")

@@ -78,3 +78,46 @@ def test_it_is_said_that_an_earlier_run_was_not_judged():
     assert report.failure.answer == "none" and any(said in text for text in report.failure.unseen)
     shown = " ".join(render(report).split())
     assert "none seen in the last run" in shown and said in shown
+
+
+BANNER = """Loading modules for the run
+Using config file configs/base.yaml
+World size is 8, local world size 4
+torch version 2.5.1, cuda 12.4
+Building the model with 1200 M parameters
+"""
+RAISED = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    main()\n'
+STEPS = "".join(f"step {number} loss 2.{number}\n" for number in range(10, 70))
+
+
+def test_a_program_that_was_started_again_is_judged_by_its_last_start():
+    failed = f"{BANNER}{RAISED}FileNotFoundError: [Errno 2] No such file or directory: 'a.json'\n"
+    failed += f"{BANNER}{RAISED}ValueError: the batch cannot be divided\n{BANNER}{STEPS}"
+    for tail, answer in (("", "none"), ("Training completed\n", "none"), (f"{RAISED}KeyError: 'x'\n", "exception")):
+        failure = read(failed + tail).failure
+        assert (failure.answer, failure.confidence) == (answer, "likely"), (
+            "only the banner says that it was started again"
+        )
+        told = [note.title for note in failure.notes if note.code == "earlier-attempt"]
+        assert told == [
+            "run 1 of 3 in log, lines 1-9: no such file 'a.json'",
+            "run 2 of 3 in log, lines 10-18: ValueError: the batch cannot be divided",
+        ]
+
+
+def test_banners_of_many_ranks_are_no_starts():
+    lost = f"{RAISED}RuntimeError: Connection reset by peer\n"
+    for text in (BANNER * 8, f"{BANNER}{RAISED}KeyError: 'x'\n{BANNER}{lost}{BANNER}{lost}"):
+        failure = read(text + f"{RAISED}KeyError: 'x'\n").failure
+        assert failure.answer == "exception" and not any(note.code == "earlier-attempt" for note in failure.notes)
+        assert "KeyError" in failure.finding.title
+
+
+def test_a_file_with_two_jobs_says_so():
+    job = "SLURM_JOB_ID={}\nstep 1 loss 2.0\n"
+    failure = read(f"{job.format(100)}{OOM}\n{job.format(101)}Training finished successfully").failure
+    assert failure.answer == "none" and "log holds 2 jobs (100, 101): only the last one is judged" in failure.unseen
+    assert [note.title for note in failure.notes] == ["run 1 of 2 in log, lines 1-3: the GPU ran out of memory"]
+    mixed = read(f"{job.format(100)}{job.format(101)}{job.format(100)}{OOM}").failure
+    assert (mixed.answer, mixed.confidence) == ("gpu-out-of-memory", "likely")
+    assert any("their lines are mixed" in text for text in mixed.unseen)

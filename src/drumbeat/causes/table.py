@@ -8,9 +8,19 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.causes.events import (
+    EXIT,
+    LOST_PEER,
+    OUTSIDE,
+    RAISED,
+    RAISED_IN_COMMUNICATION,
+    TIMED_OUT,
+    in_communication,
+)
+from drumbeat.causes.events import HARDWARE as OF_HARDWARE
 from drumbeat.findings.model import Finding
-from drumbeat.runfolder.state import CODE as HANG
 
+HANG = "hang-"  # how the codes of hangs begin
 NOT_ZERO = "let the failure end the program: raise the exception again, or leave with an exit code other than 0"
 
 NEVER, SAME_STEP, SAME_WORDS = "never", "same step", "same words"
@@ -132,3 +142,25 @@ def cause_of(finding: Optional[Finding], exit_code: int) -> Cause:
     if finding.code.startswith(HANG):
         return UNCLEAR
     return _BY_CODE.get(finding.code, PROGRAM)
+
+
+# Codes of ends, by the kind of event that they are; every other code is an exception of the program.
+_KINDS = {
+    OUTSIDE: ("killed", "oom-kill", "segfault", "bus-error", "illegal-instruction", "signal", "terminated", "interrupted"),
+    OF_HARDWARE: HARDWARE.codes,
+    EXIT: ("exit-code", "unknown", "aborted"),
+    RAISED_IN_COMMUNICATION: tuple(code for code in NETWORK.codes if code != "hub-access"),
+    LOST_PEER: ("peer-lost", "watchdog-teardown"),
+    TIMED_OUT: ("collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck", "jax-coordinator"),
+}  # fmt: skip
+_KIND_OF = {code: kind for kind, codes in _KINDS.items() for code in codes}
+CONSEQUENCES = frozenset(
+    (*_KINDS[LOST_PEER], *_KINDS[TIMED_OUT])
+)  # they say that another rank went away or did not come
+
+
+def kind_of(code: str, words: str) -> str:
+    """The kind of event that ended a rank, by its finding's code and the rank's own words."""
+    kind = _KIND_OF.get(code, RAISED)
+    own_words = kind == EXIT or code == "exception"
+    return RAISED_IN_COMMUNICATION if own_words and in_communication(words) else kind

@@ -10,6 +10,9 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import Places
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import Match
+from drumbeat.logs.meaning.senses import remedy, sense
+from drumbeat.logs.nccl.communicators import Communicators, Process
+from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import Line
 from drumbeat.logs.read.tracebacks import Raised, Span
 
@@ -54,10 +57,16 @@ class Event:
     again: bool = False  # the like of it came several times before
     of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
     of_helper: bool = False  # an exception of a thread or a worker process
+    sense: str = ""  # what an exception that no rule knows means, as a rule's code
 
     @property
     def code(self) -> str:
-        return self.match.rule.code if self.match else "exception"
+        return self.match.rule.code if self.match else self.sense or "exception"
+
+    @property
+    def advice(self) -> Optional[str]:
+        """The remedy that its line names."""
+        return remedy(self.evidence.text)
 
     @property
     def mention(self) -> bool:
@@ -152,6 +161,7 @@ class Events:
             lines=raised.lines,
             of_launcher=raised.of_launcher,
             of_helper=raised.of_helper,
+            sense="" if raised.of_launcher else sense(raised.text),
         )
         self._keep((name, evidence.file or "", line.rank, ""), event)
 
@@ -236,3 +246,59 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
         (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
     )
     return (int(rank) if rank else None), found["host"] or found["node"] or "", found["local"] is not None
+
+
+@dataclass(frozen=True)
+class RankOf:
+    """Global ranks of processes: by host and pid, or with the device too where one process has several."""
+
+    processes: Dict[Tuple[str, int], int]
+    devices: Dict[Tuple[str, int, int], int]
+    first: Optional[FirstFailure] = None  # torchrun's table has the local rank and the rank side by side
+
+    @staticmethod
+    def of(state: Communicators, first: Optional[FirstFailure] = None) -> RankOf:
+        processes: Dict[Tuple[str, int], int] = {}
+        devices: Dict[Tuple[str, int, int], int] = {}
+        for process in state.processes.values():
+            largest = max((member.nranks for member in process.members), default=0)
+            world = [member for member in process.members if member.nranks == largest and member.rank >= 0]
+            own = {member.rank for member in world} or _own_ends(process)
+            if len(own) == 1:
+                processes[(process.host, process.pid)] = own.pop()
+            for member in world:
+                if member.device is not None:
+                    devices[(process.host, process.pid, member.device)] = member.rank
+        for rank, (host, pid) in state.test_ranks.items():
+            processes.setdefault((host, pid), rank)
+        return RankOf(processes, devices, first)
+
+    def local(self, event: Event) -> bool:
+        """Whether `rank` counts on the event's node only."""
+        return event.local and not self._in_table(event)
+
+    def _in_table(self, event: Event) -> bool:
+        first = self.first
+        here = first is not None and first.evidence.file == event.evidence.file
+        return here and first is not None and first.local is not None and first.local == event.rank
+
+    def rank(self, event: Event) -> Optional[int]:
+        if event.local and self.first is not None and self._in_table(event):
+            return self.first.rank
+        if not event.pid:
+            return event.rank
+        host, pid = event.host or "", event.pid
+        if (host, pid) in self.processes:
+            return self.processes[(host, pid)]
+        if event.device is None:
+            return event.rank
+        return self.devices.get((host, pid, event.device), event.rank)
+
+
+def _own_ends(process: Process) -> Set[int]:
+    """The ranks from which a process connects, where no line names its communicator."""
+    return {
+        receiver if side == "receive" else sender
+        for member in process.members
+        for sender, receiver, side, *_ in member.edges
+    }

@@ -33,6 +33,7 @@ from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import clean
 from drumbeat.logs.reader import Reader
 from drumbeat.machine.model import Identity
+from drumbeat.metrics.printed import read_line
 from drumbeat.plan.argv import SETUP_FAILED
 
 FINISHED = "finished"
@@ -317,7 +318,8 @@ def _by_code(
 def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
     """The last line, or a telling one among the last few; what a logger calls information says nothing about an end, and an
     indented line goes on with the one above it: a hint, a quotation."""
-    cleaned = [line.text for line in map(clean, lines[-20:]) if line.level != "I" and line.text.strip()]
+    spoken = (line for line in lines[-20:] if not read_line(line))  # a step of training is no word about its end
+    cleaned = [line.text for line in map(clean, spoken) if line.level != "I" and line.text.strip()]
     texts: List[str] = [text.strip() for text in cleaned if not text[:1].isspace()] or [
         text.strip() for text in cleaned
     ]

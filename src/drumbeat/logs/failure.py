@@ -89,9 +89,10 @@ class Log:
         )
 
 
-def with_unseen(failure: Failure, unseen: Sequence[str]) -> Failure:
-    """Where not all was read, `none` is not certain."""
-    sure = LIKELY if failure.answer == NO_FAILURE and failure.confidence == CERTAIN else failure.confidence
+def with_unseen(failure: Failure, unseen: Sequence[str], mixed: bool = False) -> Failure:
+    """Where not all was read, `none` is not certain; where runs may be `mixed`, nothing is."""
+    unsure = mixed or (unseen and failure.answer == NO_FAILURE)
+    sure = LIKELY if unsure and failure.confidence == CERTAIN else failure.confidence
     return replace(failure, confidence=sure, unseen=(*failure.unseen, *unseen))
 
 

@@ -1,9 +1,7 @@
 """What failed first, and why: the earliest error that is nobody's consequence.
 
-Tiers decide among events whose order is not known: a known cause or an uncaught exception, then symptoms (a watchdog's
-timeout, a signal), then what launchers report, then consequences. tiers.py sorts the events into them, first.py puts those of
-one tier in order. Times and the launcher's own record come before kinds: what follows a recorded death is its consequence,
-and what happened after a rank had given up waiting is not what it waited for.
+tiers.py says which events count: known causes and uncaught exceptions, symptoms (a watchdog's timeout, a signal), what
+launchers report, consequences. The judge of order (drumbeat.causes) picks the first of them; here it becomes an answer.
 """
 
 from __future__ import annotations
@@ -13,36 +11,53 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import Places, merged
+from drumbeat.causes.events import OUTSIDE, RECORD
+from drumbeat.causes.first import First
+from drumbeat.causes.first import first as earliest
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
-from drumbeat.logs.events import Event
-from drumbeat.logs.explained import most_specific
+from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure, Log
-from drumbeat.logs.first import RankOf, earliest, place
 from drumbeat.logs.meaning.conditions import Whole, holds, with_settings
 from drumbeat.logs.meaning.grammar import names_itself
-from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, JOB, NOTE, OTHER, REPORT, SYMPTOM, Match, rule_of_signal
+from drumbeat.logs.meaning.rules import (
+    CAUSE,
+    CONSEQUENCE,
+    JOB,
+    NOTE,
+    OTHER,
+    REPORT,
+    SYMPTOM,
+    Match,
+    rule_of_code,
+    rule_of_signal,
+)
+from drumbeat.logs.meaning.senses import remedy, sense
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.records import signal_of
 from drumbeat.logs.read.tracebacks import CUT_OFF
-from drumbeat.logs.tiers import NOBODYS_FAULT, NOTICED, UNEXPLAINED, WARNED, Tiers
+from drumbeat.logs.tiers import BARE, NOBODYS_FAULT, NOTICED, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific
 
 # How events are shown: one finding for an event, one for each code of many, with lines of several ranks as evidence.
 
 
 MAX_EVIDENCE = 4
-# All who say so waited equally long: who says it first was not first at fault.
-WAITED = frozenset({"collective-timeout"})
 
 
 def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
     """`first`: no other rank is known to have said the same before."""
     rank = ranks.rank(event) if first and not (event.match and event.match.rule.blames == JOB) else None
+    advice = event.advice
+    own_fix = f"{advice}, as the log itself says" if advice else ""
     if event.match is None:
+        known = Match(rule_of_code(event.sense), {}) if event.sense else None
+        cause = "; ".join(filter(None, (known.cause if known and not advice else "", event.raised_at)))
+        fix = own_fix or (known.fix(bool(event.raised_at)) if known else "")
+        where, sure = (event.evidence,), LIKELY if event.sense else CERTAIN
         return Finding(
-            "exception", ERROR, event.exception, event.raised_at, "", (event.evidence,), host=event.host, rank=rank
+            event.code, ERROR, event.exception, cause, fix, where, host=event.host, rank=rank, confidence=sure
         )
     rule = event.match.rule
     severity = rule.severity if rule.role != CONSEQUENCE else INFO
@@ -51,8 +66,8 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         rule.code,
         severity,
         event.match.title,
-        "; ".join(filter(None, (event.match.cause, event.raised_at))),
-        event.match.fix(bool(event.raised_at)),
+        "; ".join(filter(None, (event.match.cause if not advice else "", event.raised_at))),
+        own_fix or event.match.fix(bool(event.raised_at)),
         (event.evidence, *event.beside),
         host=event.host if first else None,
         rank=rank,
@@ -68,7 +83,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
 def merged_findings(events: List[Event], ranks: RankOf) -> Tuple[Finding, ...]:
     """One finding for each code, in the order in which each first appeared."""
     by_code: Dict[str, List[Event]] = {}
-    for event in sorted(events, key=place):
+    for event in sorted(events, key=lambda event: event.sequence):
         by_code.setdefault(event.code, []).append(event)
     return tuple(with_evidence(finding_of(found[0], ranks), found) for found in by_code.values())
 
@@ -88,7 +103,7 @@ def blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
 def with_evidence(finding: Finding, events: List[Event]) -> Finding:
     """More lines of the same kind, from other ranks first."""
     evidence: List[Evidence] = list(finding.evidence)
-    for event in sorted(events, key=place):
+    for event in sorted(events, key=lambda event: event.sequence):
         if event.evidence not in evidence and len(evidence) < MAX_EVIDENCE:
             evidence.append(event.evidence)
     return replace(finding, evidence=tuple(evidence))
@@ -269,8 +284,6 @@ def _ranks(numbers: Tuple[int, ...]) -> str:
 
 
 ABOVE_CUT = 40  # lines: a warning or a lost peer no further above the end of a traceback that is cut off may say why
-# They end a process whatever happened before, so any other symptom says more.
-_BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
 
 
 def judge(
@@ -306,7 +319,7 @@ class _Judge:
         log: Log,
     ) -> None:
         self.live, self.ranks, self.first, self.extra, self.log = live, ranks, first, extra, log
-        self.tiers = Tiers(live, first, extra, log)
+        self.tiers = Tiers(live, ranks, first, extra, log)
         self.named = NamedRank(live, self.tiers, ranks, first, log)
         raised = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)) or raised or extra
@@ -328,10 +341,16 @@ class _Judge:
             consequences=self._merged(self.tiers[CONSEQUENCE]),
             notes=notes,
         )
-        if self.tiers[CAUSE]:
-            return self._of_causes(rest)
-        if self.tiers[SYMPTOM] or self.extra:
-            return self._of_symptoms(rest)
+        causes = [cause for cause in self.tiers[CAUSE] if not cause.caught] or self.tiers[CAUSE]
+        causes = [cause for cause in causes if not cause.mention] or causes
+        telling = [event for event in self.tiers[SYMPTOM] if event.code not in BARE]
+        found, event = self._earliest(causes, telling or self.tiers[SYMPTOM])
+        if event in causes:
+            return self._of_causes(rest, causes, event, found)
+        if event or self.extra:
+            return self._of_symptoms(replace(rest, others=self._merged(causes) + rest.others), event, found)
+        if self.first and self.first.by_signal and causes:
+            return self._of_death(replace(rest, others=self._merged(causes) + rest.others), self.first)
         if self.tiers[REPORT] or self.tiers[CONSEQUENCE] or self.tiers[UNEXPLAINED]:
             return self._without_cause(rest)
         if self.first is not None and self.first.exit_code:
@@ -360,6 +379,13 @@ class _Judge:
             return replace(
                 rest, answer=rule.code, confidence=LIKELY, rule=rule.id, source=rule.source, finding=died, why_first=why
             )
+        meant = sense(error.text)
+        if meant and meant != "peer-lost":
+            known = Match(rule_of_code(meant), {})
+            fix = remedy(error.text) or known.fix(False)
+            said = Finding(meant, ERROR, error.text[:200], known.cause, fix, (error,), confidence=LIKELY)
+            why = "the log ends with these words"
+            return replace(rest, answer=meant, confidence=LIKELY, finding=said, why_first=why)
         finding = Finding("logged-error", ERROR, error.text[:200], evidence=(error,), confidence=UNKNOWN)
         behind = self.log.ends.get(error.file or "", 0) - (error.line or 0)
         why = "the log ends with an error that no rule knows"
@@ -383,13 +409,31 @@ class _Judge:
             notes=tuple(note for note in rest.notes if note.code != NAN_LOSS),
         )
 
-    def _of_causes(self, rest: Failure) -> Failure:
-        causes = [cause for cause in self.tiers[CAUSE] if not cause.caught] or self.tiers[CAUSE]
-        causes = [cause for cause in causes if not cause.mention] or causes
-        event, why, sure = earliest(causes, self.first, self.ranks)
-        waited = [each for each in self.tiers[SYMPTOM] if self._gave_up_before(each, event)]
-        if any(each.time is not None and event.time is not None for each in waited):
-            return self._of_symptoms(replace(rest, others=self._merged(causes) + rest.others))
+    def _earliest(self, causes: List[Event], symptoms: List[Event]) -> Tuple[First, Optional[Event]]:
+        """The first of these; none where it is a death that only the launcher's record tells of."""
+        pairs = [(self.tiers.in_order(event, CAUSE), event) for event in causes]
+        pairs += [(self.tiers.in_order(event, SYMPTOM), event) for event in symptoms]
+        record = self.tiers.record
+        if record is not None and any(
+            each.kind == OUTSIDE and not each.place.differs(record.place) for each, _ in pairs
+        ):
+            record = replace(record, kind=RECORD)  # the lines themselves tell of that death
+        found = earliest([*(each for each, _ in pairs), *([record] if record else ())], NOTICED)
+        return found, next((event for each, event in pairs if each is found.event), None)
+
+    def _of_death(self, rest: Failure, first: FirstFailure) -> Failure:
+        """A launcher recorded a death by a signal, before anything else that is known, and no line of that rank says why."""
+        rule = rule_of_signal(abs(first.exit_code or 0) % 128)
+        if rule is None:
+            return self._reported_only(rest, first)
+        match = Match(rule, {})
+        died = Finding(rule.code, ERROR, match.title, match.cause, match.fix(False), (first.evidence,), rank=first.rank)
+        why = f"{first.who} saw rank {first.rank} fail first"
+        died = replace(died, host=first.host or None, confidence=LIKELY)
+        return replace(rest, answer=rule.code, confidence=LIKELY, rule=rule.id, finding=died, why_first=why)
+
+    def _of_causes(self, rest: Failure, causes: List[Event], event: Event, found: First) -> Failure:
+        why, sure = found.why, found.in_order
         alike = [cause for cause in causes if cause.code == event.code]
         finding = with_evidence(self.named.finding(event, alike, sure), alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
@@ -397,9 +441,9 @@ class _Judge:
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
         named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
-        named = named and not self.tiers.trained_behind() and not waited
-        if waited:
-            why = f"the first line that names a cause; {waited[0].code} at line {waited[0].number} stands before it"
+        named = named and not self.tiers.trained_behind() and not found.unexplained
+        if found.unexplained:
+            why = f"the first line that names a cause; {self._before(found)} stands before it"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
         named = named and all(
             each.wrote_on for each in passed
@@ -422,14 +466,11 @@ class _Judge:
             others=others + tuple(self.extra) + rest.others,
         )
 
-    def _gave_up_before(self, symptom: Event, cause: Event) -> bool:
-        """Had another rank already waited in vain when this happened? Then it is not what that rank waited for."""
-        waits = symptom.match is not None and symptom.match.rule.blames == OTHER
-        if not waits or None in (symptom.rank, cause.rank) or symptom.rank == cause.rank:
-            return False
-        if symptom.time is not None and cause.time is not None:
-            return symptom.time < cause.time - NOTICED
-        return symptom.evidence.file == cause.evidence.file and symptom.number < cause.number
+    def _before(self, found: First) -> str:
+        """The first error before the answer that it does not explain: `collective-timeout at line 4`."""
+        at = found.unexplained[0].order
+        event = next(event for event in (*self.tiers[CAUSE], *self.tiers[SYMPTOM]) if event.sequence == at)
+        return f"{event.code} at line {event.number}"
 
     def _may_follow(self, event: Event) -> bool:
         """Waiting for a peer in vain is no surprise where another line says that a peer was lost."""
@@ -442,24 +483,24 @@ class _Judge:
             return False
         return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
 
-    def _of_symptoms(self, rest: Failure) -> Failure:
+    def _of_symptoms(self, rest: Failure, event: Optional[Event], found: First) -> Failure:
         why = "no line names a cause; this is what can be seen of it"
         symptoms = self.tiers[SYMPTOM]
-        if not symptoms:
+        if event is None:
             others = tuple(self.extra[1:]) + rest.others
             finding = self.extra[0]
             return replace(rest, answer=finding.code, confidence=LIKELY, finding=finding, why_first=why, others=others)
-        telling = [event for event in symptoms if event.code not in _BARE]
+        telling = [event for event in symptoms if event.code not in BARE]
         unexplained = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:
             return self._without_cause(rest)
-        event, why_first, sure = earliest(telling or symptoms, self.first, self.ranks)
+        why_first, sure = found.why, found.in_order
         alike = [e for e in symptoms if e.code == event.code]
         finding = with_evidence(self.named.finding(event, alike, sure), alike)
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
-        named = named and not self.tiers.trained_behind()
+        named = named and not self.tiers.trained_behind() and not found.unexplained
         return replace(
             rest,
             answer=finding.code,
@@ -489,7 +530,7 @@ class _Judge:
         if lost and first and all(self.ranks.rank(event) not in (None, first.rank) for event in lost):
             return self._reported_only(rest, first)  # who lost a peer is known, and so is who was lost
         if lost:
-            event, _, _ = earliest(lost, self.first, self.ranks)
+            event = self._first_of(lost)
             return replace(
                 rest,
                 answer=event.code,
@@ -522,7 +563,7 @@ class _Judge:
         )
 
     def _likely(self, rest: Failure, events: List[Event], why: str) -> Failure:
-        event, _, _ = earliest(events, self.first, self.ranks)
+        event = self._first_of(events)
         finding = with_evidence(finding_of(event, self.ranks), [e for e in events if e.code == event.code])
         rule = event.match.rule if event.match else None
         return replace(
@@ -543,6 +584,9 @@ class _Judge:
         why = "nothing here names a cause; the log of that rank is not here, or says nothing"
         others = tuple(other for other in rest.others if other.code != finding.code)
         return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why, others=others)
+
+    def _first_of(self, events: List[Event]) -> Event:
+        return self._earliest(events, [])[1] or min(events, key=lambda event: event.sequence)
 
     def _merged(self, events: List[Event]) -> Tuple[Finding, ...]:
         return merged_findings(events, self.ranks)

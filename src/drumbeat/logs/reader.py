@@ -11,9 +11,10 @@ import re
 from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.findings.model import Evidence, PastedDump, clipped
-from drumbeat.logs.events import Events
-from drumbeat.logs.failure import with_unseen
+from drumbeat.findings.model import INFO, Evidence, Finding, PastedDump, clipped
+from drumbeat.logs.events import Event, Events, RankOf
+from drumbeat.logs.failure import EARLIER, with_unseen
+from drumbeat.logs.judge import finding_of
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.logs.meaning.rules import CAUSE, NOTE, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
 from drumbeat.logs.nccl import communicators, grammar
@@ -51,6 +52,7 @@ from drumbeat.logs.read.tracebacks import (
 )
 from drumbeat.logs.recorded import Recorded
 from drumbeat.logs.report import Report, make_report
+from drumbeat.logs.tiers import is_own_failure
 
 # Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
 
@@ -89,6 +91,7 @@ MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
 MAX_BARE = 20_000  # lines that look like an exception of a name that nobody knows
+MOST_EARLIER = 8  # earlier runs that are listed
 CHUNK = 256  # lines of which it is found out together whether any of them tells something
 
 
@@ -156,38 +159,47 @@ class Reader:
         """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many. `last`: they are
         the end of the file, so each is read however often the like of it came before."""
         self._prefilter.limited = not last
-        dull, before = self._dull.shapes, self.lines - first
-        waiting = self._waits(file)
+        before = self.lines - first
         for start in range(0, len(lines), CHUNK):
             chunk = lines[start : start + CHUNK]
-            telling = self._dull.telling(chunk)
-            if telling is None:
-                shapes = [raw.translate(SHAPE) for raw in chunk]
-                self._remember(self._dull.learn(shapes))
-                telling = (
-                    set() if dull.issuperset(shapes) else {n for n, shape in enumerate(shapes) if shape not in dull}
-                )
-            else:
-                self._look(chunk)
-            if not waiting and not telling:
-                continue
-            for place, raw in enumerate(chunk):
-                if place not in telling and not waiting:
-                    continue
-                number = first + start + place
-                if ESCAPE in raw:
-                    raw = without_escapes(raw)
-                    if not waiting and raw.translate(SHAPE) in dull:
-                        continue
-                if not waiting and self._nccl.is_known(file, number, raw):
-                    continue
-                self.lines = before + number  # events are told apart by it
-                self.feed(file, number, raw)
-                waiting = self._waits(file)
+            number = first + start
+            shapes = b"\n".join(chunk).translate(SHAPE).split(b"\n") if self.recorded is None else []
+            for begin in self.runs.look(file, number, shapes) if len(shapes) == len(chunk) else ():
+                at = max(begin - number, 0)
+                self._feed_chunk(file, number, chunk[:at], before)
+                self.events.ends_of_run(file)
+                number, chunk = number + at, chunk[at:]
+            self._feed_chunk(file, number, chunk, before)
         self.lines = before + first + len(lines)
         if lines:
             self._end(file, first + len(lines) - 1)
             self._tails.add(file, first, lines)
+
+    def _feed_chunk(self, file: str, first: int, chunk: Sequence[bytes], before: int) -> None:
+        """`before`: how many lines were fed before the file's first one."""
+        dull, waiting = self._dull.shapes, self._waits(file)
+        telling = self._dull.telling(chunk)
+        if telling is None:
+            shapes = [raw.translate(SHAPE) for raw in chunk]
+            self._remember(self._dull.learn(shapes))
+            telling = set() if dull.issuperset(shapes) else {n for n, shape in enumerate(shapes) if shape not in dull}
+        else:
+            self._look(chunk)
+        if not waiting and not telling:
+            return
+        for place, raw in enumerate(chunk):
+            if place not in telling and not waiting:
+                continue
+            number = first + place
+            if ESCAPE in raw:
+                raw = without_escapes(raw)
+                if not waiting and raw.translate(SHAPE) in dull:
+                    continue
+            if not waiting and self._nccl.is_known(file, number, raw):
+                continue
+            self.lines = before + number  # events are told apart by it
+            self._feed_line(file, number, raw)
+            waiting = self._waits(file)
 
     def _waits(self, file: str) -> bool:
         """Has something begun that the next line of this file, however boring, may go on with?"""
@@ -201,6 +213,11 @@ class Reader:
 
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
+        if self.recorded is None and self.runs.look(file, number, (raw.rstrip(b"\r\n").translate(SHAPE),)):
+            self.events.ends_of_run(file)
+        self._feed_line(file, number, raw)
+
+    def _feed_line(self, file: str, number: int, raw: bytes) -> None:
         self.lines += 1
         self._end(file, number)
         self._tails.add(file, number, (raw,))
@@ -222,7 +239,7 @@ class Reader:
         self.communicators.finish()
         self.elastic.finish()
         self._finish_tracebacks()
-        begins = self._last_runs() if self.recorded is None else {}
+        begins, earlier = self._last_runs() if self.recorded is None else ({}, ())
         if self.recorded is None:
             self._last_errors.update(self._tails.failures(self.rules.is_noise))
         extra = tuple(compare(self.dumps))
@@ -246,21 +263,57 @@ class Reader:
             self.steps,
             self.losses.last_value(self._ends),
         )
-        return replace(report, failure=with_unseen(report.failure, self._unseen)) if self._unseen else report
+        failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
+        unseen = [*self._unseen, *self._several_jobs()]
+        return replace(report, failure=with_unseen(failure, unseen, self.runs.mixed or self.runs.is_guess))
 
-    def _last_runs(self) -> Dict[str, int]:
-        """Where the last run of a file begins, if it holds several; what was found in the earlier ones is forgotten."""
+    def _several_jobs(self) -> List[str]:
+        several = {file: jobs for file, jobs in self.runs.jobs.items() if len(jobs) > 1}
+        what = "their lines are mixed, and belong to any of them" if self.runs.mixed else "only the last one is judged"
+        return [f"{file} holds {len(jobs)} jobs ({', '.join(jobs[:8])}): {what}" for file, jobs in several.items()]
+
+    def _last_runs(self) -> Tuple[Dict[str, int], Tuple[Finding, ...]]:
+        """Where the last run of a file begins, if it holds several, and a line about each of the others; what was found in
+        them is forgotten."""
         self.runs.finish(self._ends)
-        begins = dict(self.runs.begins)
         for file, first in self.elastic.begins.items():
-            begins[file] = max(first, begins.get(file, 0))
+            self.runs.starts.setdefault(file, []).append(first)
+        for file in {file for file, _ in self.runs.by_opening}:
+            if not self._stands_alone(file, self.runs.begins[file]):
+                self.runs.withdraw(file)
+        begins, earlier = self.runs.begins, self._earlier()
         for file, first in begins.items():
             self.events.drop(file, first)
             self.losses.drop(file, first)
             self._good_ends.drop(file, first)
         if begins:
             self.elastic.drop(begins)
-        return begins
+        return begins, earlier
+
+    def _stands_alone(self, file: str, first: int) -> bool:
+        """Do the lines from this one on tell of another run: a good end, steps, or a failure of its own? Else they may be
+        another rank's of the same run, and so they may where that fails in the same words as one before."""
+        if self._good_ends.last(file) >= first or self.steps.goes_on(file, first):
+            return True
+        own = [event for event in self.events.kept if event.evidence.file == file and is_own_failure(event)]
+        before = {_shape(event) for event in own if event.number < first}
+        after = {_shape(event) for event in own if event.number >= first}
+        return bool(after) and not after & before
+
+    def _earlier(self) -> Tuple[Finding, ...]:
+        """A line about each earlier run, newest last."""
+        notes = []
+        for file, starts in self.runs.starts.items():
+            marks = [1, *sorted(set(starts))]
+            for number, (begin, end) in enumerate(zip(marks, marks[1:]), 1):
+                inside = [e for e in self.events.kept if e.evidence.file == file and begin <= e.number < end]
+                own = [event for event in inside if is_own_failure(event)]
+                finding = next((finding_of(event, RankOf({}, {})) for event in (*own, *inside) if event), None)
+                well = self._good_ends.between(file, begin, end)
+                words = "finished" if well and not own else finding.title if finding else "no error seen"
+                title = f"run {number} of {len(marks)} in {file}, lines {begin}-{end - 1}: {words}"
+                notes.append(Finding(EARLIER, INFO, title, evidence=finding.evidence[:1] if finding else ()))
+        return tuple(notes[-MOST_EARLIER:])
 
     def _finish_tracebacks(self) -> None:
         for file, tracebacks in self._tracebacks.items():
@@ -362,3 +415,7 @@ class Reader:
         match = _TEST_RANK.search(text) if _TEST_TABLE in text else None
         if match and len(self.communicators.test_ranks) < MAX_FILES:
             self.communicators.test_ranks[int(match[1])] = (match[3].split(".")[0], int(match[2]))
+
+
+def _shape(event: Event) -> bytes:
+    return event.evidence.text.encode().translate(SHAPE)

@@ -109,9 +109,9 @@ def _transport(transport: Transport, lines: List[str], width: int) -> None:
 def _failure(failure: Failure, lines: List[str], width: int) -> None:
     finding = failure.finding
     if failure.answer == NO_FAILURE:
-        again = any(note.code == EARLIER for note in failure.notes)
-        last = "seen in the last run" if any(EARLIER_RUNS in text for text in failure.unseen) else "seen"
-        _put("failure", f"none {'in the last attempt' if again else last} [{failure.confidence}]", lines, width)
+        again = "in the last attempt" if any(note.code == EARLIER for note in failure.notes) else "seen"
+        last = "seen in the last run" if any(EARLIER_RUNS in text for text in failure.unseen) else again
+        _put("failure", f"none {last} [{failure.confidence}]", lines, width)
     elif failure.answer == NOT_KNOWN:
         _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:

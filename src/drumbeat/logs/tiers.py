@@ -6,29 +6,36 @@ What only a warning says, what a rank lived through, and what every healthy run 
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Sequence
+from bisect import bisect_left, bisect_right
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.causes import events as order
+from drumbeat.causes.events import may_follow
+from drumbeat.causes.first import consequences
+from drumbeat.causes.table import kind_of
 from drumbeat.findings.model import ERROR, Finding
-from drumbeat.logs.events import Event
-from drumbeat.logs.explained import (
-    MESSAGE_LINES,
-    SURVIVED_LINES,
-    Nearby,
-    explained,
-    without_reraised,
-    without_survived,
-)
+from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, Log
-from drumbeat.logs.meaning.grammar import is_listed, may_follow
+from drumbeat.logs.meaning.grammar import is_listed
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
 
+SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
+MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
+_RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
 _FAILING = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
 NOTICED = 10  # seconds: within them the launcher notices a death, and other ranks may do so before it
+TABLE = 16  # lines of torchrun's table
+_OF_CAUSES = (order.HARDWARE, order.RAISED_IN_COMMUNICATION)  # other known causes are as strong as an exception
+# All who say so waited equally long: who says it first was not first at fault.
+WAITED = frozenset({"collective-timeout"})
+# They end a process whatever happened before, so any other symptom says more.
+BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # Signs that a process ended; any other symptom may be lived through.
 _ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
@@ -39,8 +46,11 @@ _ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
 class Tiers:
     """The events of one log by tier."""
 
-    def __init__(self, live: List[Event], first: Optional[FirstFailure], extra: Sequence[Finding], log: Log) -> None:
-        self.first, self.extra, self.log = first, extra, log
+    def __init__(
+        self, live: List[Event], ranks: RankOf, first: Optional[FirstFailure], extra: Sequence[Finding], log: Log
+    ) -> None:
+        self.ranks, self.first, self.extra, self.log = ranks, first, extra, log
+        self.record = _record(first, live) if first else None
         self.lived_through = False  # errors were left out because the work was done in the end
         self.passed_over = False  # errors were left out because training went on behind them
         self._step_ends: Dict[
@@ -72,11 +82,21 @@ class Tiers:
 
     def _put_behind_the_death(self) -> None:
         """A launcher recorded that a rank was killed or crashed: what may follow from that, and came after it, does."""
-        death = self.first if self.first is not None and self.first.by_signal else None
-        for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED) if death else ():
-            behind = [event for event in self.tiers[tier] if death and _follows(event, death)]
-            self.tiers[tier] = [event for event in self.tiers[tier] if event not in behind]
-            self.tiers[CONSEQUENCE] += behind
+        if self.record is None or self.record.kind != order.OUTSIDE:
+            return
+        for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED):
+            pairs = [(event, self.in_order(event, tier)) for event in self.tiers[tier]]
+            behind = consequences([self.record, *(each for _, each in pairs)], NOTICED)
+            self.tiers[tier] = [event for event, each in pairs if each not in behind]
+            self.tiers[CONSEQUENCE] += [event for event, each in pairs if each in behind]
+
+    def in_order(self, event: Event, tier: str) -> order.Event:
+        """The event as the judge of order takes it. A line of the launcher's own table is its record."""
+        kind, file, record = _kind(event, tier), event.evidence.file or "", self.record
+        if record and kind == order.OUTSIDE and file == record.source and 0 <= event.sequence - record.order <= TABLE:
+            return replace(record, order=event.sequence)
+        place = order.Place(self.ranks.rank(event) if not self.ranks.local(event) else None, host=event.host or "")
+        return order.Event(kind, place, event.time, event.time, event.sequence, file)
 
     def _tier(self, event: Event) -> str:
         if event.number <= self._restarted.get(event.evidence.file, 0):
@@ -142,6 +162,10 @@ class Tiers:
 
     def _good_end_after(self, event: Event) -> bool:
         return self.log.good_end_after(event)
+
+    def _ends(self, event: Event) -> bool:
+        """Is it the last word of a file that never says that its work was done?"""
+        return self.log.after(event) == 0 and not self.log.good_ends and not self.log.trains_on(event)
 
     def _done_before(self, event: Event) -> bool:
         """When the work is done the ranks leave one by one, and the last ones see closed connections."""
@@ -257,7 +281,7 @@ class Tiers:
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
-            tiers[tier] = [event for event in tiers[tier] if event.match or not explained(event, near)]
+            tiers[tier] = [event for event in tiers[tier] if event.match or event.advice or not explained(event, near)]
         tiers[CAUSE] = self._without_helpers(without_reraised(tiers[CAUSE]))
         tiers[CAUSE] = self._without_script_lines(tiers[CAUSE])
         better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
@@ -269,7 +293,9 @@ class Tiers:
         tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
         if self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
             tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not self._of_reporter(event)]
-        loud = [event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet)]
+        loud = [
+            event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet) or self._ends(event)
+        ]
         if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
             tiers[NOISE] += tiers[CONSEQUENCE]
             tiers[CONSEQUENCE] = []
@@ -290,16 +316,106 @@ class Tiers:
                 self.lived_through = self.lived_through or any(caught for _, caught in went_on)
 
 
-def _follows(event: Event, death: FirstFailure) -> bool:
-    """Did another rank's line come after this death, and may it be due to it?"""
-    other = event.rank is not None and death.rank is not None and event.rank != death.rank
-    waits = event.match.rule.blames == OTHER if event.match else may_follow(event.exception)
-    if event.time is not None and death.seconds is not None:
-        return event.time >= death.seconds - NOTICED if waits else other and event.time > death.seconds
-    if event.evidence.file == death.evidence.file and event.number > (death.evidence.line or 0):
-        return waits or other
-    return waits and other
+def _record(first: FirstFailure, live: Sequence[Event]) -> order.Event:
+    """The launcher's own word of which rank failed first."""
+    file, line = first.evidence.file or "", first.evidence.line or 0
+    offset = next((event.sequence - event.number for event in live if event.evidence.file == first.evidence.file), 0)
+    kind = order.OUTSIDE if first.by_signal else order.RECORD
+    place = order.Place(first.rank, host=first.host)
+    return order.Event(
+        kind, place, first.seconds, first.seconds, offset + line, file, record=first.who, named_first=True
+    )
+
+
+def _kind(event: Event, tier: str) -> str:
+    kind = kind_of(event.code, event.exception)
+    waits = event.match.rule.blames == OTHER if event.match else may_follow(event.exception) or kind in order.WAITS
+    if tier == SYMPTOM:
+        kind = order.TIMED_OUT if waits or event.code in WAITED else kind
+        return kind if kind in (order.OUTSIDE, order.TIMED_OUT) and event.code not in BARE else order.RECORD
+    return order.RAISED_IN_COMMUNICATION if waits else kind if kind in _OF_CAUSES else order.RAISED
+
+
+def is_own_failure(event: Event) -> bool:
+    """Does it tell of a failure that needs no other rank's, whatever else was seen?"""
+    rule = event.match.rule if event.match else None
+    if (
+        event.level in ("I", "W")
+        or event.of_launcher
+        or rule
+        and (rule.severity != ERROR or rule.role not in (CAUSE, SYMPTOM))
+    ):
+        return False
+    return _kind(event, rule.role if rule else CAUSE) in order.OWN
 
 
 def _survivable(event: Event) -> bool:
     return event.match is not None and event.match.rule.survivable
+
+
+# Events that another one explains: in the same traceback, on the same line, passed on, or lived through by their rank.
+
+
+class Nearby:
+    """Events by their place: a log may hold thousands, so that not every one can be compared with every other."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events: Dict[Optional[str], List[Event]] = {}
+        for event in sorted(events, key=lambda each: each.number):
+            self._events.setdefault(event.evidence.file, []).append(event)
+        self._numbers = {file: [event.number for event in each] for file, each in self._events.items()}
+
+    def between(self, file: Optional[str], first: int, last: int) -> List[Event]:
+        """Those on lines `first` to `last` of this file."""
+        numbers = self._numbers.get(file, [])
+        return self._events.get(file, [])[bisect_left(numbers, first) : bisect_right(numbers, last)]
+
+
+def explained(exception: Event, known: Nearby) -> bool:
+    """A known cause stands in the traceback's own message, or right before or behind it, in the same rank's lines."""
+    top, bottom = exception.number - exception.lines - 3, exception.number + MESSAGE_LINES
+    return any(
+        event.rank is None or exception.rank is None or event.rank == exception.rank
+        for event in known.between(exception.evidence.file, top, bottom)
+    )
+
+
+def without_reraised(causes: List[Event]) -> List[Event]:
+    """An exception that only passes on what a worker or replica raised: the worker's own stands below it."""
+    near = Nearby(causes)
+    return [
+        event
+        for event in causes
+        if not (event.match is None and _RERAISED.search(event.exception))
+        or not near.between(event.evidence.file, event.number + 1, event.number + 299)
+    ]
+
+
+def without_survived(causes: List[Event]) -> List[Event]:
+    """An exception that its rank logged and lived through is not why it ended: a later cause of the same rank is."""
+    last: Dict[Tuple[Optional[str], Optional[int]], int] = {}
+    for event in causes:
+        stream = (event.evidence.file, event.rank)
+        last[stream] = max(last.get(stream, 0), event.number)
+
+    def survived(event: Event) -> bool:
+        goes_on = last[(event.evidence.file, event.rank)] > event.number + SURVIVED_LINES
+        return event.match is None and event.rank is not None and goes_on
+
+    return [event for event in causes if not survived(event)] or causes
+
+
+def most_specific(events: List[Event]) -> List[Event]:
+    """Where several rules match one line, those that another one stands over are dropped, and signs beside a cause."""
+    by_line: Dict[int, List[Event]] = {}
+    for event in events:
+        by_line.setdefault(event.sequence, []).append(event)  # 0: rules on the whole log
+    kept: List[Event] = []
+    for together in by_line.values():
+        weaker = {rule_id for event in together if event.match for rule_id in event.match.rule.over}
+        together = [event for event in together if not event.match or event.match.rule.id not in weaker]
+        if any(event.match is None or event.match.rule.role == CAUSE and event.match.rule.severity == ERROR
+               for event in together):  # fmt: skip
+            together = [event for event in together if event.match is None or event.match.rule.role in (CAUSE, NOTE)]
+        kept += together
+    return kept

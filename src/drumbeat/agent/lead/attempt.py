@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import field, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
@@ -28,7 +29,9 @@ from drumbeat.base.order import Order
 from drumbeat.base.ranges import named_commands, named_ranks, ranges
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
-from drumbeat.causes.table import NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of
+from drumbeat.causes import events as order
+from drumbeat.causes.first import First, first
+from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
 from drumbeat.findings.model import CAUGHT, ENDED_BY_US, ERROR, LIKELY, STOPPED, WARNING, Evidence, Finding
 from drumbeat.inspector.record import Row
 from drumbeat.plan.argv import has_driver
@@ -39,13 +42,9 @@ from drumbeat.runfolder.summary import Affected, group
 # How one rank of an attempt ended, and whether that was only the consequence of another's end.
 
 
-# Codes of failures that only say that another rank went away or did not come.
-CONSEQUENCES = frozenset((
-    "peer-lost", "collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck", "watchdog-teardown",
-    "jax-coordinator",
-))  # fmt: skip
-
-# The fix for a program that catches its own failure and ends as if all were well.
+NOISE = 2.0  # seconds: clocks of different nodes, and how late a busy agent reaps a process
+LINGERS = 8.0  # seconds that a process may take to leave after its exception
+_AT_ONCE = (order.OUTSIDE, order.EXIT, order.LEFT)
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,33 @@ class RankEnd:
     def code(self) -> int:
         """As a shell would say it."""
         return 128 + self.signal if self.signal else int(self.exit_code or 0)
+
+    @property
+    def kind(self) -> str:
+        """The kind of event that this end is."""
+        if self.by_us:
+            return order.ENDED_BY_US
+        if not self.failed:
+            return order.LEFT
+        return self.own_kind
+
+    @property
+    def own_kind(self) -> str:
+        """The same, whoever had asked it to end."""
+        found = self.finding
+        if found is None:
+            return order.OUTSIDE if self.signal else order.EXIT
+        texts = (found.title, *(each.text for each in found.evidence))
+        kinds = [kind_of(found.code, text) for text in texts]
+        return next((kind for kind in kinds if kind in order.WAITS), kinds[0])
+
+    @property
+    def event(self) -> order.Event:
+        """A process is gone when it is reaped; it may have raised, lost a peer or given up waiting some time before."""
+        place = order.Place(self.rank, self.node)
+        begin = self.at - (0.0 if self.kind in _AT_ONCE else LINGERS)
+        record = "drumbeat" if self.kind == order.OUTSIDE else ""
+        return order.Event(self.kind, place, begin, self.at, finding=self.finding, record=record)
 
     @property
     def what(self) -> str:
@@ -198,6 +224,9 @@ def lost_unsaved_finding(node: int, host: str) -> Finding:
     )  # fmt: skip
 
 
+_TOLD = re.compile(
+    r"(?i)\b(?:sig(?:term|int|usr\d)|signal|terminat\w+|interrupt\w*|KeyboardInterrupt|SystemExit|preempt\w*)\b"
+)
 _LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which it is said that others still run
 
 
@@ -281,10 +310,8 @@ class Attempt:
         return left_behind_finding(gone, total, what, seconds)
 
     def cause(self) -> Optional[RankEnd]:
-        """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""
-        failed = [end for end in self.ends if end.failed and not end.by_us]
-        causes = [end for end in failed if not is_consequence(end)]
-        return min(causes or failed, key=lambda end: end.at, default=None)
+        """The end that explains the others; None where no rank failed by itself."""
+        return earliest(self.ends)[1]
 
     def member_of(self, finding: Optional[Finding]) -> Optional[int]:
         """The member on which the cause lies, where the finding names its node."""
@@ -344,30 +371,47 @@ def _starts_each_rank(order: Order) -> bool:
     return order.launcher in ("ranks", "tasks")
 
 
-# Whose fault was it, where every failure is only a consequence: ranks lost a peer, or waited for one until a time-
-# out. Then the cause is a rank that did not fail by itself: one that a watcher had named, one that ended with 0
-# before the others, or one that was still there and had to be ended.
-
-
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
 # Failures that look like a bug of the program, and that a broken GPU causes as well.
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
 
 
+def earliest(ends: Sequence[RankEnd]) -> Tuple[First, Optional[RankEnd]]:
+    """The end that came first and explains the others; none where nobody failed unasked.
+
+    A rank that was asked to stop while it was failing counts only if nothing but its peers' loss is known."""
+    if not any(end.failed and not end.by_us for end in ends):
+        return First(None), None
+    events = [(end.event, end) for end in ends]
+    found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
+    if found.event is not None and found.event.kind in order.WAITS:
+        failing = [end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED]
+        events += [(replace(end, by_us=False).event, end) for end in failing if not _was_told(end)]
+        found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
+    return found, next((end for event, end in events if event is found.event), None)
+
+
+def _was_told(end: RankEnd) -> bool:
+    """Do its words say that it only did as it was asked?"""
+    text = end.finding.title if end.finding else ""
+    return end.code > 128 or end.code == EXIT_REQUEUE or bool(_TOLD.search(text))
+
+
 def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callable[[int], str]) -> Optional[Finding]:
-    """The cause behind the failures, if another rank is; None where a failure is its own cause."""
-    failed = [end for end in ends if end.failed and not end.by_us]
-    if not failed or not all(is_consequence(end) for end in failed):
+    """The cause behind the failures, if that is a rank that did not fail by itself: one that a watcher had named, one that ended
+    with 0 before the others, or one that was still there and had to be ended. None where a failure is its own cause."""
+    found, one = earliest(ends)
+    failed = sorted((end for end in ends if end.failed and not end.by_us), key=lambda end: end.at)
+    if one is None or found.event is None or found.event.kind in order.OWN:
         return None
     if suspected is not None and suspected.code != _NOBODY:
         return suspected
-    first = min(failed, key=lambda end: end.at)
-    early = sorted((end for end in ends if not end.failed and end.at <= first.at), key=lambda end: end.at)
-    if early:
-        return _early_exit(early, first, host_of)
+    if one.kind == order.LEFT:
+        early = [end for end in ends if end.kind == order.LEFT and end.at <= failed[0].at + NOISE]
+        return _early_exit(sorted(early, key=lambda end: end.at), failed[0], host_of)
     failed_ranks = {end.rank for end in failed}
     waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
-    if waited and len(waited) < len(ends):
+    if waited and len(waited) < len(ends) and all(map(is_consequence, failed)):
         return _absent(waited, failed, host_of)
     return suspected
 
@@ -475,18 +519,19 @@ def attempt_outcome(
         lost = any(members[number].lost for number in attempt.assignment)
         code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
         return Outcome(FAILED, code, attempt.finding)
-    first = attempt.cause()
-    if first is None:
+    one = attempt.cause()
+    if one is None:
         doubt = attempt.doubt(progress)
         return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
-    if first.exit_code == EXIT_REQUEUE:
+    if one.exit_code == EXIT_REQUEUE:
         return Outcome(REQUEUE, EXIT_REQUEUE)
     cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host)
     if cause is not None:
-        return Outcome(FAILED, first.code, cause)
-    rank = None if first.of_command else first.rank
-    unexplained = Finding("unknown", ERROR, f"{named([first])} ended with {first.code}", rank=rank)
-    return Outcome(FAILED, first.code, first.finding or unexplained)
+        code = one.code or next(end.code for end in attempt.ends if end.failed and not end.by_us)
+        return Outcome(FAILED, code, cause)
+    rank = None if one.of_command else one.rank
+    unexplained = Finding("unknown", ERROR, f"{named([one])} ended with {one.code}", rank=rank)
+    return Outcome(FAILED, one.code, one.finding or unexplained)
 
 
 def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
@@ -520,4 +565,4 @@ def _own_failure(attempt: Attempt) -> Optional[RankEnd]:
     """The first rank that failed by itself, as its words or its exit code say, before it was told to stop."""
     failed = [end for end in attempt.ends if end.failed and not end.by_us and not is_consequence(end)]
     own = [end for end in failed if end.exit_code != EXIT_REQUEUE and end.finding and end.finding.code not in _OUTSIDE]
-    return min(own, key=lambda end: end.at, default=None)
+    return earliest(own)[1]

@@ -8,7 +8,6 @@ import signal
 from dataclasses import replace
 from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.agent.lead.attempt import CONSEQUENCES
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stages import STAGE_FAILED
 from drumbeat.agent.ranks.start import NO_WORKDIR, End, plain_end
@@ -19,6 +18,7 @@ from drumbeat.base.processes import Forked
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
+from drumbeat.causes.table import CONSEQUENCES
 from drumbeat.findings.model import (
     CAUGHT,
     CERTAIN,

@@ -138,11 +138,6 @@ _OF_ERRORS = re.compile(r"(?:^|\.)(?:errors|exceptions)\.")  # the module that m
 _OF_ERRORS_AND_NAMED = re.compile(r"(?:^|\.)(?:errors|exceptions)\.\w*(?:Error|Exception)$")
 _NO_LOGGER = re.compile(r"(?i:error|exception|exit|timeout|failure|resources|failed)$")
 _MAX_MESSAGE = 400
-# Exceptions that often follow from another process's end, or from another failure that stands elsewhere.
-_FOLLOWS = re.compile(
-    r"(?:Connection|ConnectionReset|ConnectionAborted|ConnectionRefused|BrokenPipe|EOF|Timeout|Cancelled|Aborted|Unavailable|CommClosed"
-    r"|DeadlineExceeded|StreamClosed|RemoteDisconnected|CalledProcess|Rpc)Error\b|timeout\b|KilledWorker\b|BrokenProcessPool\b|TimeoutExpired\b"
-)
 
 # Names that say themselves what went wrong: a fault of the program. RuntimeError, ValueError or a library's own name only say
 # that something did; the message may well describe a cause that no rule knows in these words.
@@ -155,11 +150,6 @@ _FAULTS = re.compile(
 def is_listed(text: str) -> bool:
     """Does the line begin with a name or with words that only exceptions have?"""
     return bool(_FOREIGN.match(text)) or text.split(":", 1)[0].rsplit(".", 1)[-1] in _LISTED
-
-
-def may_follow(text: str) -> bool:
-    """Does its name say that it may well be the consequence of something else?"""
-    return bool(_FOLLOWS.match(text.split(":", 1)[0].rsplit(".", 1)[-1]))
 
 
 def names_itself(text: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
-from drumbeat.logs.first import RankOf
+from drumbeat.logs.events import RankOf
 from drumbeat.logs.nccl.communicators import Communicators, Edge, Member, Process, group
 from drumbeat.logs.nccl.paths import LOCAL, MAX_LISTED, MIXED, RDMA, Path, family, of_choice, of_edges
 

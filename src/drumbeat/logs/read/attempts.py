@@ -1,36 +1,145 @@
 """Several runs in one file: `nohup.out`, a log opened to be appended to, a scheduler's mailed report after every job.
 
-A line that a run prints once, when it starts, begins another run when it comes again. LSF writes a report above or below
-every job's output and says which of the two. Only the last run of a file is judged.
+A line that a run prints once, when it starts, begins another run when it comes again, and so do the lines that the file
+began with; another job's number begins another job. LSF writes a report above or below every job's output and says which of
+the two. The last run of a file is judged, and the others are listed.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-WORDS = ("nohup: ignoring input", "runner.py", "LSF System", "The output (if any)", "has been allocated resources")
-# Printed once for each run, whatever its size: by nohup, by the deepspeed launcher's first process, by srun and salloc.
+WORDS = (
+    "nohup: ignoring input", "runner.py", "LSF System", "The output (if any)", "has been allocated resources",
+    "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "Job ID", "JobID", "job ID", "job id", "Job id", "JOBID",
+    "Slurm job", "SLURM job",
+)  # fmt: skip
+# Printed once for each run, whatever its size: by nohup, by the deepspeed launcher's first process, by srun and salloc; or
+# with a job's number, however often.
 _STARTS = (
     ("nohup", re.compile(r"^nohup: ignoring input")),
     ("deepspeed", re.compile(r"\[runner\.py:\d+:main\] cmd = ")),
-    ("srun", re.compile(r"^s(?:run|alloc): job (?P<id>\d+) has been allocated resources")),
+    ("job", re.compile(r"^s(?:run|alloc): job (?P<id>\d+) has been allocated resources")),
+    (
+        "job",
+        re.compile(
+            r"\b(?:(?:SLURM|PBS|LSB)_JOB_?ID|[Jj]ob ?[Ii][Dd]|JOBID|S(?:lurm|LURM) job)\b\W{0,12}?(?P<id>\d{2,12})\b"
+        ),
+    ),
 )
 _REPORT = re.compile(r"^Sender: LSF System <")
 _BELOW = "The output (if any) follows"
 _ABOVE = "The output (if any) is above this job summary"
 REPORT_TAIL = 12  # lines of LSF's report behind its last sentence; a file that goes on longer holds another job
 MAX_FILES = 10_000
+MAX_OPENINGS = 1_000
+MAX_STARTS = 1_000
+
+
+OPENING = 40  # lines at a file's start by which another start is known
+WINDOW = 120  # lines within which such lines belong to one start
+REPEATS = 100  # times that such a line may come within one run: each rank has its banner
+_NAMED = re.compile(rb"[A-Za-z]{3}.*[A-Za-z]{3}")
+_COUNTS = re.compile(rb"it/s|s/it|%\||(?i:\b(?:step|iter\w*|epoch|loss)\b)")  # what comes again within one run
+# What runs end with; their starts come again only behind it.
+_ENDS = (
+    b"Traceback (most", b"Error", b"Exception", b"FAILED", b"Killed", b"KILLED", b"xit code", b"xit status", b"xited with",
+    b"CANCELLED", b"raining complete", b"raining finished", b"raining done", b"raining failed", b"borted", b"core dumped",
+    b"error: ",
+)  # fmt: skip
+
+
+class Opening:
+    """Another start of the same program, known by the lines that the file began with: banners, settings, usage."""
+
+    def __init__(self) -> None:
+        self._shapes: Dict[bytes, int] = {}  # shape -> its place in the opening
+        self._left = OPENING  # lines of it still to come
+        self._ended = False  # since the last start
+        self._recent: List[Tuple[int, int]] = []  # line and place
+        self._repeats: Dict[bytes, int] = {}
+
+    def look(self, first: int, shapes: Sequence[bytes]) -> List[int]:
+        """The lines at which the file's opening comes again behind an end, among these from number `first` on."""
+        if self._left <= 0 and len(self._shapes) < 3:
+            return []
+        ends = (self._left > 0 or not self._ended) and _has_end(b"\n".join(shapes))
+        if self._left <= 0 and not ends and self._shapes.keys().isdisjoint(shapes):
+            return []
+        starts = []
+        for number, shape in enumerate(shapes, first):
+            place = self._shapes.get(shape)
+            if place is not None:
+                starts += self._again(number, place, shape)
+            elif ends and not self._ended and _has_end(shape):
+                self._ended, self._left = True, 0
+            elif self._left > 0:
+                if 12 <= len(shape) <= 400 and _NAMED.search(shape) and not _COUNTS.search(shape):
+                    self._shapes[shape] = len(self._shapes)
+                self._left -= 1
+        return starts
+
+    def _again(self, number: int, place: int, shape: bytes) -> List[int]:
+        if not self._ended:
+            self._repeats[shape] = self._repeats.get(shape, 0) + 1
+            if self._repeats[shape] > REPEATS:
+                del self._shapes[shape]
+            return []
+        self._recent = [*(each for each in self._recent if number - each[0] <= WINDOW), (number, place)]
+        places = {each for _, each in self._recent}
+        if len(places) < max(3, min(8, (len(self._shapes) + 1) // 2)) or min(places) > len(self._shapes) // 3:
+            return []
+        start = self._recent[0][0]
+        self._ended, self._recent, self._repeats = False, [], {}
+        return [start]
+
+
+def _has_end(text: bytes) -> bool:
+    return any(words in text for words in _ENDS)
 
 
 class Runs:
-    """Where the last run of each file begins."""
+    """Where the runs of each file begin."""
 
     def __init__(self) -> None:
-        self.begins: Dict[str, int] = {}  # file -> first line of its last run, where it holds more than one
+        self.starts: Dict[str, List[int]] = {}  # file -> first lines of its runs but the first
+        self.jobs: Dict[str, List[str]] = {}  # file -> ids of a scheduler's jobs, in the order in which they came
+        self.mixed = False  # lines of several jobs stand among each other
+        self.by_opening: Set[Tuple[str, int]] = (
+            set()
+        )  # file and line: starts that are known by the file's opening alone
+        self._openings: Dict[str, Opening] = {}
         self._started: Dict[Tuple[str, str], str] = {}  # file and kind -> id of the run, empty where it has none
         self._reports: Dict[str, int] = {}  # file -> first line of LSF's last report
         self._summaries: Dict[str, int] = {}  # file -> last sentence of its last report that stands below the output
+
+    @property
+    def begins(self) -> Dict[str, int]:
+        """File -> first line of its last run, where it holds more than one."""
+        return {file: max(starts) for file, starts in self.starts.items() if starts}
+
+    def look(self, file: str, first: int, shapes: Sequence[bytes]) -> List[int]:
+        """The lines among these at which the file's opening comes again."""
+        opening = self._openings.get(file)
+        if opening is None:
+            if len(self._openings) >= MAX_OPENINGS:
+                return []
+            opening = self._openings[file] = Opening()
+        starts = opening.look(first, shapes)
+        for start in starts:
+            self._begin(file, start)
+            self.by_opening.add((file, start))
+        return starts
+
+    @property
+    def is_guess(self) -> bool:
+        """Does a last run begin where only the file's opening says so?"""
+        return any(begin in self.begins.items() for begin in self.by_opening)
+
+    def withdraw(self, file: str) -> None:
+        """Take back the starts of this file that are known by its opening alone."""
+        self.starts[file] = [start for start in self.starts.get(file, ()) if (file, start) not in self.by_opening]
 
     def feed(self, raw_text: str, file: str, number: int) -> bool:
         """Does another run begin here, or may one begin behind this line?"""
@@ -64,11 +173,25 @@ class Runs:
         before: Optional[str] = self._started.get((file, kind))
         if before is not None or len(self._started) < MAX_FILES:
             self._started[(file, kind)] = run_id
-        return before is not None and (not run_id or run_id != before) and self._begin(file, number)
+        if before is not None and run_id == before != "":
+            return False
+        if run_id and self._is_old(file, run_id):
+            self.mixed = True
+            return False
+        return before is not None and self._begin(file, number)
+
+    def _is_old(self, file: str, run_id: str) -> bool:
+        jobs = self.jobs.setdefault(file, [])
+        if run_id in jobs:
+            return True
+        if len(jobs) < MAX_STARTS:
+            jobs.append(run_id)
+        return False
 
     def _begin(self, file: str, number: int) -> bool:
-        if number > 1:
-            self.begins[file] = max(number, self.begins.get(file, 0))
+        starts = self.starts.setdefault(file, [])
+        if number > 1 and number not in starts and len(starts) < MAX_STARTS:
+            starts.append(number)
         return number > 1
 
 
@@ -141,8 +264,12 @@ class GoodEnds:
 
     def __init__(self) -> None:
         self._last: Dict[str, Dict[str, int]] = {}  # file -> speaker -> line
+        self._all: Dict[str, List[int]] = {}  # file -> lines
 
     def add(self, file: str, number: int, who: str) -> None:
+        lines = self._all.setdefault(file, [])
+        if len(lines) < MAX_SPEAKERS:
+            lines.append(number)
         speakers = self._last.setdefault(file, {})
         if len(speakers) < MAX_SPEAKERS or who in speakers:
             speakers[who] = number
@@ -158,6 +285,9 @@ class GoodEnds:
 
     def last(self, file: str) -> int:
         return max(self._last.get(file, {}).values(), default=0)
+
+    def between(self, file: str, first: int, behind: int) -> bool:
+        return any(first <= number < behind for number in self._all.get(file, ()))
 
     def after(self, file: str, number: int, who: str) -> bool:
         """Does a good end follow that may be said by the one who wrote line `number`?"""

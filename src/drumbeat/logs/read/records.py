@@ -13,6 +13,7 @@ from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tu
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.grammar import is_quoted
+from drumbeat.logs.meaning.senses import sense
 from drumbeat.logs.read.prefixes import clean, decode
 
 MAX_LINES = 5_000  # a copy from a terminal is hardly longer
@@ -164,7 +165,8 @@ def speaks_of_failure(text: str) -> bool:
         return False
     if status and not _DENIED.search(line.text[: status.start()]):
         return int(status["signal"] or status["status"]) != 0
-    if clause and not _DENIED.search(line.text):
+    meant = not line.level and _FAILS.search(line.text) and sense(line.text)
+    if (clause or meant) and not _DENIED.search(line.text):
         return True
     return not line.level and bool(_FAILS.search(line.text)) and not _TAKEN_BACK.search(line.text)
 

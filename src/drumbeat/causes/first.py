@@ -1,0 +1,110 @@
+"""Pick the event that came first and explains the others: for the log reader and for the lead of a running job.
+
+Times and a launcher's own record come before kinds; where neither orders two events, the stronger kind is the cause.
+"""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.causes.events import EXIT, LEFT, LOST_PEER, OUTSIDE, OWN, RECORD, STRENGTH, TIMED_OUT, WAITS, Event
+from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN
+
+BY_TIME = "earliest by its time"
+BY_ORDER = "first in the log"
+BY_SOURCE = "first in the order the files were given; they carry no times to compare"
+
+
+@dataclass(frozen=True)
+class First:
+    event: Optional[Event]
+    confidence: str = UNKNOWN  # certain only if the order is known and no unexplained error came before
+    why: str = ""
+    unexplained: Tuple[Event, ...] = ()  # errors before `event` that it does not explain
+    in_order: bool = False  # none of the others of its kind came before it, as far as is known
+
+
+def first(events: Sequence[Event], noise: float = 0.0) -> First:
+    """Pick the cause. `noise`: seconds within which the clocks of different places cannot order two events."""
+    behind = consequences(events, noise)
+    left = [event for event in events if event not in behind]
+    own = [event for event in left if event.kind in OWN]
+    own = [event for event in own if not any(_says_why(words, event) for words in own)]
+    waiting = [event for event in left if event.kind in WAITS]
+    own = [event for event in own if not any(_gave_up(waiter, event, noise) for waiter in waiting)]
+    rest = [event for event in left if not (event.kind == RECORD and event.named_first)]
+    candidates = own or _left_before(left, waiting, noise) or waiting or rest
+    if not candidates:
+        return First(None)
+    chosen, why, sure = _earliest(candidates, events, noise)
+    before = tuple(event for event in left if _is_unexplained(event, chosen, noise))
+    return First(chosen, CERTAIN if sure and not before else LIKELY, why, before, sure)
+
+
+def consequences(events: Sequence[Event], noise: float = 0.0) -> List[Event]:
+    """Those that follow from a death that somebody recorded: others lost the dead rank, or failed later."""
+    deaths = [event for event in events if event.kind == OUTSIDE and event.record]
+    return [event for event in events if any(_follows(event, death, noise) for death in deaths)]
+
+
+def _follows(event: Event, death: Event, noise: float) -> bool:
+    if event is death or event.record or event.place.rank == death.place.rank is not None:
+        return False
+    if event.kind in WAITS and (event.place.differs(death.place) or death.stands_before(event)):
+        return not event.precedes(death, noise)
+    return event.place.differs(death.place) and death.precedes(event)
+
+
+def _says_why(words: Event, death: Event) -> bool:
+    """Do these words say why a process died? They do if they may be its own, or if a launcher may have killed it for them."""
+    if words.kind == OUTSIDE or death.kind != OUTSIDE or death.precedes(words):
+        return False
+    if not words.place.differs(death.place) or not death.record:
+        return True
+    return death.begin is None and not death.named_first and words.stands_before(death)
+
+
+def _gave_up(waiter: Event, cause: Event, noise: float) -> bool:
+    """Had somebody given up before this happened? Then it is not what that rank waited for, or came of its giving up."""
+    return waiter.kind != LOST_PEER and waiter.place.rank is not None and waiter.precedes(cause, noise)
+
+
+def _left_before(events: Sequence[Event], waiting: Sequence[Event], noise: float) -> List[Event]:
+    """Ranks that left with 0 before all that lost a peer."""
+    left = [event for event in events if event.kind == LEFT]
+    return [event for event in left if waiting and not any(each.precedes(event, noise) for each in waiting)]
+
+
+def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float) -> Tuple[Event, str, bool]:
+    """The first of them, why it is, and whether that is known."""
+    earliest = [event for event in candidates if not any(each.precedes(event, noise) for each in candidates)]
+    timed = all(event.begin is not None for event in candidates)
+
+    def key(event: Event) -> Tuple[int, float, int]:
+        return STRENGTH[event.kind], event.begin if timed and event.begin is not None else 0.0, event.order
+
+    closed = {rank for event in earliest for rank in event.closed}
+    closers = [event for event in earliest if event.closed and event.place.rank not in closed]
+    if closers and len(closers) < len(earliest):
+        chosen = min(closers, key=key)
+        return chosen, f"closed the connection of rank {chosen.closed[0]}", True
+    for record in events:
+        named = [event for event in earliest if event.place.rank == record.place.rank is not None]
+        if record.named_first and named and len(named) < len(candidates):
+            return min(named, key=key), f"{record.record} saw rank {record.place.rank} fail first", True
+    chosen = min(earliest, key=key)
+    if len(candidates) > 1 and timed:
+        return chosen, BY_TIME, True
+    if len({event.source for event in candidates}) > 1:
+        return chosen, BY_SOURCE, False
+    ranks = {event.place.rank for event in candidates}
+    return chosen, BY_ORDER, len(ranks) == 1 and None not in ranks
+
+
+def _is_unexplained(event: Event, chosen: Event, noise: float) -> bool:
+    """Did another process's error come before the chosen one, and not as the loss of a peer that was just failing?"""
+    if event is chosen or event.kind in (LEFT, RECORD) or event.place.rank == chosen.place.rank is not None:
+        return False
+    slow = event.kind in (TIMED_OUT, EXIT) or event.kind == OUTSIDE and bool(event.record)
+    return event.stands_before(chosen) if slow else event.precedes(chosen, noise)

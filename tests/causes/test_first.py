@@ -1,0 +1,174 @@
+"""The judge of order, and what both of its callers promise: an earlier recorded death wins, whatever follows it."""
+
+import signal
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drumbeat.agent.lead.attempt import RankEnd, earliest
+from drumbeat.causes.events import (
+    ENDED_BY_US,
+    EXIT,
+    HARDWARE,
+    KINDS,
+    LEFT,
+    LOST_PEER,
+    OUTSIDE,
+    RAISED,
+    RAISED_IN_COMMUNICATION,
+    RECORD,
+    TIMED_OUT,
+    Event,
+    Place,
+    in_communication,
+)
+from drumbeat.causes.first import first
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, Finding
+from tests.logs.reading import read
+
+TABLE = """Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  host      : n9
+  rank      : 99 (local_rank: 3)
+  exitcode  : -9 (pid: 812)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 812
+============================================================
+"""
+LATER = (
+    '[rank{0}]: Traceback (most recent call last):\n[rank{0}]:   File "t.py", line 7, in <module>\n[rank{0}]: ValueError: odd',
+    "[rank{0}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.16 GiB.",
+    "[rank{0}]: RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
+    "[rank{0}]:[E P.cpp:616] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)",
+    "[rank{0}]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4",
+    "ModuleNotFoundError: No module named 'apex'",
+)
+CODES = (
+    "exception",
+    "exit-code",
+    "peer-lost",
+    "collective-timeout",
+    "nccl-error",
+    "gpu-ecc",
+    "killed",
+    "segfault",
+    None,
+)
+
+
+def event(kind, rank, at=None, order=0, **more):
+    return Event(kind, Place(rank), at, at, order, "log", **more)
+
+
+def of(*events, noise=2.0):
+    found = first(events, noise)
+    return found.event.kind, found.event.place.rank
+
+
+@st.composite
+def later_events(draw):
+    kinds, times = st.sampled_from(KINDS), st.floats(0.001, 500)
+    made = []
+    for number in range(draw(st.integers(1, 6))):
+        begin = draw(times)
+        closed = tuple(draw(st.sets(st.integers(0, 5), max_size=2)))
+        place = Place(draw(st.one_of(st.none(), st.integers(0, 5))))
+        end = begin + draw(st.floats(0, 20))
+        record = draw(st.sampled_from(("", "", "launcher")))
+        made.append(Event(draw(kinds), place, begin, end, number + 2, "log", closed=closed, record=record))
+    return made
+
+
+@given(later_events(), st.booleans())
+def test_an_earlier_record_of_death_wins(events, timed):
+    planted = Event(OUTSIDE, Place(99), 0.0, 0.0, 1, "log", record="launcher", closed=(1,))
+    if not timed:
+        planted, events = (replace(planted, begin=None, end=None), [replace(e, begin=None, end=None) for e in events])
+    assert first([*events, planted], 2.0).event is planted
+
+
+@given(st.lists(st.tuples(st.sampled_from(CODES), st.floats(0.001, 500), st.booleans()), min_size=1, max_size=6))
+def test_the_lead_names_an_earlier_kill(later):
+    planted = RankEnd(99, 9, None, signal.SIGKILL, 0.0, Finding("killed", ERROR, "killed"), False)
+    ends = [
+        RankEnd(rank, 0, 1 if code else 0, None, at, Finding(code, ERROR, code) if code else None, by_us)
+        for rank, (code, at, by_us) in enumerate(later)
+    ]
+    assert earliest([*ends, planted])[1] is planted
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(LATER), st.integers(0, 7)), min_size=1, max_size=4))
+def test_the_log_reader_names_an_earlier_kill(later):
+    failure = read(TABLE + "\n".join(text.format(rank) for text, rank in later)).failure
+    assert (failure.answer, failure.finding.rank) == ("killed", 99)
+
+
+@given(later_events())
+def test_certain_is_never_said_beside_an_earlier_unexplained_error(events):
+    found = first(events, 2.0)
+    assert found.confidence != CERTAIN or not found.unexplained
+    before = event(TIMED_OUT, 42, -100.0)
+    again = first([before, *events], 2.0)
+    assert again.event is before or again.confidence != CERTAIN or before.precedes(again.event) is False
+
+
+@pytest.mark.parametrize("weaker", (RAISED, EXIT, RAISED_IN_COMMUNICATION, LOST_PEER, TIMED_OUT, LEFT, HARDWARE))
+def test_inside_the_noise_of_clocks_a_signal_is_the_cause(weaker):
+    killed = event(OUTSIDE, 2, 10.9, record="drumbeat")
+    assert of(event(weaker, 0, 10.0), killed) == (OUTSIDE, 2)
+
+
+def test_inside_the_noise_strength_decides_and_outside_of_it_time():
+    assert of(event(EXIT, 0, 10.0), event(RAISED, 1, 11.0)) == (RAISED, 1)
+    assert of(event(EXIT, 0, 10.0), event(RAISED, 1, 15.0)) == (EXIT, 0)
+    assert of(event(RAISED_IN_COMMUNICATION, 0, 10.0), event(EXIT, 1, 11.0)) == (EXIT, 1)
+    assert of(event(RAISED_IN_COMMUNICATION, 0, 10.0), event(RAISED, 1, 30.0)) == (RAISED_IN_COMMUNICATION, 0)
+    assert of(event(LOST_PEER, 0, 10.0), event(RAISED, 1, 30.0)) == (RAISED, 1)
+    assert of(event(TIMED_OUT, 0, 10.0), event(LEFT, 1, 5.0)) == (LEFT, 1)
+    assert of(event(RAISED, 0, 10.0), event(LEFT, 1, 5.0)) == (RAISED, 0)
+
+
+def test_who_closed_whose_connection_orders_what_clocks_cannot():
+    closer = event(RAISED, 3, 10.5, closed=(0, 1))
+    assert of(event(RAISED, 0, 10.0), event(RAISED, 1, 10.1), closer) == (RAISED, 3)
+    assert first([event(RAISED, 0, 10.0), closer], 2.0).why == "closed the connection of rank 0"
+
+
+def test_without_times_a_record_and_one_ranks_own_lines_are_in_order():
+    death = event(OUTSIDE, 1, order=48, record="launcher", named_first=True)
+    assert of(death, event(RAISED_IN_COMMUNICATION, None, order=200)) == (OUTSIDE, 1)
+    assert of(event(RAISED, 1, order=10), death) == (RAISED, 1), "its own words say why it died"
+    killed = event(OUTSIDE, 1, order=48, record="launcher")
+    assert of(event(RAISED, 0, order=10), killed) == (RAISED, 0), "a launcher ends the others"
+
+
+def test_an_earlier_time_out_makes_the_answer_unsure():
+    found = first([event(TIMED_OUT, None, order=4), event(RAISED, 1, order=8)])
+    assert found.event.kind == RAISED and found.confidence == LIKELY and found.unexplained
+
+
+def test_a_launchers_record_alone_is_no_cause_and_nobody_is_blamed_for_being_ended():
+    assert first([event(RECORD, 1, named_first=True)]).event is None
+    assert of(event(ENDED_BY_US, 0, 1.0), event(LOST_PEER, 1, 9.0)) == (LOST_PEER, 1)
+
+
+def test_words_of_communication():
+    for text in (
+        "RuntimeError: allreduce failed: lost contact with a worker",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp:94",
+        "RuntimeError: worker 3 died",
+    ):
+        assert in_communication(text), text
+    for text in (
+        "ValueError: operands could not be broadcast together with shapes (2,3) (4,)",
+        "KeyError: 'labels'",
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries exceeded",
+        "RuntimeError: DataLoader worker (pid 812) exited unexpectedly",
+    ):
+        assert not in_communication(text), text

@@ -1,0 +1,54 @@
+"""Errors are known by what they mean, in words that no rule holds; and the log's own remedy comes before ours."""
+
+import errno
+import os
+
+import pytest
+
+from drumbeat.logs.meaning.rules import rulebook
+from drumbeat.logs.meaning.senses import _OF_ERRNO, _PHRASES, sense
+from tests.logs.reading import read
+
+
+@pytest.mark.parametrize(
+    "text,code",
+    [
+        ("RuntimeError: Call to recv from 10.0.0.1<34921> failed : Connection timed out", "connect-failed"),
+        ("RuntimeError: libnccl.so.2: cannot open shared object file: No such file or directory", "import-error"),
+        ("AssertionError: head count 4 is not divisible by SP size 8", "layout-mismatch"),
+        ("ValueError: world_size (4) is less than sequence_parallel_size 8", "layout-mismatch"),
+        ("RuntimeError: unhandled system error while calling ncclGroupEnd()", "nccl-error"),
+        ("ValueError: Invalid CUDAPlace(1), because GPU number on your machine is 1", "invalid-device-ordinal"),
+        ("ValueError: File x.json not found.", "file-missing"),
+        ("n1:12:12 [0] socket.cc:1 NCCL WARN socketProgress: Connection closed by remote peer", "peer-lost"),
+        ("gai error: -3", "host-not-found"),
+    ],
+)
+def test_meaning_counts_whatever_the_words(text, code):
+    failure = read(f"step 3 loss 2.3\n{text}").failure
+    assert failure.answer == code and failure.confidence != "certain" and failure.finding.fix
+
+
+@pytest.mark.parametrize("code", _OF_ERRNO)
+def test_names_numbers_and_texts_of_errno_mean_the_same(code):
+    for number in _OF_ERRNO[code]:
+        for words in (f"[Errno {number}] of it", errno.errorcode[number], os.strerror(number)):
+            assert sense(f"WriterError: {words}") == code, words
+
+
+def test_every_sense_is_a_rules_code():
+    assert {*_OF_ERRNO, *(code for code, _ in _PHRASES)} <= {rule.code for rule in rulebook().rules}
+
+
+@pytest.mark.parametrize(
+    "text", ["KeyError: 'labels'", "ValueError: odd", "RuntimeError: shapes differ", "AssertionError"]
+)
+def test_other_exceptions_keep_their_own_words(text):
+    assert sense(text) == "" and read(f"step 3 loss 2.3\n{text}").failure.answer == "exception"
+
+
+def test_the_logs_own_remedy_comes_first():
+    finding = read(
+        "RuntimeError: Ninja is required to load C++ extensions (pip install ninja to get it)"
+    ).failure.finding
+    assert (finding.code, finding.fix) == ("import-error", "pip install ninja, as the log itself says")
