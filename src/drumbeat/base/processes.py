@@ -28,7 +28,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """As `ps -o comm` shows it, up to 15 characters: a forked child is told from its parent by it."""
+    """Name this process as `ps -o comm` shows it, up to 15 characters: it tells a forked child from its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
 
 
@@ -37,14 +37,14 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int, with_signal: int = signal.SIGKILL) -> None:
-    """Be sent `with_signal` when the parent dies; also when it died before we could ask for that."""
+    """Have the kernel send `with_signal` when the parent dies; also if it died before we could ask for that."""
     _prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:
         os.kill(os.getpid(), with_signal)
 
 
 def fork() -> int:
-    """As os.fork. Where there is no room for another process, the next moment may have some: other programs end, or are ended."""
+    """Fork as os.fork, and try again if there is no room for another process: other programs may end meanwhile."""
     until = time.monotonic() + _NO_ROOM
     while True:
         try:
@@ -57,7 +57,7 @@ def fork() -> int:
 
 
 def open_files(pid: int, proc: str = "/proc") -> List[str]:
-    """What a process holds open: paths, and words such as `socket:[123]`. OSError where that cannot be read."""
+    """List what a process holds open: paths, and words such as `socket:[123]`. OSError if that cannot be read."""
     found = []
     for name in os.listdir(f"{proc}/{pid}/fd"):
         try:
@@ -68,7 +68,7 @@ def open_files(pid: int, proc: str = "/proc") -> List[str]:
 
 
 def children(of: Optional[int] = None) -> List[int]:
-    """Direct children, by /proc/*/stat: the `children` file of procfs is a kernel option."""
+    """Return direct children, by /proc/*/stat: the `children` file of procfs is a kernel option."""
     parent = os.getpid() if of is None else of
     found = []
     for name in os.listdir("/proc"):
@@ -79,13 +79,14 @@ def children(of: Optional[int] = None) -> List[int]:
 
 
 def start_time(pid: int) -> Optional[str]:
-    """Clock ticks since boot at which a live process started: with the pid, its name for good. None for a zombie."""
+    """Return the clock ticks since boot at which a live process started: with the pid, it identifies a process. None for a
+    zombie."""
     fields = _stat(str(pid))
     return fields[19].decode() if fields and fields[0] != b"Z" else None
 
 
 def cpu_seconds(pid: int) -> Tuple[bool, float]:
-    """Whether a process could run this moment, and the seconds of a core that it has had."""
+    """Return whether a process could run this moment, and its CPU seconds."""
     fields = _stat(str(pid))
     if not fields:
         return False, 0.0
@@ -93,7 +94,7 @@ def cpu_seconds(pid: int) -> Tuple[bool, float]:
 
 
 def _stat(pid: str) -> Optional[List[bytes]]:
-    """The fields of /proc/PID/stat behind the name, which may itself hold blanks and brackets."""
+    """Return the fields of /proc/PID/stat after the name, which may itself hold blanks and brackets."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
@@ -103,7 +104,7 @@ def _stat(pid: str) -> Optional[List[bytes]]:
 
 
 def rank_in_environment(pid: int) -> Optional[int]:
-    """$RANK of a process: under another launcher only it knows which rank it is."""
+    """Return $RANK of a process: under another launcher only the process knows it."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read(1 << 20).split(b"\0")
@@ -135,7 +136,7 @@ def sweep(
 
 
 def kill_children(keep: Container[int] = ()) -> List[int]:
-    """Send SIGKILL to every direct child but `keep`; those that are there, reaped or not.
+    """Send SIGKILL to every direct child but `keep`; return those that exist, reaped or not.
 
     A process that forks and exits in turn is another one each time we look, so its whole group is killed. One that also
     leaves its group each time is looked for again at once, in the quick way, until several looks in a row find nobody new.
@@ -154,7 +155,7 @@ def kill_children(keep: Container[int] = ()) -> List[int]:
 
 
 def is_reaped(pid: int) -> bool:
-    """Orphans that only became ours now: nobody asks how they ended, and thousands of zombies would slow the chase."""
+    """Reap an orphan that only became ours now: nobody asks how it ended, and thousands of zombies would slow the chase."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -170,8 +171,8 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def _kill_groups(groups: Set[int]) -> None:
-    """All members at one moment: the kernel finishes no fork of a process for which a signal waits. Ours are spared, and those of
-    the processes above us."""
+    """Kill all members of the groups at once: the kernel finishes no fork of a process with a pending signal. Ours are
+    spared, and those of the processes above us."""
     pid = os.getpid()
     while pid > 0:
         groups.discard(_group(pid))
@@ -185,7 +186,7 @@ def _kill_groups(groups: Set[int]) -> None:
 
 
 def _group(pid: int) -> int:
-    """The process group; 0 where there is none any more."""
+    """Return the process group; 0 if there is none any more."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:
@@ -193,7 +194,7 @@ def _group(pid: int) -> int:
 
 
 def _children_now() -> List[int]:
-    """As `children`, in microseconds, but it may miss some; none where the kernel does not offer it."""
+    """Return children like `children`, in microseconds, but it may miss some; none if the kernel does not offer it."""
     found: List[int] = []
     try:
         for task in os.listdir("/proc/self/task"):
@@ -215,7 +216,7 @@ _STATES = {
 
 
 def describe(pid: int) -> str:
-    """A process in words: its name, its state, and where in the kernel it waits. Reads nothing that could block."""
+    """Describe a process: its name, its state, and where in the kernel it waits. Reads nothing that could block."""
     fields = _stat(str(pid))
     if fields is None:
         return f"process {pid} (gone)"
@@ -247,7 +248,7 @@ def _wait(pid: int, deadline: float) -> tuple[bool, int]:
 
 
 def close_all_but(*kept: int) -> None:
-    """In a forked child that lives long: its parent's connections and pipes must end with the parent."""
+    """Close open files in a forked child that lives long: its parent's connections and pipes must end with the parent."""
     low = 3
     for fd in sorted(kept):
         os.closerange(low, fd)
@@ -256,8 +257,8 @@ def close_all_but(*kept: int) -> None:
 
 
 def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
-    """Open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
-    ranks need them, so they must survive whatever stands between the launcher and the ranks."""
+    """Return open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
+    ranks need them, so every process between the launcher and the ranks must keep them open."""
     found = []
     for name, value in environ.items():
         if name.endswith("_FD") and name.startswith(("PMI", "HYD", "I_MPI", "MV2", "MPI")) and value.isdigit():
@@ -269,7 +270,7 @@ def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
     return found
 
 
-# Work in a forked child with a deadline: whatever blocks in the kernel, a hung file system say, holds only the
+# Work in a forked child with a deadline: whatever blocks in the kernel, such as a hung file system, holds only the
 # child.
 
 
@@ -306,7 +307,7 @@ class Forked:
         self._data = b""
 
     def poll(self) -> bool:
-        """Whether it is over."""
+        """Return true if it is over."""
         ended = False
         try:
             while not (ended or self.over):
@@ -328,7 +329,7 @@ class Forked:
 
 
 def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], None]) -> Optional[bytes]:
-    """What `work` returns, worked out in a forked child; None if it fails or takes longer than `seconds`.
+    """Return what `work` returns, computed in a forked child; None if it fails or takes longer than `seconds`.
 
     `meanwhile` is called about ten times per second.
     """
@@ -347,7 +348,7 @@ def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], 
 
 
 def on_storage(work: Callable[[], Any], seconds: float, meanwhile: Callable[[], None], path: str) -> Any:
-    """What `work` returns, a JSON value, from a child: it reads or writes below `path`, whose storage may hang.
+    """Return what `work` returns, a JSON value, from a child: it reads or writes below `path`, whose storage may hang.
 
     Raises the OSError that `work` met, or TimeoutError.
     """

@@ -15,7 +15,7 @@ from drumbeat.base.redact import printable
 from drumbeat.base.signals import EXIT_STORAGE
 from drumbeat.cli.streams import OutputError, open_streams
 
-# A command stands here when it works.
+# A command is listed here only if it works.
 COMMANDS = {
     "run": "start a job here, or join the job, pod or MPI task that you are in",
     "submit": "hand a job to the cluster's scheduler, in place of a batch script",
@@ -118,7 +118,7 @@ def overview() -> str:
 
 
 def parser_for(name: str):  # type: ignore[no-untyped-def]
-    """The argparse parser of one command; completion and the docs are made from it too."""
+    """Build the argparse parser of one command; completion and the docs use it too."""
     import importlib
 
     module = importlib.import_module("drumbeat.cli." + name.replace("-", "_"))
@@ -175,7 +175,7 @@ def _nearest(name: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An action's attribute `rare` leaves it to --help-all; `short` is what the short help says of it."""
+    """Parser of one command. An action's attribute `rare` leaves it to --help-all; `short` is its text in the short help."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -195,14 +195,14 @@ class Parser(argparse.ArgumentParser):
         super().exit(status, message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Without argparse's own silence about output that cannot be written."""
+        """Print like argparse, but let errors of the output through."""
         (file or sys.stderr).write(message or "")
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
 
     def format_help(self) -> str:
-        """The short help: every option in it is one that most people need, in a few words."""
+        """Format the short help: only the options that most people need, in a few words."""
         rare = sum(1 for action in self._actions if getattr(action, "rare", False))
         if not rare:
             return super().format_help()
@@ -239,6 +239,6 @@ def add_json(parser: Any) -> None:
 
 
 def add_run(parser: Any, default: str) -> None:
-    """`default` says which run is meant if none is named."""
+    """Add the RUN argument. `default` says which run is meant if none is named."""
     words = f"run id or the start of one, run folder, or scheduler job; {default}"
     parser.add_argument("run", nargs="?", metavar="RUN", help=words)

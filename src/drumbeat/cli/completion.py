@@ -23,7 +23,7 @@ def run(args: Any) -> int:
 
 
 class Offer(NamedTuple):
-    """What can follow one command."""
+    """Words that can follow one command."""
 
     summary: str
     options: Dict[str, str]  # --nodes -> its help
@@ -141,5 +141,5 @@ def fish(commands: Dict[str, Offer]) -> str:
 
 
 def _fish(text: str) -> str:
-    """Fish reads backslashes inside single quotes."""
+    """Quote for fish, which reads backslashes inside single quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

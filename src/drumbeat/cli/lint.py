@@ -1,4 +1,4 @@
-"""drumbeat lint: what is wrong in a batch script, a launch command, a page with either in it, or a job file."""
+"""drumbeat lint: check a batch script, a launch command, a page with either in it, or a job file."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def read_script(name: str) -> str:
 
 
 def _fix(name: str, review: Any) -> Sequence[str]:
-    """The difference that was written; empty when there was nothing to fix."""
+    """Write the fixes and return the diff; empty when there was nothing to fix."""
     from drumbeat.base.problem import Problem
     from drumbeat.base.redact import redact
     from drumbeat.lint.engine import apply_edits, difference
@@ -203,7 +203,7 @@ _KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
 
 
 def review_job_file(text: str, name: str) -> Any:
-    """A Review as of a script; None where the text is no job file."""
+    """Check a job file and return a Review like that of a script; None if the text is not a job file."""
     from drumbeat.base.problem import Problem
     from drumbeat.jobfile.check import mistakes
     from drumbeat.jobfile.job import Job
@@ -227,12 +227,12 @@ def review_job_file(text: str, name: str) -> Any:
 
 
 def top_keys(text: str) -> List[str]:
-    """The keys at the left edge, also of YAML that does not parse."""
+    """Return the keys at the left edge, also of YAML that does not parse."""
     return _KEY.findall(text)
 
 
 def is_job_file(keys: List[str]) -> bool:
-    """At least half of the keys are a job's, or nearly; `name` alone says nothing."""
+    """Return true if at least half of the keys are a job's, or nearly so; `name` alone proves nothing."""
     from drumbeat.jobfile.fields import keys_of
     from drumbeat.jobfile.job import Job
 
@@ -261,6 +261,6 @@ def _finding(problem: Any, file: str, name: str, lines: Sequence[str]) -> Any:
 
 
 def _place(what: str, file: str) -> Tuple[Optional[int], str]:
-    """Messages of the reader begin with `job.yaml:3: `."""
+    """Split the place (`job.yaml:3: `) off a message of the reader."""
     found = re.match(re.escape(file) + r"(?::(\d+))?: ", what)
     return (int(found[1]) if found[1] else None, what[found.end() :]) if found else (None, what)

@@ -99,8 +99,8 @@ def _agreed(question: str) -> bool:
 
 
 def table(states: Sequence[State], columns: int) -> List[str]:
-    """No line is wider than `columns`, unless an id alone is: an id that leaves no room gets a line of its own.
-    What else there is to know of a run stands below it."""
+    """Lay out the runs so that no line is wider than `columns`, unless an id alone is: such an id gets a line of its own.
+    Remarks about a run stand below it."""
     from drumbeat.base.redact import printable
 
     told = [
@@ -123,7 +123,7 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 
 
 def remarks(state: State) -> List[str]:
-    """What the row above cannot say, and its reader must know: a hang, a loss that is no number, ranks that train apart."""
+    """List what the row cannot show and its reader must know: a hang, a loss that is not a number, ranks that train apart."""
     from drumbeat.base.redact import printable
     from drumbeat.runfolder.lines import not_finite_words, quiet_words
 
@@ -161,7 +161,7 @@ def _short(value: float) -> str:
 
 
 def _time(seconds: Optional[float]) -> str:
-    """In eight letters: 66 s, 15 m, 2 h 01 m, 3 d 04 h."""
+    """Format a time in at most eight letters: 66 s, 15 m, 2 h 01 m, 3 d 04 h."""
     if seconds is None:
         return "-"
     minutes = round(seconds / 60)

@@ -97,7 +97,7 @@ def _figures(wanted: Any) -> Figures:
 
 
 def _named_apart(found: List[Figures]) -> List[Figures]:
-    """Files of the same name from different folders are told apart by their paths; a run given twice counts once."""
+    """Tell files of the same name apart by their paths; a run given twice counts once."""
     import dataclasses
 
     unique = list({each.source: each for each in found}.values())
@@ -117,7 +117,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Replace NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -109,7 +109,7 @@ def _new(args: Any) -> int:
 
 
 def _check(args: Any) -> int:
-    """0: right. 1: well written, but a path is not on this machine. A mistake in the file is a Problem: 2."""
+    """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. A mistake in the file is a Problem (2)."""
     import json
 
     from drumbeat import backends

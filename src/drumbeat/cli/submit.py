@@ -69,7 +69,7 @@ def _say(text: str) -> None:
 
 
 def _wait(folder: str, show: bool) -> int:
-    """Until it has ended. A Ctrl-C ends only the waiting: the job was submitted."""
+    """Wait for the run to end. A Ctrl-C ends only the waiting: the job stays submitted."""
     import os
     import sys
 

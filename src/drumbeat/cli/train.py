@@ -87,7 +87,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _checkpoints_of(name: Any) -> str:
-    """A folder of checkpoints, or the one that a run has reported."""
+    """Return the folder of checkpoints, or the one that a run has reported."""
     from drumbeat.desk.runs import find_run
 
     if name and any(os.path.exists(os.path.join(name, file)) for file in ("latest", "commit.json")):

@@ -102,7 +102,7 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
 
 
 def run_submitted(request: str) -> int:
-    """In the allocation: `_tune REQUEST`, called by the batch script."""
+    """Run a submitted tuning in its allocation: `_tune REQUEST`, called by the batch script."""
     import os
     import sys
 

@@ -487,23 +487,23 @@ class JobSoftware:
 
 @dataclass(frozen=True)
 class Job(JobSoftware, JobScheduler, JobCourse, JobLaunch):
-    """Its keys are those of its four parts. Fields of the last part come first, in docs/job.md as well."""
+    """A job. Its keys are those of its four parts; fields of the last part come first, in docs/job.md as well."""
 
     brings: Tuple[str, ...] = ()  # packages of drumbeat's own that the command runs; no key of a file
     origins: Dict[str, str] = origins_field()
 
     def where(self, path: str) -> str:
-        """The beginning of a message about a value: `job.yaml:3: nodes`, `--nodes`, or its bare name."""
+        """Return the beginning of a message about a value: `job.yaml:3: nodes`, `--nodes`, or its bare name."""
         return self.origins.get(path, path)
 
     def asks(self, path: str) -> str:
-        """Who wants a value: the job's preset, or the job itself."""
+        """Name who sets a value: the job's preset, or the job itself."""
         preset = self.preset is not None and self.where(path).startswith(preset_file(self.preset) + ":")
         return f"preset {self.preset}" if preset else "as the job asks"
 
 
 def preset_file(name: str) -> str:
-    """How messages name the file of a preset."""
+    """Return the name of a preset's file for messages."""
     return f"presets/{name}.yaml"
 
 

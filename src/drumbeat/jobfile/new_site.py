@@ -43,7 +43,7 @@ def _reason(why: str, source: Optional[str]) -> str:
 
 
 def new_site(facts: Facts, backend: str) -> str:
-    """A profile to start from. What differs from node to node is left to the node; what was seen is said."""
+    """Write a profile to start from. What differs between nodes is left to the node; what was seen is stated."""
     gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
     names = sorted({gpu.name or f"unknown {gpu.vendor} GPU" for gpu in gpus})
     nics = [device.name for device in (facts.cxi or facts.rdma)]
@@ -75,5 +75,5 @@ def new_site(facts: Facts, backend: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Nothing that could end a comment line."""
+    """Remove everything that could end a comment line."""
     return "".join(character for character in text if character.isprintable())[:200]

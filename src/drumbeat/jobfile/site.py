@@ -1,4 +1,4 @@
-"""Site: what a cluster is. A profile is a YAML file with these fields; its file name is the site's name."""
+"""Site: description of a cluster. A profile is a YAML file with these fields; its file name is the site's name."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def find_site(
     cluster: Optional[str] = None,
     place: str = "--site",
 ) -> Site:
-    """The site that was asked for (a name, or the path of a profile), else the one detected, else localhost.
+    """Find the requested site (a name, or the path of a profile), else the one detected, else localhost.
 
     `place` says who asked, in a message about an unknown name: `job.where("site")`.
     """
@@ -334,7 +334,8 @@ def site_names(environ: Mapping[str, str]) -> List[str]:
 
 
 def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) -> Site:
-    """By the cluster's name, then by the host's, then by variables. Two sites that claim one are a Problem, not a guess."""
+    """Detect the site by the cluster's name, then by the host's, then by variables. Two sites that match are a Problem,
+    not a guess."""
     own = user_profiles(environ)
     signs = {name: detect_of(name) for name in built_in() if name not in own}
     signs.update({name: site_from_path(path).detect for name, path in own.items()})
@@ -361,7 +362,7 @@ def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:
 
 
 def detect_of(name: str) -> Detect:
-    """Of a built-in profile. Only this key of it is read: every `drumbeat run` asks all of them."""
+    """Read the `detect` key of a built-in profile, and no other: every `drumbeat run` asks all of them."""
     found = re.search(r"^detect:.*(?:\n[ \t].*)*", _built_in_text(name), re.MULTILINE)
     return site_from_text(f"summary: x\n{found.group()}\n", name, f"sites/{name}.yaml").detect if found else Detect()
 
@@ -400,7 +401,7 @@ Lister = Callable[[str], List[str]]  # Host.list: the names in a folder
 
 
 def find_paths(paths: Sequence[HostPath], names_in: Lister, host: str) -> Tuple[Dict[str, str], List[Finding]]:
-    """Where each of them is here; one that is not there is an error that says what was looked for and why."""
+    """Locate each of them on this host; a missing one is an error that says what was looked for and why."""
     found: Dict[str, str] = {}
     missing: List[Finding] = []
     for path in paths:
@@ -423,7 +424,7 @@ def find_paths(paths: Sequence[HostPath], names_in: Lister, host: str) -> Tuple[
 
 
 def expand_pattern(names_in: Lister, pattern: str) -> List[str]:
-    """What matches, the newest version first."""
+    """Return all matches, the newest version first."""
     places = ["/"]
     for part in pattern.strip("/").split("/"):
         places = [

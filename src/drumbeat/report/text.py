@@ -66,7 +66,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
 
 
 def software_words(name: str, version: str, gpus: Optional[int]) -> str:
-    """A toolkit is what is installed; which one torch uses is torch's own."""
+    """List the software. A toolkit is what is installed; the one that torch uses is torch's own."""
     what = {"cuda": "CUDA toolkit", "rocm": "ROCm", "torch-cuda": "torch built for CUDA"}
     what["torch-rocm"] = "torch built for ROCm"
     unused = " (installed, not used: no GPU)" if gpus == 0 and name in ("cuda", "rocm") else ""

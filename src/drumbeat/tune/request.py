@@ -1,4 +1,4 @@
-"""What a person asks of a tuning, apart from the job; it travels with a submitted one."""
+"""Request for a tuning, apart from the job; it travels with a submitted one."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class Asked:
         return self.steps or _STEPS[self.kind]
 
     def limits(self, long: bool, recipe: bool) -> Limits:
-        """The longer trial has twice the steps and twice the time. A recipe reports once in a warm-up."""
+        """Return the limits of a trial. The longer trial has twice the steps and twice the time. A recipe reports once in
+        a warm-up."""
         twice = 2 if long else 1
         return Limits(self.seconds * twice, self.counted * twice, 1 if recipe else WARM_UP, self.silence)
