@@ -110,7 +110,7 @@ class Backend:
     takes_hosts = False  # whether its nodes are machines that the job or the site names
     avoids_nodes = False  # whether it can be asked to leave nodes out (Resources.avoided)
     leaves_objects = False  # whether a job that has ended stays in the cluster until `finish` removes it
-    no_spares = "nodes beyond those that the job runs on cannot be asked for"  # why; empty: they can
+    no_spares = "extra nodes cannot be requested"  # why; empty: they can
     interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Backend:
         for key in order.resources.specific:
             if key not in self.specific:
                 raise Problem(
-                    f"{where(key)}: {self.title} has no {key}", f"leave it out; it knows {_listed(self.specific)}"
+                    f"{where(key)}: {self.title} has no {key}", f"leave it out; supported: {_listed(self.specific)}"
                 )
 
     def existing_nodes(self, hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
@@ -182,7 +182,7 @@ class Backend:
     def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
         """Return the command line that opens a shell on a node of a running job, or that runs `command` there and ends
         with its exit code."""
-        raise self.unable("opens no shell on a node", f"ssh {host}, where that is allowed")
+        raise self.unable("cannot open a shell on a node", f"ssh {host}, where that is allowed")
 
     def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
         """Return a mirror that copies a run folder which the nodes do not share with this machine into `folder`. None: it
@@ -192,7 +192,7 @@ class Backend:
     def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
         """Return the command that starts `drumbeat.pyz _node RUN/order.json`, checked by bundle/pinned.py, on every node
         of the allocation that we are in."""
-        raise self.unable("starts no agents from inside an allocation", "drumbeat submit JOB.yaml")
+        raise self.unable("cannot start agents from inside an allocation", "drumbeat submit JOB.yaml")
 
     def finish(self, handle: str, environ: Mapping[str, str]) -> None:
         """Remove what was made for a run that has ended and would stay (a secret, a service). Most have nothing to remove."""

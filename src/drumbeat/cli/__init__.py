@@ -20,24 +20,24 @@ COMMANDS = {
     "run": "start a job here, or join the job, pod or MPI task that you are in",
     "submit": "hand a job to the cluster's scheduler, in place of a batch script",
     "plan": "show what would happen: each variable with its reason, binding",
-    "lint": "what is wrong in a batch script or launch command that I have",
-    "convert": "the job file of a batch script, and what was left out and why",
-    "doctor": "look at this node and say what is wrong and how to fix it",
-    "facts": "what this node has; --capture packs it for a support person",
-    "verify": "collectives across the ranks: right values, bandwidth, slow pair",
+    "lint": "check a batch script or launch command",
+    "convert": "turn a batch script into a job file; lists what was left out",
+    "doctor": "check this node and say what is wrong and how to fix it",
+    "facts": "show what this node has; --capture packs it for support",
+    "verify": "test collectives across ranks: values, bandwidth, slow pairs",
     "diagnose": "read logs of any run: what failed first, why, the fix, the network",
-    "list": "your runs, from every folder",
-    "watch": "a run as it goes on: progress, speed, nodes and GPUs",
-    "report": "what a run did, where its time went; several runs: how they scale",
-    "compare": "several runs side by side: the same as report RUN RUN ...",
-    "status": "how a run stands, or how it went",
-    "logs": "what the ranks of a run printed",
+    "list": "list your runs, from every folder",
+    "watch": "watch a run live: progress, speed, nodes and GPUs",
+    "report": "report on a run: speed, time, energy; several runs: scaling",
+    "compare": "compare runs side by side: the same as report RUN RUN ...",
+    "status": "show the state of a run, or how it ended",
+    "logs": "show what the ranks of a run printed",
     "cancel": "end a run, with time for its ranks to save",
-    "shell": "a shell on a node of a running job",
-    "nodes": "what past runs say about each node; keep jobs off bad ones",
-    "site": "the clusters drumbeat knows: list, show, new, check",
-    "completion": "print what the Tab key offers, for bash, zsh or fish",
-    "tune": "find the batch, hook or layout that is fastest, by short runs",
+    "shell": "open a shell on a node of a running job",
+    "nodes": "show each node's record; keep jobs off bad nodes",
+    "site": "list, show, create and check cluster profiles",
+    "completion": "print shell completion for bash, zsh or fish",
+    "tune": "find the fastest batch, hook or layout with short runs",
     "train": "train a built-in recipe (llama, bert, resnet, wide-resnet)",
 }
 
@@ -227,7 +227,7 @@ class Parser(argparse.ArgumentParser):
             before = getattr(args, "job", None)
             command = " ".join([before] if before and not before.endswith((".yaml", ".yml", ".json")) else [])
             words = f"{command} {' '.join(unknown)}".strip()
-            self.error(f"unexpected {first}; a command stands after '--': {self.prog} -- {words}")
+            self.error(f"unexpected {first}; put the command after '--': {self.prog} -- {words}")
         self.error(f"unexpected {first}")
 
 

@@ -73,11 +73,11 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
             try:
                 reader.add_dump(flight.parse(source.name, file.read(flight.MAX_BYTES + 1)))
             except flight.DumpError as error:
-                print(f"drumbeat diagnose: {source.name}: {error}; passed over", file=sys.stderr)
+                print(f"drumbeat diagnose: {source.name}: {error}; skipped", file=sys.stderr)
         return
     encoding = encoding_of(start)
     if not encoding and b"\0" in start and start.count(b"\0") * 10 > len(start):
-        print(f"drumbeat diagnose: {source.name}: not text; passed over", file=sys.stderr)
+        print(f"drumbeat diagnose: {source.name}: not text; skipped", file=sys.stderr)
         return
     _read_dumps(reader, source, start)
     if source.rank is not None or source.host:

@@ -25,8 +25,8 @@ def add_arguments(parser: Any) -> None:
     add_json(parser)
     parser.add_argument("--fix", action="store_true", help="fix what is safe to fix; the old file stays as FILE.orig")
     parser.epilog = (
-        "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read, or in which "
-        "there is nothing that lint reads."
+        "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read, or "
+        "holds nothing that lint can check."
     )
 
 
@@ -74,13 +74,11 @@ def _unread(name: str, text: str) -> str:
     if not text.strip():
         return f"{shown}: is empty"
     if name.endswith(SCRIPTS) and all(line.startswith("#") for line in text.splitlines() if line.strip()):
-        return f"{shown}: nothing here that lint reads: only comments"
+        return f"{shown}: nothing to check: only comments"
     if is_site_profile(top_keys(text)):
-        return (
-            f"{shown}: a site profile, which lint does not read: drumbeat site check {'FILE' if name == '-' else name}"
-        )
+        return f"{shown}: this is a site profile; use drumbeat site check {'FILE' if name == '-' else name}"
     return (
-        f"{shown}: nothing here that lint reads: shell or Python (name it .sh or .py if it is one), "
+        f"{shown}: nothing to check: lint reads shell or Python (name it .sh or .py if it is one), "
         "a .md or .rst page with either in it, or a job file; for a log: drumbeat diagnose"
     )
 
@@ -102,7 +100,7 @@ def read_script(name: str) -> str:
         raise Problem(f"{printable(name)}: {error.strerror}", "give the path of a batch script") from None
     if len(data) > MAX_BYTES:
         raise Problem(
-            f"{printable(name)} has more than {MAX_BYTES // 1_000_000} MB: that is no script",
+            f"{printable(name)} has more than {MAX_BYTES // 1_000_000} MB, too large for a script",
             "for a log: drumbeat diagnose",
         )
     if b"\0" in data:

@@ -22,12 +22,12 @@ _LONGEST_STEP = 10
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
-        "--all", action="store_true", help=f"older than the newest {_NEWEST} too, and trials of a tuning"
+        "--all", action="store_true", help=f"also list runs older than the newest {_NEWEST}, and trials of a tuning"
     )
     parser.add_argument(
         "--clean", action="store_true", help="remove the folders of old runs that have ended; shows them and asks first"
     )
-    parser.add_argument("--older-than", metavar="TIME", default="30d", help="with --clean: how old (default: 30d)")
+    parser.add_argument("--older-than", metavar="TIME", default="30d", help="with --clean: minimum age (default: 30d)")
     parser.add_argument("--yes", action="store_true", help="with --clean: do not ask")
     add_json(parser)
 
@@ -94,7 +94,7 @@ def _agreed(question: str) -> bool:
     from drumbeat.base.problem import Problem
 
     if not sys.stdin.isatty():
-        raise Problem("nobody is there to ask: standard input is no terminal", "--yes removes them without asking")
+        raise Problem("cannot ask: standard input is not a terminal", "--yes removes them without asking")
     return input(question).strip().lower() in ("y", "yes")
 
 

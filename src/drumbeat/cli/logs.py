@@ -20,11 +20,11 @@ _PATIENCE = 30.0  # seconds without a line of a run whose state is unknown
 
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
-    parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
+    parser.add_argument("--rank", type=int, metavar="R", help="show only this rank")
     parser.add_argument(
-        "--attempt", type=int, metavar="N", help="of this attempt only, counted from 0; default: the last one"
+        "--attempt", type=int, metavar="N", help="show only this attempt, counted from 0; default: the last one"
     )
-    parser.add_argument("--follow", action="store_true", help="go on until the run ends")
+    parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")
     add_json(parser)
 
 

@@ -421,20 +421,20 @@ def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
         index = skip_options(wrapper, outer, 1)
         inner = shlex.join(outer[index:]) or "COMMAND"
         before = shlex.join(outer[:index])
-        what = f"{name} stands inside the command: every node would start a {name} of its own"
+        what = f"{name} is inside the command: every node would start its own {name}"
         if name == "horovodrun":
             before = re.sub(r"^\S+", "mpirun", before)
         return what, f"put it before drumbeat, which then joins its tasks: {before} drumbeat run -- {inner}"
     if name == "torchx":
         return (
-            "torchx stands inside the command: it starts a job of its own",
+            "torchx is inside the command: it starts a job of its own",
             "write what its component runs: torchrun --nnodes N --nproc-per-node M SCRIPT",
         )
     if name in _CONTAINERS:
         launcher = _LAUNCHER_WORD.search(" ".join(outer[1:]))
         if launcher:
             return (
-                f"{launcher.group(1)} stands behind {name}, where drumbeat cannot give it its nodes",
+                f"{launcher.group(1)} is started by {name}, where drumbeat cannot give it its nodes",
                 f"name the image (container: IMAGE, or --container IMAGE) and write the command without {name}: "
                 f"{launcher.group(1)} …",
             )

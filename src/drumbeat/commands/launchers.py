@@ -48,7 +48,7 @@ def split(options: Options, launcher: str, words: Sequence[str]) -> Split:
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
         written, name, value, taken = _option(options, launcher, words, index)
         if name in options.refused:
-            raise Problem(f"{launcher} {written}: not with drumbeat", options.refused[name])
+            raise Problem(f"{launcher} {written}: not supported with drumbeat", options.refused[name])
         flags[name] = value
         if name in options.replaced:
             replaced[written] = value

@@ -444,10 +444,10 @@ def shell_syntax(text: str) -> Optional[str]:
 
 
 def refuse_shell(found: str, place: str) -> NoReturn:
-    what = "a line break ends a command in a shell" if found == "a line break" else f"{found} is for a shell"
+    why = "a line break does not end it" if found == "a line break" else f"{found} would be passed as an argument"
     raise Problem(
-        f"{place}: {what}, and no shell reads this: all that follows would be arguments",
-        "what comes before the command belongs into setup; or write a shell line: bash -c 'first && second'"
+        f"{place}: not run by a shell; {why}",
+        "put what comes before the command into setup; or write a shell line: bash -c 'first && second'"
         + ("; one command over several lines is written with >- instead of |" if found == "a line break" else ""),
     )
 
@@ -456,7 +456,7 @@ def refuse_assignment(command: Sequence[str], place: str) -> None:
     """Refuse `NAME=value program`: only a shell takes the first word for anything but the program's name."""
     if _ASSIGNMENT.match(command[0]):
         raise Problem(
-            f"{place}: {command[0]} before the command is for a shell, and no shell reads this: it would be the program's name",
+            f"{place}: not run by a shell; {command[0]} would be taken for the program's name",
             f"put env before it: env {shlex.join(command)}",
         )
 

@@ -70,7 +70,7 @@ def convert(text: str) -> Draft:
             line, words, "not a line for Slurm, so it is not read: write nodes, gpus, time and the rest yourself"
         )
     for line in script.late:
-        draft.drop(line, "#SBATCH", "it stands after the first command, so sbatch has never read it")
+        draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
     _unclosed(draft, script)
     known: Dict[str, str] = {}
     launches: List[Command] = []

@@ -82,7 +82,8 @@ def _finding(number: int, code: int) -> Finding:
         )  # fmt: skip
     return Finding(
         "lead-lost", ERROR, f"the lead's agent ended with {code} before the run ended",
-        "it says why above, or it has a fault", "fix what it names; if it names nothing, report the traceback",
+        "the reason is printed above, or this is a bug in drumbeat",
+            "fix what it names; if it names nothing, report the traceback",
     )  # fmt: skip
 
 
@@ -188,7 +189,7 @@ class Foreground:
         for node, code in codes.items():
             if node and code and 0 not in codes and node not in self.told and self.folder and not self.console.started:
                 self.told.add(node)
-                why = f"the agent of node {node} ended with {code} before the nodes had come together"
+                why = f"the agent of node {node} ended with {code} before all nodes had joined"
                 try:
                     ask_to_stop(self.folder.stop, "LOST", why)
                 except OSError:

@@ -139,7 +139,7 @@ def change_store(environ: Mapping[str, str], change: Callable[[Store], Store], n
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         why = make_private(folder)
         if why:
-            raise NotKept(f"what is known about nodes cannot be kept: {why}")
+            raise NotKept(f"records of nodes cannot be saved: {why}")
         with open(os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as lock:
             _lock(lock.fileno(), folder)
             before = read_store(environ)
@@ -148,7 +148,7 @@ def change_store(environ: Mapping[str, str], change: Callable[[Store], Store], n
                 replace_file(os.path.join(folder, "nodes.json"), to_json(after) + "\n")
             return after
     except OSError as error:
-        raise NotKept(f"what is known about nodes cannot be kept in {folder}: {error.strerror}") from None
+        raise NotKept(f"records of nodes cannot be saved in {folder}: {error.strerror}") from None
 
 
 def _lock(number: int, folder: str) -> None:
@@ -306,7 +306,7 @@ class Table:
     def lines(self) -> List[str]:
         if not self.nodes:
             runs = f"{self.runs} run{'' if self.runs == 1 else 's'} of yours"
-            return [f"nothing bad is known about nodes of {self.site}: {runs} read"]
+            return [f"no problems recorded for nodes of {self.site}: {runs} read"]
         width = max(4, *(len(node.host) for node in self.nodes))
         heads = ("lost", "bad", "failed first", "slow", "last seen", "excluded until")
         lines = [f"{'node':<{width}}  " + "  ".join(heads)]
@@ -358,10 +358,12 @@ def host_names(words: Sequence[str]) -> List[str]:
         try:
             hosts += expand(word, _MOST_HOSTS)
         except (HostlistError, ValueError) as error:
-            raise Problem(f"{word[:80]!r} is no node list: {error}", "write nid001 or nid[001-004]") from None
+            raise Problem(f"{word[:80]!r} is not a valid node list: {error}", "write nid001 or nid[001-004]") from None
     for host in hosts:
         if not _HOST.fullmatch(host):
-            raise Problem(f"{host[:80]!r} is no host name", "letters, digits, dots, - and _; a list: nid[001-004]")
+            raise Problem(
+                f"{host[:80]!r} is not a valid host name", "letters, digits, dots, - and _; a list: nid[001-004]"
+            )
     if len(hosts) > _MOST_HOSTS:
         raise Problem(f"{len(hosts)} nodes at once; at most {_MOST_HOSTS}")
     return hosts
@@ -419,7 +421,7 @@ def forget(of: Site, hosts: Sequence[str], environ: Mapping[str, str]) -> Change
 
     learn(environ, now)
     change_store(environ, change)
-    words = [f"{host}: forgotten" if host in known else f"{host}: nothing was known about it" for host in hosts]
+    words = [f"{host}: forgotten" if host in known else f"{host}: no record" for host in hosts]
     return Changed(tuple(words), tuple(hosts))
 
 
@@ -440,7 +442,7 @@ def avoiding(order: Order, environ: Mapping[str, str]) -> Order:
     unknown = [each.host for each in excluded if each.host not in there]
     if unknown:
         names = ", ".join(unknown[:8])
-        print(f"drumbeat: {backend.title} knows no node {names}: drumbeat nodes forget {unknown[0]}", file=sys.stderr)
+        print(f"drumbeat: {backend.title} has no node {names}: drumbeat nodes forget {unknown[0]}", file=sys.stderr)
     avoided = tuple(AvoidedNode(each.host, avoided_words(each)) for each in excluded if each.host in there)
     return replace(order, resources=replace(order.resources, avoided=avoided))
 

@@ -168,7 +168,7 @@ def old_runs(environ: Mapping[str, str], seconds: float, now: float) -> Tuple[Li
         around = [old for old in removable if any(path.startswith(_inside(old)) for path in staying)]
         if not around:
             return removable, kept
-        kept += [(old.run.run_id, "a run that is kept lies in it") for old in around]
+        kept += [(old.run.run_id, "it contains a run that is kept") for old in around]
         removable = [old for old in removable if old not in around]
 
 
@@ -194,7 +194,7 @@ def why_kept(run: Run) -> str:
     if state.state in ALIVE:
         return f"it is {state.state}"
     if state.state == "unknown":
-        return f"how it stands is not known{': ' + state.detail if state.detail else ''}"
+        return f"its state is unknown{': ' + state.detail if state.detail else ''}"
     return ""
 
 

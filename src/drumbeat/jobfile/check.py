@@ -118,7 +118,7 @@ class Checker:
         if not isinstance(node, Text):
             raise Problem(f"{place}: expected text, got {kind_of(node)}")
         if node.missing:
-            raise Problem(f"{place}: has no value; write '' for an empty one, or pass to hand yours on")
+            raise Problem(f"{place}: has no value; write '' for an empty one, or pass to use your exported one")
         check_no_nul(node.value, place)
         return None if node.value == "pass" and not node.quoted else node.value
 
@@ -168,7 +168,7 @@ def check_no_nul(text: str, place: str) -> None:
 
 def check_variable_name(name: str, place: str) -> None:
     if not _VARIABLE.fullmatch(name):
-        raise Problem(f"{place}: {shown(name)} is no name of a variable (letters, digits and '_', no digit first)")
+        raise Problem(f"{place}: {shown(name)} is not a valid variable name (letters, digits and '_', no digit first)")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -136,7 +136,7 @@ def _slots_of(text: str, where: str) -> int:
         match = _WORD.match(text.strip())
         if not match:
             raise Problem(
-                f"{where}: {shown(text.strip())} is not understood behind the host's name",
+                f"{where}: {shown(text.strip())} is not understood after the host's name",
                 "one host per line: HOST slots=N",
             )
         if match.group(1) == "slots":
@@ -169,7 +169,7 @@ _EXPANDED = ("path", "variables")  # the kinds whose text resolve() expands; the
 
 def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
     """Add `[JOB.yaml]`, a flag for each field that has one, and `-- COMMAND...` (cli/__init__.py cuts that off first)."""
-    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="job file; flags win over what it says")
+    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="job file; flags override it")
     group = parser.add_argument_group("job (each is also a key of the job file)")
     for name, (field, key) in keys_of(Job).items():
         if not key.flag or name in leave_out:
@@ -227,7 +227,7 @@ def _from_file(path: str) -> Job:
         if path.endswith((".yaml", ".yml")):
             raise
         raise Problem(
-            problem.what, f"a job file is expected here; a command stands after '--': -- {shown_path(path)}"
+            problem.what, f"expected a job file here; put the command after '--': -- {shown_path(path)}"
         ) from None
 
 

@@ -105,7 +105,7 @@ def find_hosts(
         )
     if nodes > 1 and not master and site.backend == "local":
         raise Problem(
-            f"{nodes} nodes, but which machine is node 0 is not known",
+            f"{nodes} nodes, but node 0's host is not known",
             "on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one",
         )
     # Where a scheduler chooses the nodes, nobody knows node 0 before it has.
@@ -296,7 +296,7 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
     open_places = [name for name in places(job.command) if name not in job.sweep]
     if open_places:
         raise Problem(
-            f"{job.where('command')}: {{{open_places[0]}}} stands for a value that is still to be found",
+            f"{job.where('command')}: {{{open_places[0]}}} is a placeholder that has no value yet",
             f"write the value there; drumbeat tune {_TUNED.get(open_places[0], 'layout')} tries several",
         )
     return tuple(expand(word, here.environ, job.where("command")) for word in job.command)
@@ -418,7 +418,7 @@ def _path(text: Optional[str], place: str, here: Here) -> Optional[str]:
     if text is None:
         return None
     if text.startswith("~"):
-        raise Problem(f"{place}: '~' is not filled in here", "write $HOME")
+        raise Problem(f"{place}: '~' is not expanded here", "write $HOME")
     return expand(text, here.environ, place)
 
 

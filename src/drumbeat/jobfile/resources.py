@@ -108,13 +108,13 @@ def container(job: Job, site: Site, here: Any) -> Optional[Container]:
     runtime = job.container_runtime or (of_site.runtime if of_site else None)
     if runtime is None:
         raise Problem(
-            f"{where}: nothing says what runs containers on {site.name}",
+            f"{where}: no container runtime is known for {site.name}",
             f"add container-runtime: one of {', '.join(RUNTIMES)}",
         )
     image = expand(written, here.environ, where)
     if image.startswith("-") or not image.isprintable():
         raise Problem(
-            f"{where}: {shown(image)} is no image: {runtime} would read it as an option",
+            f"{where}: {shown(image)} is not an image: {runtime} would read it as an option",
             "name a file (./-name.sif) or an image as its registry calls it",
         )
     binds = [expand(bind, here.environ, job.where("binds")) for bind in job.binds]
@@ -170,7 +170,7 @@ def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple
         value = expand(asked.value, here.environ, site.where(f"env.{name}.value"))
         if is_secret(name, value):
             raise Problem(
-                f"{site.where(f'env.{name}')}: looks secret, and what stands here is written into every run folder",
+                f"{site.where(f'env.{name}')}: looks secret, and this text is written into every run folder",
                 f"leave it out of the profile; each user exports {name} and hands it on: --env {name}",
             )
         why = f"{asked.why} ({asked.source})" if asked.source else asked.why
@@ -190,7 +190,7 @@ def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple
             passed.append(name)
         elif is_secret(name, text):
             raise Problem(
-                f"{place}: looks secret, and what stands here is written into the run folder",
+                f"{place}: looks secret, and this text is written into the run folder",
                 f"export it, and write {name}: pass in the file, or --env {name}",
             )
         else:
@@ -216,12 +216,12 @@ def _check_no_secret(job: Job) -> None:
             name = holder if holder.isidentifier() else "HF_TOKEN"
             way = f"bash -c 'exec python train.py {holder} \"${name}\"'" if holder.startswith("-") else "your program"
             raise Problem(
-                f"{job.where(key)}: {holder} looks secret, and what stands here is written into the run folder",
+                f"{job.where(key)}: {holder} looks secret, and this text is written into the run folder",
                 f"export it, hand it on by name (env: {{{name}: pass}}, or --env {name}), and read ${name} in {way}",
             )
 
 
-# Words of a command that `drumbeat tune` fills in: `{batch}` stands for a value that is still to be found.
+# Words of a command that `drumbeat tune` fills in: `{batch}` stands for a value that the trials try.
 # `${batch}` is a variable, as ever.
 
 

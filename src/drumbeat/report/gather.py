@@ -319,7 +319,7 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
     if len(exposed) > 1:
         rank = min(exposed, key=lambda each: exposed[each])
         behind = statistics.fmean(exposed.values()) - exposed[rank]
-        how = "the others wait this long for it in exchanges of a step (profile of single steps)"
+        how = "the others wait this long for it in collectives of a step (profile of single steps)"
     else:
         late = {rank: 1e3 * seconds for rank, seconds in reports.lateness().items()}
         if not late:

@@ -42,7 +42,7 @@ def figures_of_log(path: str) -> Figures:
             ends["target_reached"] = record["target_reached"]
     if not values and not ends and not _not_finite(records, "step"):
         raise Problem(
-            f"{path}: no line of it is a metric that drumbeat knows",
+            f"{path}: has no line with a metric that drumbeat knows",
             "docs/metrics.md lists the formats; a run folder works too",
         )
     nodes, gpus = ends.get("nodes"), _gpus(ends)

@@ -36,7 +36,7 @@ class Recipe:
         if text is None:
             return None
         if not text.replace("_", "").isdigit() or not int(text.replace("_", "")):
-            raise Problem(f"the command says {key}={text}, which is no whole number above 0")
+            raise Problem(f"the command says {key}={text}, which is not a whole number above 0")
         return int(text.replace("_", ""))
 
 
@@ -135,16 +135,16 @@ def tunable(
     if recipe:
         if found or given:
             named = ", ".join(f"{{{name}}}" for name in found) or "--with"
-            raise Problem(f"{named}: a recipe takes what is tried by its own settings", "leave it out")
+            raise Problem(f"{named}: a recipe takes these values by its own settings", "leave it out")
         if "--verify-resume" in expanded or "--settings" in expanded:
-            raise Problem("the command does not train: it says --verify-resume or --settings", "leave that out")
+            raise Problem("the command does not train: it has --verify-resume or --settings", "leave that out")
         return Tunable(command, recipe, (), {}, world, ranks_per_node)
     wanted = {"batch": "{batch}", "hook": "{hook}", "layout": "{layout}"}[kind]
     takes = kind in found or (kind == "layout" and any(name in DEGREES for name in found))
     if not takes:
         raise Problem(
-            f"the command says nowhere where the {kind} goes",
-            f"write {wanted} where it stands, such as: python train.py --{kind} {wanted}; recipes need none",
+            f"no {wanted} in the command",
+            f"write {wanted} where the {kind} goes, such as: python train.py --{kind} {wanted}; recipes need none",
         )
     unknown = [name for name in given if name not in found and not (name == "layout" and set(DEGREES) & set(found))]
     if unknown:

@@ -58,7 +58,7 @@ class Asked:
         try:
             made = re.compile(self.rate)
         except re.error as error:
-            raise Problem(f"--rate {self.rate!r} is no regular expression: {error}") from None
+            raise Problem(f"--rate {self.rate!r} is not a regular expression: {error}") from None
         if made.groups != 1:
             raise Problem(
                 f"--rate {self.rate!r} has {made.groups} groups, and one must hold the number",

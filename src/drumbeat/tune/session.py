@@ -134,7 +134,7 @@ def make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)  # a submitted one has its folder already
     except OSError as error:
-        raise Problem(f"cannot make the folder {path}: {error.strerror}", "say another place with --runs") from None
+        raise Problem(f"cannot make the folder {path}: {error.strerror}", "choose another place with --runs") from None
 
 
 def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption) -> Result:
@@ -257,7 +257,7 @@ def read_request(path: str) -> Tuple[Asked, Job, str]:
     """Read the request, the job, and the folder of the tuning."""
     plain = read_json(path)
     if plain is None:
-        raise Problem(f"{path} is not there, or not whole")
+        raise Problem(f"{path} is missing or incomplete")
     try:
         return from_plain(Asked, plain.get("asked"), path), from_plain(Job, plain.get("job"), path), plain["folder"]
     except (RecordError, TypeError, KeyError) as error:

@@ -113,7 +113,7 @@ def make_plan(
 ) -> Plan:
     """Make the plan. `gpu_gib`: memory of a GPU, `own_batch`: the script's own batch, if known."""
     if not order.world_size:
-        raise Problem("nobody says how many ranks a node has", "add --ranks-per-node M")
+        raise Problem("the number of ranks per node is not known", "add --ranks-per-node M")
     if asked.kind == "hooks":
         points = tuple(Point(hook=hook) for hook in asked.hooks)
         return Plan("hooks", len(points), None, None, points=points, wanted=len(points))
@@ -149,7 +149,7 @@ def _batches(asked: Asked, tunable: Tunable, order: Order, own: Optional[int]) -
     else:
         if total % ranks:
             raise Problem(
-                f"{total} samples a step cannot be split evenly over {ranks} data ranks",
+                f"{total} samples per step cannot be split evenly over {ranks} data ranks",
                 f"--global-batch {-(-total // ranks) * ranks} can",
             )
         batches = tuple(each for each in divisors(total // ranks) if each <= (asked.largest or total))
@@ -171,20 +171,21 @@ def _global_batch(asked: Asked, tunable: Tunable) -> Optional[int]:
         found = asked.global_batch or tunable.recipe.number("batch")
         if found is None:
             raise Problem(
-                "the command does not say how many samples a step has",
+                "the number of samples per step is not known",
                 "add --global-batch N, or --set batch=N to the command",
             )
         return found
     takes = "accumulate" in tunable.places and "accumulate" not in tunable.given
     if takes and not asked.global_batch:
         raise Problem(
-            "{accumulate} is filled in so that a step's samples stay the same, and nobody says how many they are",
+            "{accumulate} is filled in so that a step's samples stay the same, but their number is not known",
             "add --global-batch N",
         )
     if asked.global_batch and not takes:
         raise Problem(
-            f"--global-batch {asked.global_batch}: the command says nowhere how many batches make a step",
-            "write {accumulate} where that goes, or leave --global-batch out: a step's samples then grow with the batch",
+            f"--global-batch {asked.global_batch}: no {{accumulate}} in the command",
+            "write {accumulate} where the number of batches per step goes, or leave --global-batch out: a step's "
+            "samples then grow with the batch",
         )
     return asked.global_batch
 
@@ -195,7 +196,7 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
         total = total or tunable.recipe.number("batch")
     elif "batch" in tunable.places and "batch" not in tunable.given and not total:
         raise Problem(
-            "{batch} depends on how many ranks share a step's samples, and nobody says how many samples it has",
+            "{batch} depends on how many ranks share a step's samples, but the number of samples is not known",
             "add --global-batch N, or --with batch=N for a batch that stays as it is",
         )
     points: List[Point] = []
@@ -210,7 +211,7 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
         else:
             points.append(point)
     if not points:
-        raise Problem(f"none of {len(refused)} layouts can be: {refused[0].point.says()}: {refused[0].why}")
+        raise Problem(f"none of {len(refused)} layouts is possible: {refused[0].point.says()}: {refused[0].why}")
     wanted = min(asked.candidates, len(points))
     most = min(2 * wanted, len(points))  # refused ones do not count, and yet must end somewhere
     return Plan("layout", most, None, total, points=tuple(points), wanted=wanted, refused=tuple(refused))

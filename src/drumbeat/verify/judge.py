@@ -113,7 +113,7 @@ def _inside(results: Mapping[str, Any], peers: Peers, per_node: int) -> Tuple[Op
     if results["device"] != "cuda" or len(names) != 1:
         return None, "ranks of one node share memory, and no link's rate bounds them"
     if per_node < 2:
-        return None, "one rank a node: nothing crosses a link inside it"
+        return None, "one rank per node: nothing crosses a link inside it"
     (name,) = names
     rate = gpu_link_rate(name, per_node)
     return rate, f"{name}: " + (
@@ -254,7 +254,7 @@ def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
         common = max(set(checks), key=checks.count)
         for each in group:
             if each["check"] != common and checks.count(common) > 1:
-                title = f"{who(results, each['rank'])} multiplies wrongly"
+                title = f"{who(results, each['rank'])} returned a wrong matmul result"
                 cause = "the same matrices gave another product there than on the other ranks"
                 fix = "take the device out of service; a wrong product without an error is a hardware fault"
                 findings.append(Finding("wrong-product", ERROR, title, cause, fix, rank=each["rank"]))

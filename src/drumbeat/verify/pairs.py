@@ -77,7 +77,7 @@ def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Findin
                     findings.append(_finding(results, words, rank, mine, end, usual))
                     left = [way for way in left if way not in mine]
     for way in left:
-        words = f"{rank_of[way.sender]} to {rank_of[way.receiver]} is slow: one of both, or the way between"
+        words = f"{rank_of[way.sender]} to {rank_of[way.receiver]} is slow: either one, or the link between them"
         findings.append(_finding(results, words, None, [way], "sender", usual))
     return findings
 

@@ -104,7 +104,7 @@ class Guard:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
             return (
                 401,
-                "the token is missing or wrong: open the address that drumbeat printed, with what stands behind the #",
+                "the token is missing or wrong: open the address that drumbeat printed, with the part after the #",
             )
         return None
 
@@ -340,7 +340,9 @@ def _bind(listen: str, port: Optional[int]) -> socket.socket:
         try:
             family = socket.getaddrinfo(listen, number, type=socket.SOCK_STREAM)[0]
         except (OSError, UnicodeError):
-            raise Problem(f"'{listen}' is no address of this machine", "--listen 0.0.0.0 is every address") from None
+            raise Problem(
+                f"'{listen}' is not an address of this machine", "--listen 0.0.0.0 is every address"
+            ) from None
         bound = socket.socket(family[0], socket.SOCK_STREAM)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -381,7 +383,7 @@ async def _pieces(data: bytes) -> AsyncIterator[bytes]:
 
 def _json(data: Any) -> Response:
     if data is None:
-        return PlainTextResponse("no such thing in this run\n", 404)
+        return PlainTextResponse("not found in this run\n", 404)
     return JSONResponse(data, headers={"cache-control": "no-store"})
 
 

@@ -92,7 +92,7 @@ def choose(settings: Settings, offer: Offer) -> Choice:
 def _check_offered(kind: str, offer: Offer, shown: str) -> None:
     if kind == "job" and offer.version < INDEXED_SINCE:
         raise Problem(
-            f"--kind=job needs Indexed Jobs, and this API server is {shown}: it drops completionMode without a word",
+            f"--kind=job needs Indexed Jobs, and this API server is {shown}: it silently drops completionMode",
             "--kind=jobs makes one Job per node; or leave it out",
         )
     if kind in _OPERATORS and RESOURCE[kind] not in offer.resources:

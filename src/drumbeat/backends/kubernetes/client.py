@@ -127,7 +127,7 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
     ),
     (
         r"executable (?P<program>\S+) not found",
-        "your kubeconfig logs in with {program}, which is not here",
+        "your kubeconfig logs in with {program}, which is not installed here",
         "install it, or put it on your PATH; kubectl version must work",
     ),
     (
@@ -164,7 +164,7 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
     ),
     (
         r"no matches for kind \"(?P<kind>[^\"]+)\"",
-        "this cluster knows no {kind}",
+        "this cluster has no {kind}",
         "leave --kind out: drumbeat then takes what the cluster offers",
     ),
     (

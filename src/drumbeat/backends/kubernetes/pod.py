@@ -233,7 +233,7 @@ def gpu_resource(order: Order) -> str:
     name = order.resources.specific.get("gpus-as") or GPU_RESOURCE.get(order.vendor)
     if name is None:
         raise Problem(
-            f"site {order.site} does not say whose GPUs its nodes have, so nothing says how pods ask for them",
+            f"site {order.site} does not name its GPUs' vendor, which pods need to request them",
             "write vendor: nvidia or vendor: amd in its profile, or gpus-as: NAME, the resource's own name",
         )
     return name

@@ -155,7 +155,7 @@ _WAITING = {
     "ImagePullBackOff": ("cannot get its image", _NO_IMAGE),
     "ErrImagePull": ("cannot get its image", _NO_IMAGE),
     "ErrImageNeverPull": ("cannot get its image", _NO_IMAGE),
-    "InvalidImageName": ("cannot get its image, whose name is not one", "correct container: in the job file"),
+    "InvalidImageName": ("cannot get its image: the name is not valid", "correct container: in the job file"),
     "CrashLoopBackOff": ("ends again and again", "drumbeat logs shows what it printed"),
     "CreateContainerConfigError": ("cannot be set up", "a secret or config map of the run is missing: submit it again"),
     "CreateContainerError": ("cannot be started by its node", ""),

@@ -128,7 +128,7 @@ def _preemption(cli: Cli, qos: str) -> List[Tuple[str, ...]]:
     if "--preemptibility" in cli.flags:
         return [("--preemptibility", qos)]
     if qos == "non-preemptible":
-        raise Problem("this runai has no word for a training job that is not preemptible", "leave qos out")
+        raise Problem("this version of runai cannot express a training job that is not preemptible", "leave qos out")
     return []  # a training job is preemptible unless something else is said
 
 
@@ -184,7 +184,7 @@ def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
     if re.search(r"^\s+(training|pytorch)\b", shown, re.MULTILINE):
         return CLI_2, f"runai {version} has training pytorch (CLI 2)"
     raise Problem(
-        f"runai {version} knows neither submit-dist nor training pytorch", "multi-node jobs need runai 2.13 or newer"
+        f"runai {version} has neither submit-dist nor training pytorch", "multi-node jobs need runai 2.13 or newer"
     )
 
 
@@ -215,7 +215,7 @@ def refusal(done: subprocess.CompletedProcess[bytes], what: str) -> Problem:
         ("unauthorized", "runai login"),
         ("token", "runai login"),
         ("project", "runai project list shows yours; account: NAME in the job file, or --account"),
-        ("unknown flag", "this runai does not know that option: leave it out of the profile or the job"),
+        ("unknown flag", "this version of runai does not know that option: leave it out of the profile or the job"),
     ):
         if words in lowered:
             return Problem(f"Run:ai {what}: {text}", fix)
@@ -240,9 +240,7 @@ def read_status(handle: str, done: subprocess.CompletedProcess[bytes]) -> Status
         state = _STATES.get(word.lower().replace(" ", ""))
         if state:
             return Status(handle, state, word.lower())
-    return Status(
-        handle, UNKNOWN, f"Run:ai answered without a state that is known here: {', '.join(words[:3]) or 'none'}"
-    )
+    return Status(handle, UNKNOWN, f"Run:ai answered with an unknown state: {', '.join(words[:3]) or 'none'}")
 
 
 def _words(value: Any) -> Iterator[str]:

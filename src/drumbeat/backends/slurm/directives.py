@@ -74,7 +74,7 @@ def check_paths(order: Order) -> None:
     ):
         if _BAD_PATH.search(text):
             raise Problem(
-                f"{what} {path!r} cannot stand in a batch script (blanks, quotes, $, ':')", "choose another path"
+                f"{what} {path!r} cannot be written into a batch script (blanks, quotes, $, ':')", "choose another path"
             )
 
 
@@ -102,7 +102,7 @@ def missing(order: Order, environ: Mapping[str, str], exported: Mapping[str, str
         variable = exported.get(name, "")
         if not environ.get(variable):
             way = f"{name}: ... in the job file, or --{name}" + (f", or export {variable}" if variable else "")
-            said.append(f"{order.site} wants every job to say its {name}, and this one does not: {way}")
+            said.append(f"{order.site} requires {name} for every job, and this one does not set it: {way}")
     return said
 
 

@@ -88,7 +88,7 @@ class Ssh(Backend):
         if twice:
             raise Problem(f"{where('hosts')}: {twice[0]} is named twice", "each host is one node: name it once")
         if len(order.hosts) != order.members:
-            named = f"{len(order.hosts)} are named" if order.hosts else "none is named"
+            named = f"{len(order.hosts)} are named" if order.hosts else "no hosts are named"
             raise Problem(
                 f"{where('hosts')}: {order.members} nodes, but {named}",
                 "hosts: [a, b] in the job file, --hosts a,b, or --hostfile FILE",
@@ -102,7 +102,7 @@ class Ssh(Backend):
         check_container(order, where("container-runtime"))
         if order.launcher == "tasks":
             raise Problem(
-                f"{where('launcher')}: tasks are a scheduler's, and there is none",
+                f"{where('launcher')}: tasks need a scheduler, and there is none",
                 "leave it out: drumbeat starts the ranks of each host itself",
             )
 
@@ -150,7 +150,7 @@ class Ssh(Backend):
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         said = self._ask(handle, {"do": "status"}, environ)[0]
         if not said.get("known"):
-            return Status(handle, UNKNOWN, f"{_host(handle)} knows no such run")
+            return Status(handle, UNKNOWN, f"{_host(handle)} does not know this run")
         if said.get("alive"):
             return Status(handle, RUNNING, f"on {_host(handle)}")
         if said.get("outcome"):

@@ -98,18 +98,18 @@ _REASONS = (
     (
         "remote host identification has changed",
         "its host key has changed, or somebody else answers in its place",
-        "ask who runs it whether that is meant; then ssh-keygen -R {host}, and log in once by hand",
+        "ask its administrator whether that is intended; then ssh-keygen -R {host}, and log in once by hand",
     ),
     ("host key verification failed", "its host key is not known here", "log in once by hand: ssh {host}"),
     ("permission denied", "it does not let you in without a password", "ssh-copy-id {host}, or ssh-add; " + _BY_HAND),
     ("connection refused", "connection refused: no ssh server listens there", "check the name and port; " + _BY_HAND),
-    ("timed out", "it does not answer (timed out)", "is it up, and is it reached from here? ping {host}"),
-    ("no route to host", "no route to it", "is it up, and is it reached from here? ping {host}"),
-    ("network is unreachable", "its network is not reached from here", "is it reached from here? ping {host}"),
+    ("timed out", "it does not answer (timed out)", "is it up, and can it be reached from here? ping {host}"),
+    ("no route to host", "no route to it", "is it up, and can it be reached from here? ping {host}"),
+    ("network is unreachable", "its network cannot be reached from here", "can it be reached from here? ping {host}"),
     ("could not resolve hostname", "its name is not known here", "correct the name, or add it to ~/.ssh/config"),
     (
         "too many authentication failures",
-        "it lets nobody in after so many keys",
+        "it refuses the login after too many keys",
         "name the key for it in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
     ),
 )

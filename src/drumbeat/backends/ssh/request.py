@@ -93,7 +93,7 @@ def unpack(data: bytes, folder: str) -> None:
         for entry in archive:
             source = archive.extractfile(entry)
             if entry.name not in _PARTS or source is None:
-                raise Problem(f"{entry.name!r} does not belong into a run folder")
+                raise Problem(f"{entry.name!r} does not belong in a run folder")
             path = os.path.join(folder, entry.name)
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -107,7 +107,7 @@ def unpack(data: bytes, folder: str) -> None:
 def check_container(order: Order, where: str) -> None:
     if order.container and RUNTIMES[order.container.runtime].lines is None:
         able = ", ".join(name for name, runtime in RUNTIMES.items() if runtime.lines)
-        raise Problem(f"{where}: {order.container.runtime} is a scheduler's, and there is none", f"one of {able}")
+        raise Problem(f"{where}: {order.container.runtime} needs a scheduler, and there is none", f"one of {able}")
 
 
 def host_python(order: Order) -> str:

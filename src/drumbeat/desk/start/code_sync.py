@@ -193,7 +193,7 @@ def _git(where: str, *words: str) -> str:
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise Problem(
-            f"code: sync sends what git lists, and {where} is no checkout: {said[-1] if said else 'git does not say why'}",
+            f"code: sync sends what git lists, and {where} is not a git checkout: {said[-1] if said else 'git does not say why'}",
             "git init && git add -A there, or use code: shared",
         )
     return os.fsdecode(done.stdout)

@@ -162,7 +162,7 @@ def users_token(environ: Mapping[str, str]) -> str:
     if given:
         if len(given) < _SHORTEST:
             raise Problem(
-                f"DRUMBEAT_TOKEN has {len(given)} characters: who sees two agents meet could find it by trying",
+                f"DRUMBEAT_TOKEN has {len(given)} characters: somebody who records two agents connecting could guess it",
                 f"use at least {_SHORTEST} random ones, the same on all nodes: openssl rand -hex 32",
             )
         return given

@@ -260,12 +260,12 @@ def named_in_command(
     emulate = f"--site localhost emulates all {count} nodes on this machine"
     if elsewhere:
         raise Problem(
-            f"the command is for {count} machines that meet at {host}, but nothing says which of them this one is",
+            f"the command is for {count} machines that meet at {host}, but this machine's node rank is not given",
             f"add --node-rank K on each of them; {emulate}",
         )
     if found.node_rank is not None:
         raise Problem(
-            f"the command is node {found.node_rank} of {count}, but names no machine at which the others find node 0",
+            f"the command is node {found.node_rank} of {count}, but does not name node 0's host",
             f"say --master HOST --node-rank {found.node_rank}, with a name that the others know; {emulate}",
         )
     return None, "", nodes

@@ -79,7 +79,7 @@ def check_not_login(place: Place, site: Site, command: str = "run") -> None:
     )
     raise Problem(
         f"this is a login node of a {backend.title} cluster: a training job does not run here",
-        f"{submit} {backend.title}; {now}--site localhost starts it on this very machine",
+        f"{submit} {backend.title}; {now}--site localhost runs it on this machine",
     )
 
 
@@ -103,7 +103,7 @@ def check_joinable(identity: Identity) -> None:
     scheduler, nodes = identity.scheduler, identity.nodes
     if nodes is None or identity.node_rank is None:
         raise Problem(
-            f"this is a task of {scheduler}, but it does not say which node of how many this is",
+            f"this is a task of {scheduler}, but its node rank and the number of nodes are not known",
             "start the same number of tasks on every node (--ntasks-per-node, mpirun --map-by ppr:K:node), or export "
             "NNODES and NODE_RANK",
         )
@@ -131,7 +131,7 @@ def _by_hand(
     nodes = int(exported["NNODES"]) if exported["NNODES"] else nodes
     master = exported["MASTER_ADDR"] or master
     if not master and (nodes or 1) > 1:
-        raise Problem(f"node rank {node_rank}, but which machine is node 0 is not known", "add --master HOST")
+        raise Problem(f"node rank {node_rank}, but node 0's host is not known", "add --master HOST")
     return node_rank, master, nodes
 
 

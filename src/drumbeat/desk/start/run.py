@@ -135,7 +135,7 @@ def check_inside(order: Order) -> None:
     used = order.container
     if used and container_facts.read(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
         raise Problem(
-            f"the job names the container {used.image}, but this is outside of it",
+            f"the job names the container {used.image}, but this is not inside it",
             f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
             "run in an allocation",
         )

@@ -37,7 +37,7 @@ def run_node(order_file: str) -> int:
         with open(order_file, encoding="utf-8") as file:
             order = placed(load_order(file.read(), order_file), identity)
         if not token:
-            raise Problem("no DRUMBEAT_TOKEN reached this node", "the launch line must hand it on")
+            raise Problem("no DRUMBEAT_TOKEN reached this node", "the launch command must pass it on")
         node = own_node(order, identity)
         if order.launcher == "tasks" and identity.local_id:
             return guard_rank(order, identity, token, environ)

@@ -118,5 +118,5 @@ def send_and_receive(moves: List[Any], seconds: Optional[float] = None) -> None:
         done.record()
         while not done.query():
             if time.monotonic() > end:
-                raise TimeoutError(f"not through after {seconds:g} s")
+                raise TimeoutError(f"not done after {seconds:g} s")
             time.sleep(0)
