@@ -123,7 +123,9 @@ def test_what_only_a_shell_understands(text, found):
 
 def test_two_commands_are_refused_with_the_way_out():
     said = refusal("command: |\n  python prep.py\n  python train.py\n")
-    assert "command: not run by a shell; a line break" in said and "setup" in said and "bash -c" in said and ">-" in said
+    assert (
+        "command: not run by a shell; a line break" in said and "setup" in said and "bash -c" in said and ">-" in said
+    )
     for text in ("command: python a.py && python b.py", "command: [python, a.py, '&&', python, b.py]"):
         assert "not run by a shell; && would be passed as an argument" in refusal(text)
     assert order("command: >-\n  python train.py\n  --lr 1\n").command == ("python", "train.py", "--lr", "1")
