@@ -163,7 +163,7 @@ def test_as_many_emulated_ranks_as_are_allowed():
         ("command: x $(date)", {}, "job.yaml:1: command: a '$' without a name after it\n"
          "  write $$ for a plain '$'; no shell reads this text, so $(...) and $1 mean nothing here"),
         ("command: x --token $HF_TOKEN", {}, "job.yaml:1: command: the value of $HF_TOKEN looks secret and would be "
-         "written into the run folder\n  hand it on by name (env: {HF_TOKEN: pass}) and read it in the command"),
+         "written into the run folder\n  pass it on by name (env: {HF_TOKEN: pass}) and read it in the command"),
         ("command: x\ngpus: 8", {"gpus": 2}, "job.yaml:2: gpus: 8 GPUs per node requested, but laptop has 2"),
         ("command: x\nruns: ~/runs", {}, "job.yaml:2: runs: '~' is not expanded here\n  write $HOME"),
         ("command: x\nnodes: 3\nranks-per-node: 3", {}, "3 nodes x 3 ranks = 9 ranks on this one machine; "

@@ -52,7 +52,7 @@ class HostPath:
     name: str
     pattern: str
     why: str
-    prepend: str = ""  # in a container: the variable its folder stands first in (LD_LIBRARY_PATH, CPATH)
+    prepend: str = ""  # in a container: the variable that gets its folder in front (LD_LIBRARY_PATH, CPATH)
     target: str = (
         ""  # in a container: where it is seen; empty: /opt/host/NAME where something is prepended, else as it is
     )

@@ -78,7 +78,7 @@ def expand(text: str, limit: int = DEFAULT_LIMIT) -> List[str]:
 
 def fold(hosts: Iterable[str]) -> str:
     """Return the shortest list that `expand` turns into these names, in this order, brackets around last numbers alone."""
-    groups: List[Tuple[str, List[List[str]]]] = []  # what stands before the number, and its ranges
+    groups: List[Tuple[str, List[List[str]]]] = []  # the text before the number, and its ranges
     for host in hosts:
         numbered = _NUMBERED.fullmatch(host)
         before, number = numbered.groups() if numbered else (host, "")

@@ -100,7 +100,7 @@ def _agreed(question: str) -> bool:
 
 def table(states: Sequence[State], columns: int) -> List[str]:
     """Lay out the runs so that no line is wider than `columns`, unless an id alone is: such an id gets a line of its own.
-    Remarks about a run stand below it."""
+    Remarks about a run follow below it."""
     from drumbeat.base.redact import printable
 
     told = [

@@ -103,7 +103,7 @@ def _follow(found: Run, args: Any) -> bool:
 
     gathering = Gathering()
     printed = False
-    unknown = 0.0  # since when nobody can say how the run stands: a busy scheduler answers again
+    unknown = 0.0  # since when the state is unknown: a busy scheduler answers again
     while True:
         told, now = status(found), time.monotonic()
         state, news = told.state, gathering.news(found, told)

@@ -1,4 +1,4 @@
-"""Reading a launch command that already exists, behind whatever stands before it.
+"""Reading a launch command that already exists, behind any wrapper.
 
 Such a launcher is started once per node, with what it says about nodes and rendezvous replaced by what the muster found
 (and shown, so that nobody wonders); all else it says is kept.
@@ -205,7 +205,7 @@ class Found:
         str  # torchrun, launch (the deprecated torch.distributed.launch), tune, accelerate, deepspeed, composer, fabric
     )
     words: str  # as the user wrote it: 'torchrun', 'accelerate launch'
-    prefix: Tuple[str, ...]  # what stands before it, and stays there: env, uv run, nsys profile
+    prefix: Tuple[str, ...]  # the words before it, which stay there: env, uv run, nsys profile
     program: str  # the launcher's own first word
     python: Tuple[str, ...]  # the interpreter it names, with its options; empty where only its `#!` or PATH can tell
     kept: Tuple[str, ...]

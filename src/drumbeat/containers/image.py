@@ -140,7 +140,7 @@ def _distribution_lines(site: str, base: str) -> List[str]:
         "RUN apt-get update && apt-get install -y --no-install-recommends \\",
         f"      {' '.join(_PACKAGES)} && \\",
         "    rm -rf /var/lib/apt/lists/*",
-        "# without a provider libibverbs sees no device, and RCCL falls back to TCP without a word",
+        "# without a provider libibverbs sees no device, and RCCL silently falls back to TCP",
         "RUN set -e; find /usr/lib -path '*libibverbs*' -name 'libmlx5*.so*' | grep -q . || \\",
         "    { echo 'no libmlx5 provider in this image' >&2; exit 1; }",
     ]

@@ -18,7 +18,7 @@ from drumbeat.runfolder.summary import keep_last_word, write_run_record
 
 
 def cancel(run: Run) -> None:
-    """Ask the desk to stop, as a Ctrl-C would; where there is none, the lead; of a queued job, the scheduler."""
+    """Ask the desk to stop, as a Ctrl-C would; without a desk, the lead; for a queued job, the scheduler."""
     try:
         if array_numbers(run):
             _cancel_array(run)
@@ -115,7 +115,7 @@ def wait_ended(run: Run, seconds: float) -> bool:
 # Wait for a run to end.
 
 
-_PATIENCE = 60.0  # seconds for which nobody may be able to say how a run stands: a busy scheduler answers again
+_PATIENCE = 60.0  # seconds for which the state may be unknown: a busy scheduler answers again
 _SHORTEST, _LONGEST = 0.2, 5.0  # seconds between two looks; the scheduler itself is asked less often
 
 
@@ -123,7 +123,7 @@ class Patience:
     """Decide from one look to the next whether a run has ended."""
 
     def __init__(self) -> None:
-        self.unknown = 0.0  # since when nobody can say
+        self.unknown = 0.0  # since when the state is unknown
 
     def over(self, state: str) -> bool:
         now = time.monotonic()

@@ -183,7 +183,7 @@ class Console:
         self._drawn = ""
         self._last_progress = time.monotonic()
         self._said_progress = ""
-        self._hangs = self._stops = False  # then nobody knows how long it will take
+        self._hangs = self._stops = False  # then the time left is unknown
         self._ends = False  # a rank of this attempt has ended, or all are asked to: no time is left
 
     def begin(self) -> None:

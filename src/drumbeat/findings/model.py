@@ -42,7 +42,7 @@ def _clean(record: object, *fields: str) -> None:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The line, value or reading that a finding rests on, and where it stands; both as they may be shown."""
+    """The line, value or reading that a finding rests on, and its place; both are safe to show."""
 
     text: str
     file: Optional[str] = None

@@ -141,7 +141,7 @@ def expand(text: str, environ: Mapping[str, str], place: str) -> str:
         if is_secret(name, environ[name]):
             raise Problem(
                 f"{place}: the value of ${name} looks secret and would be written into the run folder",
-                f"hand it on by name (env: {{{name}: pass}}) and read it in the command",
+                f"pass it on by name (env: {{{name}: pass}}) and read it in the command",
             )
         return environ[name]
 

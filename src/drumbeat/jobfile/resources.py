@@ -171,7 +171,7 @@ def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple
         if is_secret(name, value):
             raise Problem(
                 f"{site.where(f'env.{name}')}: looks secret, and this text is written into every run folder",
-                f"leave it out of the profile; each user exports {name} and hands it on: --env {name}",
+                f"leave it out of the profile; each user exports {name} and passes it on: --env {name}",
             )
         why = f"{asked.why} ({asked.source})" if asked.source else asked.why
         variables[name] = EnvVar(name, value, why, "site")
@@ -217,7 +217,7 @@ def _check_no_secret(job: Job) -> None:
             way = f"bash -c 'exec python train.py {holder} \"${name}\"'" if holder.startswith("-") else "your program"
             raise Problem(
                 f"{job.where(key)}: {holder} looks secret, and this text is written into the run folder",
-                f"export it, hand it on by name (env: {{{name}: pass}}, or --env {name}), and read ${name} in {way}",
+                f"export it, pass it on by name (env: {{{name}: pass}}, or --env {name}), and read ${name} in {way}",
             )
 
 

@@ -37,7 +37,7 @@ class Context(NamedTuple):
     script: Script
     whole: bool  # a whole script, not an excerpt in a page
     returns: bool  # its lines ended in \r\n
-    around: str  # the whole text that the script stands in
+    around: str  # the whole text around the script
     settings: Mapping[str, Any]
 
     @property
@@ -106,7 +106,7 @@ class Rule:
     line: str = ""  # pattern: a line of shell outside comments
     python: str = ""  # pattern: a line of Python outside comments and docstrings
     value: str = ""  # pattern: with assign and sbatch, the value
-    unless: str = ""  # pattern: not when this stands in the same text
+    unless: str = ""  # pattern: not if the same text has this
     where: str = ""  # pattern: only when the whole script has this
     without: str = ""  # pattern: not when the whole script has this
     check: str = ""
@@ -165,7 +165,7 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
         try:
             compiled(getattr(rule, name))
         except re.error as error:
-            raise RuleError(f"{where}: '{name}' is no pattern: {error}") from None
+            raise RuleError(f"{where}: '{name}' is not a regular expression: {error}") from None
     return rule
 
 

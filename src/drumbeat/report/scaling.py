@@ -91,7 +91,7 @@ def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
 
 
 STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
-_AS_PRINTED = " as printed"  # behind the unit of a figure of which nobody says whose it is
+_AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 _SAME = 0.01  # batches closer than this are equal
 _SUPER_LINEAR = 1.05  # efficiency above which it is questioned
 NOT = "not measured"

@@ -1,4 +1,4 @@
-"""The layout of a run folder, and nothing else: where each file stands and who writes it.
+"""The layout of a run folder, and nothing else: where each file is and who writes it.
 
 RUN/
   run.json             what this is, schema, handle        desk; again when a scheduler has given it a handle

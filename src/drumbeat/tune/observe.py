@@ -31,7 +31,7 @@ class Observed:
     rate_unit: str = ""
     rate_rank: Optional[int] = None  # whose rates are kept: every rank may print them
     losses: Dict[int, float] = field(default_factory=dict)  # step -> loss, of the lowest rank
-    not_finite: Optional[str] = None  # what the first loss was that is no number
+    not_finite: Optional[str] = None  # the first loss that was not a number
     memory_gib: Optional[float] = None
 
     def add(self, record: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ _STEPS = {"batch": 10, "hooks": 20, "layout": 20}  # after the warm-up
 class Asked:
     kind: str
     seconds: float = 120.0  # of a trial, at most
-    silence: float = 60.0  # so long without a step is a hang
+    silence: float = 60.0  # no step for this long counts as a hang
     steps: Optional[int] = None  # after the warm-up
     start: Optional[int] = None
     largest: Optional[int] = None

@@ -91,7 +91,7 @@ class Limits:
     seconds: float  # from the start to the end, all included
     steps: int  # after the warm-up
     warm_up: int
-    silence: float  # so long without a step is a hang
+    silence: float  # no step for this long counts as a hang
 
 
 @dataclass

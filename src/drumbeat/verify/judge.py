@@ -272,7 +272,7 @@ def _network(peers: Peers, emulated: bool) -> Optional[Verdict]:
 
 def _bandwidth(rows: List[Row], alone: bool) -> Verdict:
     if alone:
-        words = "not measured: one rank has nobody to send to"
+        words = "not measured: one rank has no partner to send to"
         return Verdict("bandwidth", "unknown", "unknown", words, unseen=("every link",))
     known = [row for row in rows if row.ceiling.usual]
     if not known:

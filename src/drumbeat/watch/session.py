@@ -22,7 +22,7 @@ from drumbeat.runfolder.summary import Summary
 from drumbeat.watch.head import Head, Standing, head_of
 from drumbeat.watch.model import RunView
 
-_STATUS_EVERY = 3.0  # seconds between two looks at how the run stands
+_STATUS_EVERY = 3.0  # seconds between two questions about the run's state
 _FIRST_READ = 24 << 20  # bytes of earlier metrics and telemetry that are read at the start, over all nodes
 _LEAST_READ = 12 << 10  # bytes of each file
 _MANY_NODES = 64  # above, a node's monitor writes this many samples at once, and one of them is enough:

@@ -103,7 +103,7 @@ class SubmittedJob:
         pod = next((pod for pod in self.pods() if host in (pod.host, pod.name)), None)
         if about is None or pod is None or not pod.ready:
             words = f": {pod.told}" if pod and pod.words else ""
-            raise Problem(f"the pod of {host} does not run{words}", "drumbeat status shows how the job stands")
+            raise Problem(f"the pod of {host} does not run{words}", "drumbeat status shows the job's state")
         if command:
             return self.cluster.argv("exec", "-i", pod.name, "-c", about.container, "--", *command)
         shell = "command -v bash >/dev/null && exec bash; exec sh"

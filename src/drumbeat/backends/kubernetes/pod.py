@@ -95,7 +95,7 @@ def node_script(order: Order, folder: str, linger: int, prepare: List[str], prog
         f"  [ $code != {EXIT_MUSTER} ] || left={min(linger, _RELEASED)}  # some pods never came: what is held here is released",
         f'  while [ $left -gt 0 ] && [ ! -e "$RUN/{FETCHED}" ]; do sleep 1 & wait $!; left=$((left - 1)); done',
         "fi",
-        "# 128 and more would ask an operator for another pod; the run's own code stands in its summary",
+        "# 128 and more would ask an operator for another pod; the run's own code is in its summary",
         "[ $code -lt 128 ] || code=1",
         "exit $code",
     ]
