@@ -375,7 +375,7 @@ def test_a_lost_spare_disturbs_nobody():
 def test_a_node_that_ended_before_the_muster_ends_it():
     lead = lead_of(order())
     lead.hello(hello(0, lead.order), 0.0, 1.0)
-    acts = lead.waits_in_vain("the agent of node 1 ended with 70 before the nodes had come together")
+    acts = lead.waits_in_vain("the agent of node 1 ended with 70 before all nodes had joined")
     assert acts[-1] == Finish(EXIT_MUSTER) and lead.history[-1].finding.code == "node-lost"
     running, _ = mustered()
     assert running.waits_in_vain("too late to matter") == []

@@ -35,8 +35,8 @@ def test_flags_of_torchrun_are_understood():
     [
         (["--node", "2"], "unknown option --node (did you mean --nodes?)"),
         (["--ranks_per_node=2"], "did you mean --ranks-per-node?"),
-        (["python", "train.py"], "a command stands after '--': drumbeat run -- python train.py"),
-        (["job.yaml", "train.py"], "a command stands after '--': drumbeat run -- train.py"),
+        (["python", "train.py"], "put the command after '--': drumbeat run -- python train.py"),
+        (["job.yaml", "train.py"], "put the command after '--': drumbeat run -- train.py"),
     ],
 )
 def test_slips_get_the_right_words(capsys, given, hint):

@@ -40,6 +40,6 @@ def test_one_that_another_user_made_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_short_one_in_the_environment_is_refused():
-    with pytest.raises(Problem, match="found|trying"):
+    with pytest.raises(Problem, match="could guess it"):
         users_token({"DRUMBEAT_TOKEN": "secret"})
     assert users_token({"DRUMBEAT_TOKEN": "x" * 16}) == "x" * 16

@@ -171,7 +171,7 @@ def test_nodes_are_listed_where_the_store_cannot_be_written(tmp_path, environ, c
     monkeypatch.setattr(nodes, "replace_file", refuse)
     a_run(tmp_path, environ, "r1", ("failed", finding("gpu-ecc", "n2")))
     table = nodes.table(LAKE, [], environ)
-    assert {node.host for node in table.nodes} == {"n1", "n2"} and "cannot be kept" in capsys.readouterr().err
+    assert {node.host for node in table.nodes} == {"n1", "n2"} and "cannot be saved" in capsys.readouterr().err
     with pytest.raises(nodes.NotKept):
         nodes.exclude(LAKE, ["n3"], "7d", "", environ)
 

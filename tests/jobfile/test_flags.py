@@ -78,12 +78,12 @@ def test_variables_are_handed_on_by_name():
         (["--nodes", "-1"], "--nodes: must be at least 1, got -1"),
         (["--nodes", ""], "--nodes: expected a whole number, got '' (example: 2)"),
         (["--time", "90"], "--time: needs a unit: write 90s, 90m or 90h, got '90'"),
-        (["--env", "1=2"], "--env 1: '1' is no name of a variable (letters, digits and '_', no digit first)"),
-        (["--env", "=2"], "--env : '' is no name of a variable (letters, digits and '_', no digit first)"),
+        (["--env", "1=2"], "--env 1: '1' is not a valid variable name (letters, digits and '_', no digit first)"),
+        (["--env", "=2"], "--env : '' is not a valid variable name (letters, digits and '_', no digit first)"),
         (["none.yaml"], "none.yaml: no such file"),
         (
             ["train.py"],
-            "train.py: no such file\n  a job file is expected here; a command stands after '--': -- train.py",
+            "train.py: no such file\n  expected a job file here; put the command after '--': -- train.py",
         ),
     ],
 )

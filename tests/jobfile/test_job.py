@@ -145,11 +145,14 @@ def test_a_switch_that_is_off(word):
             "job.yaml:1: env: expected a mapping NAME: value, got a list "
             "(example: {HF_HOME: $SCRATCH/hf, HF_TOKEN: pass})",
         ),
-        ("env:\n  A:\n", "job.yaml:2: env.A: has no value; write '' for an empty one, or pass to hand yours on"),
+        (
+            "env:\n  A:\n",
+            "job.yaml:2: env.A: has no value; write '' for an empty one, or pass to use your exported one",
+        ),
         ("env: {A: [1]}\n", "job.yaml:1: env.A: expected text, got a list"),
         (
             "env: {1A: x}\n",
-            "job.yaml:1: env.1A: '1A' is no name of a variable (letters, digits and '_', no digit first)",
+            "job.yaml:1: env.1A: '1A' is not a valid variable name (letters, digits and '_', no digit first)",
         ),
         ("runs: ''\n", "job.yaml:1: runs: expected a path, got '' (example: $SCRATCH/runs)"),
     ],

@@ -163,17 +163,17 @@ def test_as_many_emulated_ranks_as_are_allowed():
         ("command: x $(date)", {}, "job.yaml:1: command: a '$' without a name after it\n"
          "  write $$ for a plain '$'; no shell reads this text, so $(...) and $1 mean nothing here"),
         ("command: x --token $HF_TOKEN", {}, "job.yaml:1: command: the value of $HF_TOKEN looks secret and would be "
-         "written into the run folder\n  hand it on by name (env: {HF_TOKEN: pass}) and read it in the command"),
+         "written into the run folder\n  pass it on by name (env: {HF_TOKEN: pass}) and read it in the command"),
         ("command: x\ngpus: 8", {"gpus": 2}, "job.yaml:2: gpus: 8 GPUs per node requested, but laptop has 2"),
-        ("command: x\nruns: ~/runs", {}, "job.yaml:2: runs: '~' is not filled in here\n  write $HOME"),
+        ("command: x\nruns: ~/runs", {}, "job.yaml:2: runs: '~' is not expanded here\n  write $HOME"),
         ("command: x\nnodes: 3\nranks-per-node: 3", {}, "3 nodes x 3 ranks = 9 ranks on this one machine; "
          "2 cores x 4 per core allow 8\n  ask for fewer, or allow more with --oversubscribe 5"),
         ("command: x\nspares: 1000", {}, "1 node x 1 rank = 1 rank and 1000 spare nodes on this one machine; "
          "2 cores x 4 per core allow 8\n  ask for fewer, or allow more with --oversubscribe 501"),
         ("command: x\nwrap: {ranks: [0, 1], command: p}", {}, "job.yaml:2: wrap.ranks: there is no rank 1 among 1, "
          "counted from 0"),
-        ("command: x\nenv: {HF_TOKEN: hf_abc}", {}, "job.yaml:2: env.HF_TOKEN: looks secret, and what stands here is "
-         "written into the run folder\n  export it, and write HF_TOKEN: pass in the file, or --env HF_TOKEN"),
+        ("command: x\nenv: {HF_TOKEN: hf_abc}", {}, "job.yaml:2: env.HF_TOKEN: looks secret, and this text is written "
+         "into the run folder\n  export it, and write HF_TOKEN: pass in the file, or --env HF_TOKEN"),
         ("command: x\nenv: {NOPE: pass}", {}, "job.yaml:2: env.NOPE: NOPE is to be passed on, but it is not exported "
          "here\n  export NOPE=..."),
         ("command: x\nnodes: 2", {"master": "localhost"}, "localhost cannot be the master of 2 nodes: each of them "
@@ -193,7 +193,7 @@ def test_refused(text, here, message):
 
 def test_real_nodes_need_to_know_who_is_node_0():
     assert refusal("command: x\nnodes: 2", CLUSTER) == (
-        "2 nodes, but which machine is node 0 is not known\n"
+        "2 nodes, but node 0's host is not known\n"
         "  on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one"
     )
 
@@ -239,4 +239,4 @@ def test_a_nul_character_is_refused(text):
 @pytest.mark.parametrize("image", ["--privileged", "-v=/:/host", "a\\nb"])
 def test_an_image_cannot_be_an_option(image):
     text = f'command: python x.py\ncontainer-runtime: podman\ncontainer: "{image}"\n'
-    assert "is no image: podman would read it as an option" in refusal(text)
+    assert "is not an image: podman would read it as an option" in refusal(text)

@@ -39,7 +39,7 @@ def test_an_account_and_a_time_are_asked_for_before_the_scheduler_does(monkeypat
         monkeypatch.delenv(name, raising=False)
     slurm = backends.get("slurm")
     notes = "\n".join(slurm.notes(order("")))
-    assert "lumi wants every job to say its account" in notes and "its time" in notes
+    assert "lumi requires account for every job" in notes and "lumi requires time" in notes
     assert slurm.notes(order("account: p\ntime: 1h\n")) == []
     monkeypatch.setenv("SBATCH_ACCOUNT", "p")
     assert "account" not in "\n".join(slurm.notes(order("time: 1h\n")))

@@ -223,13 +223,13 @@ def test_a_kind_that_the_cluster_does_not_have():
         ),
         (
             "Unable to connect to the server: getting credentials: exec: executable gke-auth not found\n\nIt looks like",
-            "logs in with gke-auth, which is not here",
+            "logs in with gke-auth, which is not installed here",
             "PATH",
         ),
         ("error: You must be logged in to the server (Unauthorized)", "does not accept your login", "log in again"),
         (
             'error: no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"',
-            "knows no JobSet",
+            "has no JobSet",
             "leave --kind out",
         ),
         ("something else", "Kubernetes refuses: something else", "plan --render"),

@@ -19,7 +19,7 @@ def drumbeat(*arguments, text=None, folder=None):
 def test_standard_input_and_exit_codes():
     done = drumbeat("-", text="pkill -f x\n")
     assert done.returncode == 1
-    assert "standard input:1: warning: processes are ended by a pattern  [kill-by-pattern]" in done.stdout
+    assert "standard input:1: warning: processes are killed by a pattern  [kill-by-pattern]" in done.stdout
     assert "fix  keep the process id" in done.stdout and "1 warning" in done.stdout
     assert drumbeat("-", text="ls\n").returncode == 0
     assert drumbeat("-", text="export NCCL_DEBUG=INFO\n").returncode == 0  # a note is no failure
@@ -76,14 +76,14 @@ def test_fix_of_standard_input_is_refused():
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("notes.txt", "hello world this is prose\nand it doesn't end\n", "nothing here that lint reads"),
+        ("notes.txt", "hello world this is prose\nand it doesn't end\n", "nothing to check"),
         ("a.sh", "", "a.sh: is empty"),
         ("a.sh", "#!/bin/bash\n# later\n", "only comments"),
-        ("a.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n", "nothing here that lint reads"),
+        ("a.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n", "nothing to check"),
         (
             "a.yaml",
             "summary: x\nbackend: slurm\n",
-            "a site profile, which lint does not read: drumbeat site check a.yaml",
+            "this is a site profile; use drumbeat site check a.yaml",
         ),
     ],
 )

@@ -43,7 +43,10 @@ def test_every_check_has_a_rule_and_every_rule_its_check():
         ("- {id: a, patern: x}", "unknown key patern"),
         ("- {id: a, title: t}", "lacks reason"),
         ("- {id: a, title: t, reason: r, fix: f, source: s, bad: b, good: g}", "needs one of"),
-        ("- {id: a, title: t, reason: r, fix: f, source: s, bad: b, good: g, command: '('}", "is no pattern"),
+        (
+            "- {id: a, title: t, reason: r, fix: f, source: s, bad: b, good: g, command: '('}",
+            "is not a regular expression",
+        ),
         (
             "- {id: a, title: t, reason: r, fix: f, source: s, bad: b, good: g, command: x, severity: bad}",
             "severity is",

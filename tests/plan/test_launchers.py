@@ -188,13 +188,13 @@ def test_fabrics_own_options():
 @pytest.mark.parametrize(
     "command,words,line",
     [
-        ("mpirun -n 4 --mca btl tcp,self -x A python x.py", "mpirun stands inside",
+        ("mpirun -n 4 --mca btl tcp,self -x A python x.py", "mpirun is inside",
          "mpirun -n 4 --mca btl tcp,self -x A drumbeat run -- python x.py"),
-        ("env A=1 mpiexec -ppn 2 -genv B 1 ./x", "mpiexec stands inside", "mpiexec -ppn 2 -genv B 1 drumbeat run -- ./x"),
-        ("srun -N 2 --gpus 8 python x.py", "srun stands inside", "srun -N 2 --gpus 8 drumbeat run -- python x.py"),
-        ("horovodrun -np 8 -H a:4 python x.py", "horovodrun stands", "mpirun -np 8 -H a:4 drumbeat run -- python x.py"),
-        ("torchx run dist.ddp --script x.py", "torchx stands inside", "torchrun --nnodes N"),
-        ("apptainer exec --nv i.sif torchrun --nproc_per_node=2 x.py", "torchrun stands behind apptainer", "container: IMAGE"),
+        ("env A=1 mpiexec -ppn 2 -genv B 1 ./x", "mpiexec is inside", "mpiexec -ppn 2 -genv B 1 drumbeat run -- ./x"),
+        ("srun -N 2 --gpus 8 python x.py", "srun is inside", "srun -N 2 --gpus 8 drumbeat run -- python x.py"),
+        ("horovodrun -np 8 -H a:4 python x.py", "horovodrun is inside", "mpirun -np 8 -H a:4 drumbeat run -- python x.py"),
+        ("torchx run dist.ddp --script x.py", "torchx is inside", "torchrun --nnodes N"),
+        ("apptainer exec --nv i.sif torchrun --nproc_per_node=2 x.py", "torchrun is started by apptainer", "container: IMAGE"),
     ],
 )  # fmt: skip
 def test_launchers_that_must_stand_before_drumbeat(command, words, line):
@@ -206,7 +206,7 @@ def test_launchers_that_must_stand_before_drumbeat(command, words, line):
 
 @pytest.mark.parametrize("flag", ["--autotuning run", "--venv_script a.sh"])
 def test_flags_that_mean_another_job(flag):
-    with pytest.raises(Problem, match="not with drumbeat"):
+    with pytest.raises(Problem, match="not supported with drumbeat"):
         find_launcher(f"deepspeed {flag} x.py".split())
 
 

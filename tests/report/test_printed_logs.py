@@ -58,7 +58,7 @@ def test_one_log(family, capsys):
 def test_bad_input(tmp_path, capsys):
     (tmp_path / "noise.out").write_bytes(bytes(range(256)) * 40)
     assert main(["report", str(tmp_path / "noise.out")]) == 2
-    assert "no line of it is a metric that drumbeat knows" in capsys.readouterr().err
+    assert "has no line with a metric that drumbeat knows" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / "empty")]) == 2
     assert "not a run folder" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_too_much_and_no_checkout_are_said(checkout, tmp_path, monkeypatch, drum
     plain = tmp_path / "plain"
     plain.mkdir()
     done = drumbeat("run", "--code", "sync", "--workdir", plain, "--", "true")
-    assert done.returncode == 2 and "is no checkout" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "is not a git checkout" in done.stderr and "Traceback" not in done.stderr
     done = drumbeat("run", "--code", "image", "--", "true")
     assert done.returncode == 2 and "no container" in done.stderr
 

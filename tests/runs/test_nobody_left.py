@@ -242,7 +242,7 @@ def test_the_lead_is_told_once_of_a_node_that_ended_early(tmp_path):
     for codes in ({}, {1: 0}, {1: 70}, {1: 70}, {0: 1, 1: 70}):
         desk._tell_lead(codes)
     assert (tmp_path / "stop").read_text().splitlines() == [
-        "LOST the agent of node 1 ended with 70 before the nodes had come together"
+        "LOST the agent of node 1 ended with 70 before all nodes had joined"
     ]
 
 

@@ -53,7 +53,7 @@ def test_an_allocation_starts_the_container_itself(oar, image):
     assert done.returncode == 0, done.stderr
     assert [iam(done.stdout)[rank][0] for rank in range(2)] == ["oar9", "oar10"]
     refused = oar.srun("-N2", "--ntasks-per-node=1", *run)
-    assert refused.returncode == 2 and "but this is outside of it" in refused.stderr
+    assert refused.returncode == 2 and "but this is not inside it" in refused.stderr
 
 
 def test_the_hosts_libraries_inside_the_image(oar, image):

@@ -29,7 +29,7 @@ def nothing_queued(oar):
             "/etc/hostname is not an image",
             "apptainer pull",
         ),
-        ({"container": "/no/such.sif"}, "nothing says what runs containers on slurm", "container-runtime"),
+        ({"container": "/no/such.sif"}, "no container runtime is known for slurm", "container-runtime"),
         ({"command": "no-such-program"}, "command not found: no-such-program", ""),
         ({"account": '"two words"'}, "cannot be one word of an sbatch line", ""),
         ({"site": "localhost"}, "site localhost has no scheduler", "drumbeat run"),

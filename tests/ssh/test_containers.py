@@ -87,7 +87,7 @@ def test_a_detached_one_is_cancelled_with_time_to_save(boxes):
 
 def test_what_only_a_scheduler_starts_is_refused(boxes):
     done = boxes("submit", job(boxes, "pyxis", "", **{"container-runtime": "pyxis"}))
-    assert done.returncode == 2 and "pyxis is a scheduler's, and there is none" in done.stderr, done.stderr
+    assert done.returncode == 2 and "pyxis needs a scheduler, and there is none" in done.stderr, done.stderr
 
 
 @pytest.fixture

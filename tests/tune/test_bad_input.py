@@ -13,22 +13,25 @@ TWO = ("--ranks-per-node", 2)
     "words, says",
     [
         (("batch", "missing.yaml"), "missing.yaml"),
-        (("batch", "--", PY, "t.py"), "write {batch} where it stands"),
-        (("hooks", "--", PY, "t.py", "{batch}"), "write {hook} where it stands"),
-        (("layout", "--", PY, "t.py", "{batch}"), "write {layout} where it stands"),
+        (("batch", "--", PY, "t.py"), "write {batch} where the batch goes"),
+        (("hooks", "--", PY, "t.py", "{batch}"), "write {hook} where the hook goes"),
+        (("layout", "--", PY, "t.py", "{batch}"), "write {layout} where the layout goes"),
         (("batch", "--", PY, "t.py", "{batch}", "{hook}"), "add --with hook=VALUE"),
         (("batch", "--with", "speed=3", "--", PY, "t.py", "{batch}"), "known: batch, accumulate, hook, layout"),
         (("batch", "--with", "hook=bf16", "--", PY, "t.py", "{batch}"), "the command has no {hook}"),
         (("batch", "--", PY, "t.py", "{batch}", "{accumulate}"), "add --global-batch N"),
-        (("batch", "--global-batch", 8, "--", PY, "t.py", "{batch}"), "write {accumulate} where that goes"),
-        (("batch", *TWO, "--global-batch", 9, "--", PY, "{batch}", "{accumulate}"), "9 samples a step cannot be split"),
+        (("batch", "--global-batch", 8, "--", PY, "t.py", "{batch}"), "no {accumulate} in the command"),
+        (
+            ("batch", *TWO, "--global-batch", 9, "--", PY, "{batch}", "{accumulate}"),
+            "9 samples per step cannot be split",
+        ),
         (("batch", *TWO, "--data-ranks", 3, "--", PY, "t.py", "{batch}"), "--data-ranks 3 does not divide 2 ranks"),
         (("batch", "--start", 9, "--largest", 8, "--", PY, "t.py", "{batch}"), "--start 9 is above --largest 8"),
         (("batch", "--seconds", 0, "--", PY, "t.py", "{batch}"), "--seconds 0: it must be above 0"),
-        (("batch", "--rate", "([0-9]+", "--", PY, "t.py", "{batch}"), "is no regular expression"),
+        (("batch", "--rate", "([0-9]+", "--", PY, "t.py", "{batch}"), "is not a regular expression"),
         (("batch", "--rate", "[0-9]+", "--", PY, "t.py", "{batch}"), "has 0 groups"),
         (("batch", "--", *RECIPE), "add --global-batch N, or --set batch=N"),
-        (("batch", "--", *RECIPE, "--set", "batch=many"), "batch=many, which is no whole number"),
+        (("batch", "--", *RECIPE, "--set", "batch=many"), "batch=many, which is not a whole number"),
         (("batch", *TWO, "--", *RECIPE, "--layout", "tp=3", "--set", "batch=8"), "but there are 2 ranks"),
         (("batch", "--", *RECIPE, "--set", "batch={batch}"), "by its own settings"),
         (("hooks", "--hooks", ",", "--", PY, "t.py", "{hook}"), "--hooks names none"),
@@ -66,7 +69,7 @@ def test_a_place_that_is_still_open_is_no_command(drumbeat, command):
     (drumbeat.folder / "job.yaml").write_text(f"command: {PY} t.py --tp {{tp}} --b {{batch}}\n")
     site = ("--site", "slurm") if command == "submit" else ()
     done = drumbeat.here(command, "job.yaml", "--nodes", 1, *site)
-    assert done.returncode == 2 and "job.yaml:1" in done.stderr and "{tp} stands for a value" in done.stderr
+    assert done.returncode == 2 and "job.yaml:1" in done.stderr and "{tp} is a placeholder" in done.stderr
     assert "drumbeat tune layout" in done.stderr
 
 

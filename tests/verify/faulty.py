@@ -1,6 +1,6 @@
 """Runs the collective test with a fault in rank 1, from outside: `python faulty.py FAULT --out FILE ...`.
 
-corrupt: one element of what it adds and sends is off by one, and it multiplies wrongly. silent: it never answers its
+corrupt: one element of what it adds and sends is off by one, and it returned a wrong matmul result. silent: it never answers its
 partner. Sizes are small: faults show at any.
 """
 

@@ -148,7 +148,7 @@ def test_one_slow_way_is_the_link():
 
 def test_with_two_nodes_only_the_way_can_be_named():
     said = verdict("pairs", results(2, pairs=[pair(0, 1, 0.5, 10)]))
-    assert "one of both" in said.findings[0].title and "rank 0" in said.findings[0].title
+    assert "either one" in said.findings[0].title and "rank 0" in said.findings[0].title
 
 
 def test_one_slow_gpu_or_nic_of_a_host():
@@ -179,7 +179,7 @@ def test_even_pairs_and_emulated_ones():
 
 
 def test_a_broken_pair_is_an_error_also_where_nodes_are_emulated():
-    broken = {"a": 0, "b": 2, "kind": "between", "bytes": 1, "error": "TimeoutError: not through after 30 s"}
+    broken = {"a": 0, "b": 2, "kind": "between", "bytes": 1, "error": "TimeoutError: not done after 30 s"}
     made = results(3, pairs=[pair(0, 1), broken], complete=False)
     for emulated in (False, True):
         judgement = judge(made, rails(nodes=3), {}, emulated)

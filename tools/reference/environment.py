@@ -14,7 +14,7 @@ _INTRO = """\
 Every variable that drumbeat can set for a rank: when, to what, why, and who says so. Strongest first, the value comes
 from **you** (the job's `env`, then what you exported), the **site** (its profile), what was **detected** on the node, or a
 **default** that fits its kind. `drumbeat plan --explain` shows which it was for a job, and what was left alone; a run keeps
-the same list in its folder. What you exported is never overwritten: where it looks wrong, it is questioned.
+the same list in its folder. Your exported variables are never overwritten; suspicious ones are reported.
 
 # Identity of a rank
 
@@ -61,7 +61,7 @@ def page() -> str:
         for value, when, why, reference in entries[name]:
             lines.append(f"- {value}; when: {when}\n  {why[0].upper() + why[1:]}. ({reference})")
         lines.append("")
-    lines += ["# Variables of yours that are questioned\n", "| variable | what is said | when |", "|---|---|---|"]
+    lines += ["# Your variables that are checked\n", "| variable | what is said | when |", "|---|---|---|"]
     for name in sorted(DEAD):
         dead = DEAD[name]
         use = f"; use `{dead.use}`" if dead.use else ""

@@ -1,4 +1,4 @@
-"""Functions as jobs: how a call gets to the ranks, and what they gave comes back."""
+"""Functions as jobs: sending a call to the ranks, and fetching their results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Call = Tuple[Sequence[Any], Dict[str, Any]]
 
 
 class CallFailed(Exception):
-    """The function's exception could not be brought here as it was; its traceback is the message."""
+    """The function's exception could not be transferred as it was; its traceback is the message."""
 
 
 def with_call(job: Job, function: Callable[..., Any], calls: Sequence[Call]) -> Tuple[Job, Dict[str, bytes]]:
-    """The job whose ranks make these calls, and the files that its run folder needs. Several calls are an array."""
+    """Return the job whose ranks make these calls, and the files that its run folder needs. Several calls become an array."""
     if job.command:
         raise Problem(f"{job.where('command')}: a function is submitted, and the job has a command too", "leave it out")
     dumps, about = _described(function)
@@ -53,13 +53,13 @@ def with_call(job: Job, function: Callable[..., Any], calls: Sequence[Call]) -> 
 
 
 def _in_an_image(job: Job) -> bool:
-    """Whether the ranks run in a container, which has a Python of its own."""
+    """Return true if the ranks run in a container, which has a Python of its own."""
     site = site_of(job, to_queue(find_place(LiveHost())), os.environ)
     return bool(image_of(job, site)[0])
 
 
 def _described(function: Callable[..., Any]) -> Tuple[Callable[[Any], bytes], Dict[str, Any]]:
-    """By value where cloudpickle is installed, which then must be so on the nodes too; else by its name."""
+    """Serialize the function by value if cloudpickle is installed (then the nodes need it too), else by name."""
     try:
         cloudpickle = importlib.import_module("cloudpickle")
         return cloudpickle.dumps, {"function": cloudpickle.dumps(function)}
@@ -79,7 +79,7 @@ def _search_path() -> List[str]:
 
 
 def _result_files(run: Run) -> Dict[int, str]:
-    """Rank -> its result of the last attempt that has one."""
+    """Map each rank to its result of the last attempt that has one."""
     found: Dict[int, str] = {}
     for node in run.nodes():
         for attempt in run.attempts(node):

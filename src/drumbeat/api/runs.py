@@ -41,7 +41,7 @@ class Planned:
 
 
 def as_job(job: JobLike) -> Job:
-    """The path of a job file, or a mapping with its keys (`ranks_per_node` is `ranks-per-node`), or a Job as it is."""
+    """Return a Job from the path of a job file, a mapping with its keys (`ranks_per_node` is `ranks-per-node`), or a Job."""
     if isinstance(job, Job):
         return job
     if isinstance(job, Mapping):
@@ -66,7 +66,7 @@ def job_file(job: Any) -> Optional[str]:
 
 
 def plan(job: JobLike) -> Planned:
-    """What would happen, wherever this is typed: nothing is started or sent."""
+    """Show what would happen, wherever this is called: nothing is started or sent."""
     ready = prepare(as_job(job), (), None, os.environ)
     nodes = () if ready.away else tuple(
         plan_node(ready.order, facts, ready.peers, node) for node, facts in enumerate(ready.facts)
@@ -89,12 +89,12 @@ class Submitted:
 
     @property
     def run(self) -> Run:
-        """The run folder, or for one job of an array that job's own."""
+        """Return the run folder; for one job of an array, that job's own."""
         own = os.path.join(self.folder, "array", str(self.task))
         return self._open(own) if self.task is not None and os.path.isdir(own) else self._open(self.folder)
 
     def _open(self, folder: str) -> Run:
-        """Opened once: where the nodes do not share it, that is a copy which is kept up to date."""
+        """Open the run once: if the nodes do not share its folder, a copy that is kept up to date."""
         if folder not in self._opened:
             self._opened[folder] = open_run(folder, os.environ)
         return self._opened[folder]
@@ -109,11 +109,11 @@ class Submitted:
 
     @property
     def state(self) -> str:
-        """One word: queued, running, finished, failed, cancelled or unknown."""
+        """State in one word: queued, running, finished, failed, cancelled or unknown."""
         return self.status().status.state
 
     def wait(self, timeout: Optional[float] = None) -> State:
-        """Until it has ended. TimeoutError after `timeout` seconds; the run goes on."""
+        """Wait for the run to end. TimeoutError after `timeout` seconds; the run goes on."""
         return wait_for_end(self.run, timeout, self.status)
 
     def done(self) -> bool:
@@ -128,19 +128,19 @@ class Submitted:
     # -- of a function -----------------------------------------------------------------------------------------------
 
     def result(self, timeout: Optional[float] = None, rank: int = 0) -> Any:
-        """What the function returned in that rank; its exception is raised here."""
+        """Return what the function returned in that rank; its exception is raised here."""
         state = self.wait(timeout)
         return functions.result(self.run, rank, state)
 
     def results(self, timeout: Optional[float] = None) -> List[Any]:
-        """What it returned in each rank."""
+        """Return what the function returned in each rank."""
         state = self.wait(timeout)
         order = self.run.order()
         ranks = order.world_size if order and order.ranks_per_node else len(functions.ranks(self.run))
         return [functions.result(self.run, rank, state) for rank in range(ranks)]
 
     def exception(self, timeout: Optional[float] = None) -> Optional[BaseException]:
-        """What `result` would raise; None where it would not."""
+        """Return the exception that `result` would raise; None if it would not raise."""
         try:
             self.result(timeout)
         except (TimeoutError, Problem):
@@ -160,8 +160,8 @@ def submit(
     after: Sequence[RunLike] = (),
     **kwargs: Any,
 ) -> Submitted:
-    """A job; or a function, with its arguments, which every rank of `job` calls. `after`: runs that must succeed first;
-    where the scheduler knows no dependencies, this call waits for their end."""
+    """Submit a job, or a function with its arguments that every rank of `job` calls. `after`: runs that must succeed
+    first; if the scheduler has no dependencies, this call waits for their end."""
     if not callable(what):
         if args or kwargs or job is not None:
             raise Problem(
@@ -181,8 +181,8 @@ def _submitted(
 
 
 def map_array(function: Callable[..., Any], *values: Iterable[Any], job: JobLike, at_once: int = 0) -> List[Submitted]:
-    """`function(a, b)` for each pair of values, as one array of jobs; `at_once` limits how many run at a time. All the
-    iterables must have the same length."""
+    """Call `function(a, b)` for each pair of values, as one array of jobs; `at_once` limits how many run at a time. All
+    the iterables must have the same length."""
     columns = [list(each) for each in values]
     if len({len(column) for column in columns}) > 1:
         lengths = " and ".join(str(len(column)) for column in columns)
@@ -203,7 +203,7 @@ def map_array(function: Callable[..., Any], *values: Iterable[Any], job: JobLike
 
 
 def status(run: RunLike) -> State:
-    """How it stands, or how it went. `run` is a handle, a run id or the start of one, a run folder, or what `submit` gave."""
+    """Return the state of a run. `run` is a handle, a run id or the start of one, a run folder, or what `submit` returned."""
     return _found(run).status()
 
 
@@ -212,12 +212,12 @@ def wait(run: RunLike, timeout: Optional[float] = None) -> State:
 
 
 def cancel(run: RunLike) -> None:
-    """Ask it to end, with time for its ranks to save; a queued one is taken out of the queue."""
+    """Ask a run to end, with time for its ranks to save; a queued one is taken out of the queue."""
     _found(run).cancel()
 
 
 def logs(run: RunLike, rank: Optional[int] = None, follow: bool = False) -> Iterator[Line]:
-    """What the ranks printed; with `follow` until the run ends."""
+    """Yield what the ranks printed; with `follow`, until the run ends."""
     return _found(run).logs(rank, follow)
 
 

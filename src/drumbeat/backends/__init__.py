@@ -36,7 +36,7 @@ def names() -> List[str]:
 
 
 def get(name: str, where: str = "") -> Backend:
-    """The backend of that name; `where` says who asks for it, in a message about an unknown one."""
+    """Return the backend of that name; `where` says who asks for it, in a message about an unknown one."""
     if name not in _loaded:
         target = _BUILT_IN.get(name) or _installed().get(name)
         if target is None:
@@ -53,13 +53,13 @@ def get(name: str, where: str = "") -> Backend:
 
 
 def of_handle(handle: str) -> Optional[Backend]:
-    """The backend that a handle belongs to; None for text that is no handle of a backend known here."""
+    """Return the backend that a handle belongs to; None for text that is not a handle of a known backend."""
     parsed = parse_handle(handle)
     return get(parsed.backend) if parsed and _known(parsed.backend) else None
 
 
 def at_login(environ: Mapping[str, str]) -> Optional[Backend]:
-    """The backend whose login node this is."""
+    """Return the backend whose login node this is."""
     for name in (*_HAS_LOGIN_NODES, *sorted(_installed())):
         backend = get(name)
         if backend.submits_here(environ):
@@ -68,7 +68,7 @@ def at_login(environ: Mapping[str, str]) -> Optional[Backend]:
 
 
 def of_job(identity: Identity) -> Optional[Backend]:
-    """The backend whose job this process is in, also below mpirun."""
+    """Return the backend whose job this process is in, also below mpirun."""
     return get(identity.batch) if _known(identity.batch) else None
 
 
@@ -92,7 +92,7 @@ def _installed() -> Dict[str, str]:
 
 
 def _entry_points(folder: str) -> Iterator[bytes]:
-    """The entry_points.txt of each package installed in that folder."""
+    """Return the entry_points.txt of each package installed in that folder."""
     try:
         packages = [name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))]
     except OSError:

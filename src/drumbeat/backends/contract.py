@@ -70,7 +70,7 @@ class Handle:
 
     @property
     def id(self) -> str:
-        """As the scheduler writes it: 123, or 123_4."""
+        """Return the job as the scheduler writes it: 123, or 123_4."""
         return f"{self.job}_{self.task}" if self.task else self.job
 
 
@@ -83,13 +83,13 @@ def parse_handle(text: str) -> Optional[Handle]:
 
 
 def job_handle(identity: Identity) -> str:
-    """The handle of the batch job that this process is in; empty where it is in none."""
+    """Return the handle of the batch job that this process is in; empty if it is in none."""
     job = f"{identity.array_job}_{identity.array_task}" if identity.array_job else identity.job_id
     return f"{identity.batch}://{identity.cluster or 'cluster'}/{job}" if identity.batch and job else ""
 
 
 def overall(handle: str, tasks: Sequence[Status]) -> Status:
-    """An array as one: it runs while one of its jobs does, and has failed if one has."""
+    """Combine the states of an array: it runs while one of its jobs does, and has failed if one has."""
     states = [task.state for task in tasks]
     for state in (RUNNING, QUEUED, FAILED, CANCELLED, UNKNOWN, FINISHED):
         if state in states:
@@ -100,7 +100,7 @@ def overall(handle: str, tasks: Sequence[Status]) -> Status:
 
 
 class Backend:
-    """What the desk may ask of a backend; see the module's own words."""
+    """The requests that the desk may make of a backend; the module's docstring explains them."""
 
     name = ""  # in site profiles and handles
     title = ""  # in sentences
@@ -110,69 +110,69 @@ class Backend:
     takes_hosts = False  # whether its nodes are machines that the job or the site names
     avoids_nodes = False  # whether it can be asked to leave nodes out (Resources.avoided)
     leaves_objects = False  # whether a job that has ended stays in the cluster until `finish` removes it
-    no_spares = "nodes beyond those that the job runs on cannot be asked for"  # why; empty: they can
+    no_spares = "extra nodes cannot be requested"  # why; empty: they can
     interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------
 
     def submits_here(self, environ: Mapping[str, str]) -> bool:
-        """Whether this machine is a login node of such a cluster."""
+        """Return true if this machine is a login node of such a cluster."""
         return False
 
     def cluster(self, environ: Mapping[str, str]) -> Optional[str]:
-        """The cluster's own name, by which its profile is found."""
+        """Return the cluster's own name, by which its profile is found."""
         return None
 
     def check_allocation(self, identity: Identity, environ: Mapping[str, str]) -> None:
-        """Before `fan_out`: a Problem where the other nodes cannot be reached from here."""
+        """Check, before `fan_out`, that the other nodes can be reached from here; otherwise raise a Problem."""
 
     # -- the request -------------------------------------------------------------------------------------------------
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
-        """A Problem for whatever this scheduler cannot be asked; `where` names the place of a key in its file."""
+        """Raise a Problem for whatever this scheduler does not support; `where` names the place of a key in its file."""
         if order.spares and self.no_spares:
             raise Problem(f"{where('spares')}: {self.title} has no spares: {self.no_spares}", "leave it out")
         for key in order.resources.specific:
             if key not in self.specific:
                 raise Problem(
-                    f"{where(key)}: {self.title} has no {key}", f"leave it out; it knows {_listed(self.specific)}"
+                    f"{where(key)}: {self.title} has no {key}", f"leave it out; supported: {_listed(self.specific)}"
                 )
 
     def existing_nodes(self, hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
-        """Those of the hosts that this scheduler has; all of them where it cannot be asked."""
+        """Return those of the hosts that this scheduler has; all of them if it cannot be asked."""
         return set(hosts)
 
     def notes(self, order: Order) -> List[str]:
-        """What the scheduler would accept, and the user hardly meant."""
+        """List settings that the scheduler would accept but that are probably mistakes."""
         return []
 
     def render(self, order: Order) -> Request:
         raise self.unable("cannot be given jobs", "drumbeat run starts the job here")
 
     def render_command(self, order: Order, word: str, request: str, text: str, why: str) -> Request:
-        """A job that runs one of drumbeat's own commands on its first node, as a person would in an allocation: `word`, with
-        the file `request` in the job's folder, which holds `text`. See bundle/pinned.py."""
+        """Render a job that runs one of drumbeat's own commands on its first node, as a person would in an allocation:
+        `word`, with the file `request` in the job's folder, which holds `text`. See bundle/pinned.py."""
         raise self.unable("cannot run a tuning as one job", "tune where the trials can run: in an allocation, or here")
 
     # -- the job -----------------------------------------------------------------------------------------------------
 
     def after(self, handles: Sequence[str]) -> str:
-        """What `dependency` says for a job that starts only when these jobs of the same scheduler have succeeded. Empty: it
-        has no such thing, and the desk waits."""
+        """Return the `dependency` of a job that starts only when these jobs of the same scheduler have succeeded. Empty:
+        the scheduler has no dependencies, and the desk waits."""
         return ""
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
-        """The handle that `submit` will give, where it is known before: by it a desk that is killed in the middle can be
-        tidied up after. Empty: the scheduler makes one up."""
+        """Return the handle that `submit` will give if it is known before, so that a killed desk can be cleaned up after.
+        Empty: the scheduler chooses one."""
         return ""
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
-        """Send it; the handle of what is now queued. The run folder is there, with order.json and drumbeat.pyz; what is
-        to be sent is written there first. A Problem leaves nothing queued."""
+        """Send the request and return the handle of the queued job. The run folder exists, with order.json and
+        drumbeat.pyz; the text to send is written there first. A Problem leaves nothing queued."""
         raise self.unable("cannot be given jobs", "drumbeat run starts the job here")
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
-        """What the scheduler says of a job, or of an array with all its jobs; `unknown` where it has forgotten."""
+        """Return the scheduler's status of a job, or of an array with all its jobs; `unknown` if it has forgotten it."""
         raise self.unable("cannot be asked about jobs")
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
@@ -180,22 +180,22 @@ class Backend:
         raise self.unable("cannot cancel jobs")
 
     def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
-        """The command line that opens a shell on a node of a running job, or that runs `command` there and ends with its
-        exit code."""
-        raise self.unable("opens no shell on a node", f"ssh {host}, where that is allowed")
+        """Return the command line that opens a shell on a node of a running job, or that runs `command` there and ends
+        with its exit code."""
+        raise self.unable("cannot open a shell on a node", f"ssh {host}, where that is allowed")
 
     def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
-        """How to read the folder of a run whose nodes do not share it with this machine: a mirror that keeps a copy of it in
-        `folder`. None: it is shared, or all of it is here."""
+        """Return a mirror that copies a run folder which the nodes do not share with this machine into `folder`. None: it
+        is shared, or all of it is here."""
         return None
 
     def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
-        """How to start `drumbeat.pyz _node RUN/order.json`, checked by bundle/pinned.py, on every node of the allocation that
-        we are in."""
-        raise self.unable("starts no agents from inside an allocation", "drumbeat submit JOB.yaml")
+        """Return the command that starts `drumbeat.pyz _node RUN/order.json`, checked by bundle/pinned.py, on every node
+        of the allocation that we are in."""
+        raise self.unable("cannot start agents from inside an allocation", "drumbeat submit JOB.yaml")
 
     def finish(self, handle: str, environ: Mapping[str, str]) -> None:
-        """The run has ended: take away what was made for it and would stay (a secret, a service). Most have nothing."""
+        """Remove what was made for a run that has ended and would stay (a secret, a service). Most have nothing to remove."""
 
     def unable(self, what: str, fix: str = "") -> Problem:
         return Problem(f"{self.title or self.name} {what}", fix)

@@ -36,7 +36,7 @@ class Local(Backend):
         return Status(handle, RUNNING)
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
-        """As a Ctrl-C would: the process passes it on to its agents."""
+        """Cancel as a Ctrl-C would: the process passes it on to its agents."""
         host, pid = _process(handle)
         if host != socket.gethostname():
             raise Problem(f"it was started on {host}", "cancel it there")
@@ -55,13 +55,13 @@ class Local(Backend):
 
 
 def own_handle() -> str:
-    """The handle of a run whose desk is this process."""
+    """Return the handle of a run whose desk is this process."""
     pid = os.getpid()
     return f"local://{socket.gethostname()}/{pid}-{start_time(pid)}"
 
 
 def _process(handle: str) -> Tuple[str, Optional[int]]:
-    """Host and pid of a handle; no pid where that process is gone. The start time tells it from a later one."""
+    """Return host and pid of a handle; no pid if that process is gone. The start time tells it from a later one."""
     parsed = parse_handle(handle)
     pid, _, started = (parsed.job if parsed else "").partition("-")
     alive = pid.isdigit() and started and start_time(int(pid)) == started
@@ -78,7 +78,7 @@ def agent_argv(
 
 
 def is_agent(pid: int) -> bool:
-    """Whether this is a guard or an agent that goes on; what an agent has forked has a name of its own, or lives shortly."""
+    """Return true for a live guard or agent; what an agent has forked has a name of its own, or lives shortly."""
     return b"_agent" in proc.command(pid).split(b"\0") and not proc.word(pid, "comm").startswith("drumbeat-")
 
 
@@ -91,8 +91,8 @@ def start_agents(
     report_fd: int = -1,
     with_signal: int = signal.SIGTERM,
 ) -> Dict[int, subprocess.Popen[bytes]]:
-    """Node -> its guard. Each has its own session: a Ctrl-C reaches only the desk, which passes it on. The kernel sends each
-    `with_signal` if this process is killed."""
+    """Start agents and map each node to its guard. Each has its own session: a Ctrl-C reaches only the desk, which passes
+    it on. The kernel sends each `with_signal` if this process is killed."""
     env = {**environ, "DRUMBEAT_TOKEN": token}
     started: Dict[int, subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryFile() as file:

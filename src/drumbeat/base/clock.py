@@ -12,20 +12,20 @@ _MONOTONIC = time.monotonic()
 
 
 def now() -> float:
-    """Seconds since 1970."""
+    """Return the seconds since 1970."""
     return _STARTED + time.monotonic() - _MONOTONIC
 
 
 def stepped() -> float:
-    """Seconds by which the machine's clock has been set forward since this process started; negative: back. 0 for the small
-    corrections that every machine makes."""
+    """Return the seconds by which the machine's clock has been set forward since this process started; negative: back. 0
+    for the small corrections that every machine makes."""
     step = time.time() - now()
     return step if abs(step) > _STEP else 0.0
 
 
 def own(t: float) -> float:
-    """A time of day that another process of this machine has just noted, as this process counts: where the clock was set
-    since, both are told apart by that step."""
+    """Convert a time of day that another process of this machine has just noted to this process's count: if the clock was
+    set since, the two differ by that step."""
     step = stepped()
     return t - step if step and abs(t - time.time()) < _JUST_NOW else t
 

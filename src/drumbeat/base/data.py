@@ -1,4 +1,5 @@
-"""Data that comes with drumbeat: YAML in the package, and its JSON twin inside drumbeat.pyz, which is read 50 times faster."""
+"""Data that comes with drumbeat: YAML in the package, and its JSON twin inside drumbeat.pyz, which is read 50 times
+faster."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, List
 
 
 def names(package: str) -> List[str]:
-    """The YAML files of a package, without their ending."""
+    """Return the YAML files of a package, without their ending."""
     from importlib.resources import files
 
     found = (item.name for item in files(package).iterdir())
@@ -28,7 +29,7 @@ def load(package: str, name: str) -> Any:
 
 
 def parse_yaml(data: bytes) -> Any:
-    """Our own files only: what users write goes through spec/yamlfile.py."""
+    """Parse our own files only: what users write goes through jobfile/yamlfile.py."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""Where a user's own files are: $HOME, else what the user database says."""
+"""Folders of a user's own files: $HOME, else what the user database says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Mapping
 
 
 def home_folder(environ: Mapping[str, str]) -> str:
-    """Empty where nobody knows."""
+    """Return the home folder; empty if it is unknown."""
     import pwd
 
     if environ.get("HOME"):
@@ -21,7 +21,7 @@ def home_folder(environ: Mapping[str, str]) -> str:
 
 
 def users_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
-    """The folder that `variable` (XDG_STATE_HOME, say) names, else the usual one in the home folder."""
+    """Return the folder that `variable` (such as XDG_STATE_HOME) names, else the usual one in the home folder."""
     return environ.get(variable) or os.path.join(home_folder(environ), *usual)
 
 
@@ -29,7 +29,7 @@ def users_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
 
 
 def make_private(path: str) -> str:
-    """Make the folder with mode 0700, or make sure that the one that is there is safe; returns why it is not, or ''.
+    """Make the folder with mode 0700, or check that the existing one is safe; return why it is not, or ''.
 
     Only the folder itself is judged: a link is refused, as somebody else may have made what it points to.
     """
@@ -52,7 +52,7 @@ def make_private(path: str) -> str:
 
 
 def unsafe(found: os.stat_result) -> str:
-    """Why others may have changed this file or folder; '' if only this user (or root) can."""
+    """Explain why others may have changed this file or folder; '' if only this user (or root) can."""
     if stat.S_ISLNK(found.st_mode):
         return "is a link"
     if found.st_uid != os.geteuid():
@@ -63,8 +63,8 @@ def unsafe(found: os.stat_result) -> str:
 
 
 def make_temporary(prefix: str) -> str:
-    """A new private folder for programs and sockets, in the first temporary folder where no other user can put another in its
-    place; where there is none, in the usual one."""
+    """Make a new private folder for programs and sockets, in the first temporary folder where no other user can replace
+    it; if there is none, in the usual one."""
     usual = tempfile.gettempdir()
     for folder in dict.fromkeys((usual, "/tmp", "/var/tmp", "/dev/shm")):  # noqa: S108
         if os.access(folder, os.W_OK | os.X_OK) and not replaceable(folder):
@@ -73,7 +73,7 @@ def make_temporary(prefix: str) -> str:
 
 
 def replaceable(folder: str) -> bool:
-    """Whether other users can rename or remove what this user makes in the folder."""
+    """Return true if other users can rename or remove what this user makes in the folder."""
     try:
         found = os.stat(folder)
     except OSError:

@@ -39,7 +39,7 @@ class EnvVar:
 
 @dataclass(frozen=True)
 class Wrap:
-    """A prefix (a profiler, say) before the command of chosen ranks; `{rank}` and `{node}` are filled in."""
+    """A prefix (such as a profiler) before the command of chosen ranks; `{rank}` and `{node}` are filled in."""
 
     ranks: Tuple[int, ...]
     command: Tuple[str, ...]
@@ -52,7 +52,7 @@ class HostPath:
     name: str
     pattern: str
     why: str
-    prepend: str = ""  # in a container: the variable its folder stands first in (LD_LIBRARY_PATH, CPATH)
+    prepend: str = ""  # in a container: the variable that gets its folder in front (LD_LIBRARY_PATH, CPATH)
     target: str = (
         ""  # in a container: where it is seen; empty: /opt/host/NAME where something is prepended, else as it is
     )
@@ -76,7 +76,7 @@ class AvoidedNode:
 
 @dataclass(frozen=True)
 class Resources:
-    """What any scheduler can be asked for besides nodes and time; where nothing is given, its own default counts."""
+    """Resources that any scheduler can be asked for besides nodes and time; an empty value leaves its own default."""
 
     account: str = ""
     partition: str = ""  # or queue
@@ -105,7 +105,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Expect:
-    """Which network must carry the traffic between nodes."""
+    """The network that must carry the traffic between nodes."""
 
     transport: str = "any"  # one of TRANSPORTS; rdma also takes libfabric over a provider that is not TCP
     gdr: Optional[bool] = None  # GPU memory straight to the NIC; none: not said
@@ -116,7 +116,7 @@ class Expect:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least that `drumbeat verify` must measure of one operation, as the site says."""
+    """The least that `drumbeat verify` must measure for one operation, as the site says."""
 
     busbw: float  # GB/s
     nodes: Optional[int] = None  # it was measured with; none: any number
@@ -138,7 +138,7 @@ class Timing:
 
     @property
     def longest_beat(self) -> float:
-        """Seconds between two beats, at most: two fit into the silence that counts as a loss, with time to spare."""
+        """Return the most seconds between two beats: two fit into the silence that counts as a loss, with time to spare."""
         return self.lost_node / 2.2
 
 
@@ -222,7 +222,7 @@ class Order:
 
     @property
     def source_workdir(self) -> str:
-        """Where the code lies at the desk: the workdir itself, unless the job runs in a copy that was sent."""
+        """Return the folder of the code at the desk: the workdir itself, unless the job runs in a copy that was sent."""
         if self.code != "sync":
             return self.workdir
         return os.path.normpath(
@@ -231,7 +231,7 @@ class Order:
 
     @property
     def members(self) -> int:
-        """Machines that take part: one per node, and the spares."""
+        """Count the machines that take part: one per node, and the spares."""
         return self.nodes + self.spares
 
     @property
@@ -239,7 +239,7 @@ class Order:
         return self.nodes * self.ranks_per_node
 
     def terms(self) -> Dict[str, Any]:
-        """What all nodes must agree on. Run id, folders and times may differ where each node made its own order."""
+        """Return what all nodes must agree on. Run id, folders and times may differ if each node made its own order."""
         shared = (
             "command",
             "nodes",
@@ -257,18 +257,18 @@ class Order:
 
     @property
     def nodes_emulated(self) -> bool:
-        """Whether several nodes stand for machines that are not there. One node on this machine is this machine."""
+        """Return true if several nodes stand for machines that do not exist. One node on this machine is this machine."""
         return self.emulated and self.nodes > 1
 
     @property
     def here_why(self) -> str:
-        """Why nothing crosses a network, where all nodes are on this machine."""
+        """Explain why nothing crosses a network, if all nodes are on this machine."""
         return "the nodes are processes of one machine" if self.nodes > 1 else "all ranks are on this machine"
 
     @property
     def identity(self) -> str:
-        """The same on all nodes of one run, and different for any other run: the run id where all nodes read one order, the
-        scheduler's job and step where each node of a joined job made its own."""
+        """Return a value that is the same on all nodes of one run, and different for any other run: the run id if all
+        nodes read one order, the scheduler's job and step if each node of a joined job made its own."""
         return self.meeting or self.run_id
 
     def digest(self) -> str:

@@ -6,7 +6,7 @@ from drumbeat.base.redact import indented
 
 
 class Problem(Exception):
-    """`what` says what is wrong and where; `fix` what to do next."""
+    """An error with `what` is wrong and where, and its `fix`: what to do next."""
 
     def __init__(self, what: str, fix: str = "", exit_code: int = 2) -> None:
         self.what = indented(what)  # names of files stand in it

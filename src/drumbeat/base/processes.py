@@ -30,7 +30,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """As `ps -o comm` shows it, up to 15 characters: a forked child is told from its parent by it."""
+    """Name this process as `ps -o comm` shows it, up to 15 characters: it tells a forked child from its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
 
 
@@ -39,14 +39,14 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int, with_signal: int = signal.SIGKILL) -> None:
-    """Be sent `with_signal` when the parent dies; also when it died before we could ask for that."""
+    """Have the kernel send `with_signal` when the parent dies; also if it died before we could ask for that."""
     _prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:
         os.kill(os.getpid(), with_signal)
 
 
 def fork() -> int:
-    """As os.fork. Where there is no room for another process, the next moment may have some: other programs end, or are ended."""
+    """Fork as os.fork, and try again if there is no room for another process: other programs may end meanwhile."""
     until = time.monotonic() + _NO_ROOM
     while True:
         try:
@@ -80,7 +80,7 @@ def sweep(
 
 
 def kill_children(keep: Container[int] = ()) -> List[int]:
-    """Send SIGKILL to every direct child but `keep`; those that are there, reaped or not.
+    """Send SIGKILL to every direct child but `keep`; return those that exist, reaped or not.
 
     A process that forks and exits in turn is another one each time we look, so its whole group is killed. One that also
     leaves its group each time is looked for again at once, in the quick way, until several looks in a row find nobody new.
@@ -99,7 +99,7 @@ def kill_children(keep: Container[int] = ()) -> List[int]:
 
 
 def is_reaped(pid: int) -> bool:
-    """Orphans that only became ours now: nobody asks how they ended, and thousands of zombies would slow the chase."""
+    """Reap an orphan that only became ours now: nobody asks how it ended, and thousands of zombies would slow the chase."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -115,8 +115,8 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def _kill_groups(groups: Set[int]) -> None:
-    """All members at one moment: the kernel finishes no fork of a process for which a signal waits. Ours are spared, and those of
-    the processes above us."""
+    """Kill all members of the groups at once: the kernel finishes no fork of a process with a pending signal. Ours are
+    spared, and those of the processes above us."""
     pid = os.getpid()
     while pid > 0:
         groups.discard(_group(pid))
@@ -130,7 +130,7 @@ def _kill_groups(groups: Set[int]) -> None:
 
 
 def _group(pid: int) -> int:
-    """The process group; 0 where there is none any more."""
+    """Return the process group; 0 if there is none any more."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:
@@ -148,7 +148,7 @@ _STATES = {
 
 
 def describe(pid: int) -> str:
-    """A process in words: its name, its state, and where in the kernel it waits. Reads nothing that could block."""
+    """Describe a process: its name, its state, and where in the kernel it waits. Reads nothing that could block."""
     found = proc.stat(pid)
     if found is None:
         return f"process {pid} (gone)"
@@ -171,7 +171,7 @@ def _wait(pid: int, deadline: float) -> tuple[bool, int]:
 
 
 def close_all_but(*kept: int) -> None:
-    """In a forked child that lives long: its parent's connections and pipes must end with the parent."""
+    """Close open files in a forked child that lives long: its parent's connections and pipes must end with the parent."""
     low = 3
     for fd in sorted(kept):
         os.closerange(low, fd)
@@ -180,8 +180,8 @@ def close_all_but(*kept: int) -> None:
 
 
 def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
-    """Open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
-    ranks need them, so they must survive whatever stands between the launcher and the ranks."""
+    """Return open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
+    ranks need them, so every process between the launcher and the ranks must keep them open."""
     found = []
     for name, value in environ.items():
         if name.endswith("_FD") and name.startswith(("PMI", "HYD", "I_MPI", "MV2", "MPI")) and value.isdigit():
@@ -193,7 +193,7 @@ def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
     return found
 
 
-# Work in a forked child with a deadline: whatever blocks in the kernel, a hung file system say, holds only the
+# Work in a forked child with a deadline: whatever blocks in the kernel, such as a hung file system, holds only the
 # child.
 
 
@@ -230,7 +230,7 @@ class Forked:
         self._data = b""
 
     def poll(self) -> bool:
-        """Whether it is over."""
+        """Return true if it is over."""
         ended = False
         try:
             while not (ended or self.over):
@@ -252,7 +252,7 @@ class Forked:
 
 
 def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], None]) -> Optional[bytes]:
-    """What `work` returns, worked out in a forked child; None if it fails or takes longer than `seconds`.
+    """Return what `work` returns, computed in a forked child; None if it fails or takes longer than `seconds`.
 
     `meanwhile` is called about ten times per second.
     """
@@ -271,7 +271,7 @@ def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], 
 
 
 def on_storage(work: Callable[[], Any], seconds: float, meanwhile: Callable[[], None], path: str) -> Any:
-    """What `work` returns, a JSON value, from a child: it reads or writes below `path`, whose storage may hang.
+    """Return what `work` returns, a JSON value, from a child: it reads or writes below `path`, whose storage may hang.
 
     Raises the OSError that `work` met, or TimeoutError.
     """

@@ -10,7 +10,7 @@ MOST = 400  # ranges written out; beyond that the text ends in `...`
 
 
 def ranges(numbers: Iterable[int], most: int = MOST) -> str:
-    """The numbers in order, without repetition, runs of them joined; at most `most` runs are written out."""
+    """Return the numbers in order, without repetition, runs of them joined; at most `most` runs are written out."""
     runs: List[List[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -22,7 +22,7 @@ def ranges(numbers: Iterable[int], most: int = MOST) -> str:
 
 
 def numbers(text: str) -> List[int]:
-    """What `ranges` has written; what it left out is not known."""
+    """Parse what `ranges` has written; what it left out is not known."""
     found: List[int] = []
     for part in text.split(","):
         low, _, high = part.partition("-")
@@ -32,13 +32,13 @@ def numbers(text: str) -> List[int]:
 
 
 def named_ranks(numbers: Iterable[int], most: int = MOST) -> str:
-    """With the noun before it: `rank 3`, `ranks 0-7,9`."""
+    """Return the ranges with their noun: `rank 3`, `ranks 0-7,9`."""
     text = ranges(numbers, most)
     return f"rank {text}" if text.isdigit() else f"ranks {text}"
 
 
 def named_commands(nodes: Iterable[int], most: int = 8) -> str:
-    """What was started once per node, where it starts the ranks itself: `the command on node 1`."""
+    """Name what was started once per node, if it starts the ranks itself: `the command on node 1`."""
     text = ranges(nodes, most)
     return f"the command on node {text}" if text.isdigit() else f"the commands on nodes {text}"
 
@@ -70,15 +70,15 @@ class HostlistError(ValueError):
 
 
 def expand(text: str, limit: int = DEFAULT_LIMIT) -> List[str]:
-    """All host names of a list, in its order. More than `limit` of them is an error, found before they are made."""
+    """Expand a list to host names, in its order. More than `limit` of them is an error, found before they are made."""
     if _PLAIN.fullmatch(text) and text.count(",") < limit:
         return text.split(",")
     return _Reader(text, limit).hosts()
 
 
 def fold(hosts: Iterable[str]) -> str:
-    """The shortest list that `expand` turns into these names, in this order, brackets around last numbers alone."""
-    groups: List[Tuple[str, List[List[str]]]] = []  # what stands before the number, and its ranges
+    """Return the shortest list that `expand` turns into these names, in this order, brackets around last numbers alone."""
+    groups: List[Tuple[str, List[List[str]]]] = []  # the text before the number, and its ranges
     for host in hosts:
         numbered = _NUMBERED.fullmatch(host)
         before, number = numbered.groups() if numbered else (host, "")
@@ -122,7 +122,7 @@ class _Reader:
             self.at += 1
 
     def _item(self, depth: int) -> List[str]:
-        """One name with any number of bracket groups in it: every combination, the last group running fastest."""
+        """Read one name with any number of bracket groups in it: every combination, the last group running fastest."""
         names: List[str] = []
         longest = 0
         while True:
@@ -233,7 +233,7 @@ class Places:
         return bool(self._files)
 
     def add(self, file: str, last: int, lines: int = 1) -> None:
-        """`lines` lines, the last of which is number `last`. Lines of a file come in their order, or nearly so."""
+        """Add `lines` lines, the last of which is number `last`. Lines of a file come in their order, or nearly so."""
         first = max(last - lines + 1, 1)
         ranges = self._files.setdefault(file, [])
         if ranges and first <= ranges[-1][1] + 1 and first >= ranges[-1][0]:
@@ -251,12 +251,12 @@ class Places:
             self._files[file] = kept
 
     def texts(self) -> Tuple[str, ...]:
-        """`slurm-7.out:12,40-44`, one for each file."""
+        """Return `slurm-7.out:12,40-44`, one for each file."""
         return tuple(f"{file}:{_numbers(ranges)}" for file, ranges in list(self._files.items())[:MAX_TEXTS])
 
 
 def merged(places: Iterable[Places]) -> Tuple[str, ...]:
-    """All of them together, sorted within each file."""
+    """Return all of them together, sorted within each file."""
     files: Dict[str, List[Tuple[int, int]]] = {}
     for each in places:
         for file, ranges in each._files.items():
@@ -265,7 +265,7 @@ def merged(places: Iterable[Places]) -> Tuple[str, ...]:
 
 
 def _union(ranges: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
-    """Sorted, each line once."""
+    """Return them sorted, each line once."""
     union: List[Tuple[int, int]] = []
     for first, last in sorted(ranges):
         if union and first <= union[-1][1] + 1:

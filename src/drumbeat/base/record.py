@@ -23,7 +23,7 @@ class RecordError(ValueError):
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses become dicts and tuples lists, all the way down."""
+    """Turn dataclasses into dicts and tuples into lists, recursively."""
     if type(value) in _PLAIN:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -57,7 +57,7 @@ def from_json(cls: Type[T], text: str, where: str = "") -> T:
 
 
 def check_schema(schema: str, ours: str, where: str) -> None:
-    """A newer major version is refused by name; a newer minor one only adds keys."""
+    """Refuse a newer major version by name; a newer minor one only adds keys."""
     schema = "".join(letter for letter in schema[:40] if letter.isprintable())  # the message may go to a terminal
     try:
         major = int(schema.split(".")[0])
@@ -98,7 +98,7 @@ def _read_record(cls: Any, data: Any) -> Any:
 
 @functools.cache  # worked out once per class: the lead of a large job reads hundreds of records per second
 def _fields(cls: Any) -> List[Tuple[str, _Reader, bool]]:
-    """Name, reader, and whether it must be there."""
+    """Return name, reader, and whether the field is required."""
     hints, missing = get_type_hints(cls), dataclasses.MISSING
     return [
         (field.name, _reader(hints[field.name]), field.default is missing and field.default_factory is missing)
@@ -108,7 +108,7 @@ def _fields(cls: Any) -> List[Tuple[str, _Reader, bool]]:
 
 @functools.cache
 def _reader(hint: Any) -> _Reader:
-    """What turns a JSON value into one of this type, or raises _Misfit."""
+    """Return the function that turns a JSON value into one of this type, or raises _Misfit."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value

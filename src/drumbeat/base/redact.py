@@ -1,4 +1,4 @@
-"""Text of others as it may be printed: names of files and runs, lines of logs, what a cluster says."""
+"""Printing foreign text safely: names of files and runs, lines of logs, what a cluster says."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _CONTROLS = regex(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def harmless(text: str) -> str:
-    """Without what steers a terminal; lines and tabs stay."""
+    """Remove what steers a terminal; lines and tabs stay."""
     return text if text.isprintable() else _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def indented(text: str) -> str:
-    """Harmless lines, all but the first indented: one that a name brings along does not look like a line of ours."""
+    """Return harmless lines, all but the first indented: a line inside a name does not look like a line of ours."""
     return re.sub(r"\n(?!  )", "\n  ", harmless(text))
 
 
 def printable(text: str) -> str:
-    """One line: a name with a line end in it must not look like a line of ours."""
+    """Return one line: a name with a line end in it must not look like a line of ours."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else " " for letter in _ESCAPES.sub("", text))
 
 
-# What looks secret, decided in one place for all that drumbeat prints or writes. A secret is recognised by the name
+# Detection of secrets, in one place for all that drumbeat prints or writes. A secret is recognised by the name
 # it stands under (HF_TOKEN, PGPASSWORD, `--api-key`, `?token=` in a URL), by its own form (hf_…, a URL with
 # user:password), or by the words before it (`Authorization: Bearer …`, `sshpass -p …`). `is_secret` judges one
 # variable, `in_words` an argv, `in_text` shell text; `redact` gives a line with every secret in it replaced by `…`.
@@ -69,7 +69,7 @@ _VOCABULARY = regex(
     r"|MIN|NUM|USE|NO)(_|$)"
 )
 
-# What may stand between a name and its value: `=`, `: `, `': '`, `\\": \\"`. A value in quotes may hold blanks.
+# Text between a name and its value: `=`, `: `, `': '`, `\\": \\"`. A value in quotes may hold blanks.
 _ASSIGNED = regex(r"(?<![\w$])([A-Za-z_]\w{0,80})([ \t]?[=:][ \t]?[bru]?(\\{0,2}[\"'])?)")
 _JSON = regex(r"\\{0,2}[\"']([A-Za-z_][\w.-]{0,80})\\{0,2}[\"']\s{0,4}:\s{0,4}[bru]?(\\{0,2}[\"'])")
 _GIVEN = regex(
@@ -123,13 +123,13 @@ _PAT = regex(r"(?:\b|_)pat\b")  # a path is none
 
 
 def looks_secret(name: str) -> bool:
-    """By the name alone, where no value is known."""
+    """Return true if the name alone looks secret; used where no value is known."""
     name = _upper(name)
     return bool(_NAME.search(name)) and not _HARMLESS_NAME.search(name)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """True if the name or the value looks like something that must not be written."""
+    """Return true if the name or the value looks like something that must not be written."""
     if looks_secret(name) or _WHOLE_VALUE.match(value) or _form(value):
         return bool(value)
     name = _upper(name)
@@ -143,7 +143,8 @@ def _upper(name: str) -> str:
 
 
 def in_words(words: Sequence[str]) -> Optional[str]:
-    """What in a command holds a secret: an option (`--token`), a variable (`HF_TOKEN`), a kind of value; None if nothing."""
+    """Name what in a command holds a secret: an option (`--token`), a variable (`HF_TOKEN`), a kind of value; None if
+    nothing."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         option = _OPTION.fullmatch(name)
@@ -160,12 +161,12 @@ def in_words(words: Sequence[str]) -> Optional[str]:
 
 
 def in_text(text: str) -> Optional[str]:
-    """The same for shell text."""
+    """Return the same for shell text."""
     return next((name for _, _, name in _found(text)), None)
 
 
 def redact(text: str) -> str:
-    """The text with every secret in it replaced by `…`; all else stays as it is."""
+    """Return the text with every secret in it replaced by `…`; everything else stays as it is."""
     if not _may_hold_one(text.casefold()):
         return text
     parts, end = [], 0
@@ -181,7 +182,7 @@ def _may_hold_one(text: str) -> bool:
 
 
 def _found(text: str) -> Iterator[Tuple[int, int, str]]:
-    """Start and end of each secret, and what it was recognised by."""
+    """Yield start and end of each secret, and what it was recognised by."""
     for match in _HEADER.finditer(text):
         yield match.start(2), match.end(2), "an Authorization header"
     for match, start, judged, end in _with_values(_GIVEN, text):
@@ -213,8 +214,8 @@ def _found(text: str) -> Iterator[Tuple[int, int, str]]:
 
 
 def _with_values(pattern: re.Pattern[str], text: str) -> Iterator[Tuple[re.Match[str], int, str, int]]:
-    """Each name that the pattern finds, and of the value behind it the start, the part to judge, and the end. Names inside
-    a value are found too: `https:` has a URL for its value."""
+    """Yield each name that the pattern finds, and of the value behind it the start, the part to judge, and the end. Names
+    inside a value are found too: `https:` has a URL for its value."""
     bare_end = -1
     for match in pattern.finditer(text):
         start, quote = match.end(), match.group(match.re.groups)
@@ -230,7 +231,8 @@ def _with_values(pattern: re.Pattern[str], text: str) -> Iterator[Tuple[re.Match
 
 
 def _assigns(match: re.Match[str], value: str) -> bool:
-    """Prose has colons too (`unexpected token: 12`): in lower case only what has the look of a password counts."""
+    """Return true if this assigns a value. Prose has colons too (`unexpected token: 12`): in lower case only what looks
+    like a password counts."""
     name, between = match.group(1), match.group(2)
     if _VOCABULARY.search(_upper(name)) and not _WHOLE_VALUE.match(value):
         return False
@@ -257,7 +259,8 @@ def _given_to_programs(text: str) -> Iterator[Tuple[int, int, str]]:
 
 
 def _secret_key(key: str, value: str) -> bool:
-    """A key of a configuration: its last part says what it is (`hf.token`), all of it whether that is a vocabulary's."""
+    """Return true for a key of a configuration whose last part is secret (`hf.token`), unless the whole names a
+    vocabulary."""
     match = _KEY_OF_CONFIG.fullmatch(key)
     if not match or not _literal(value) or _NOT_ONE.fullmatch(value):
         return False
@@ -285,5 +288,5 @@ def _secret_option(option: str, value: str) -> bool:
 
 
 def _literal(value: str) -> bool:
-    """False for what is filled in later, names a file or is a placeholder."""
+    """Return false for what is filled in later, names a file or is a placeholder."""
     return bool(value) and not re.match(r"[$/~<{\[]|pass$|your|xxx", value)

@@ -32,7 +32,7 @@ _OFFERED = (
 
 
 class _Pattern:
-    """Offers what a compiled pattern offers."""
+    """A pattern with the methods of a compiled one."""
 
     def __init__(self, text: Any, flags: int) -> None:
         self._given = (text, flags)

@@ -8,7 +8,7 @@ from typing import Iterator, Sequence
 
 # Exit codes of drumbeat itself. A job's own code passes through unchanged; a rank killed by signal N gives 128+N.
 EXIT_USAGE = 2  # bad input: nothing was started
-EXIT_MUSTER = 69  # EX_UNAVAILABLE: the nodes did not come together
+EXIT_MUSTER = 69  # EX_UNAVAILABLE: the nodes did not all join
 EXIT_STORAGE = 74  # EX_IOERR: the run folder cannot be written
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved after a stop signal, start me again
 EXIT_PREFLIGHT = 78  # EX_CONFIG: a node would have failed
@@ -23,12 +23,12 @@ STOP_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 STOPS = (*STOP_REQUESTS, signal.SIGQUIT)  # QUIT, by the desk to its agents: without grace
 
 
-# Which signals a process heeds: a launcher before its handlers are there, a forked helper, a program before exec.
+# Signals that a process heeds: a launcher before its handlers are there, a forked helper, a program before exec.
 
 
 @contextmanager
 def stops_held_back() -> Iterator[None]:
-    """Processes started here begin with the stop signals blocked; they let them in with `let_stops_in`."""
+    """Start processes with the stop signals blocked; they let them in with `let_stops_in`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -37,18 +37,19 @@ def stops_held_back() -> Iterator[None]:
 
 
 def let_stops_in() -> None:
-    """Once the handlers are installed: what came before is delivered now."""
+    """Unblock stop signals once the handlers are installed: earlier ones are delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def heed_interrupts() -> None:
-    """A script's `command &` and some CI runners start programs with SIGINT ignored; a launcher must still hear it."""
+    """Listen to SIGINT even if it is ignored: a script's `command &` and some CI runners start programs so."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ignore_stops(but: Sequence[int] = ()) -> None:
-    """In a forked child that works for its parent: signals are meant for the parent, which ends the child itself."""
+    """Ignore stop signals in a forked child that works for its parent: they are meant for the parent, which ends the child
+    itself."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         if number not in but:
@@ -57,7 +58,7 @@ def ignore_stops(but: Sequence[int] = ()) -> None:
 
 
 def plain_signals() -> None:
-    """In a forked child, before exec: Python's ignored and handled signals must not reach the program."""
+    """Reset signals in a forked child, before exec: Python's ignored and handled ones must not reach the program."""
     signal.set_wakeup_fd(-1)
     for number in (
         signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,

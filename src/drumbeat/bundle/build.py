@@ -34,7 +34,7 @@ _held: Dict[str, int] = {}  # path -> a descriptor with a shared lock, until thi
 
 
 def hold(path: str) -> None:
-    """From now on this process uses the bundle: nobody removes it."""
+    """Mark the bundle as used by this process, so that nobody removes it."""
     if path in _held:
         return
     try:
@@ -50,7 +50,7 @@ def hold(path: str) -> None:
 
 
 def remove_old(folder: str) -> None:
-    """Remove bundles that nobody uses, but for the newest. Whatever cannot be looked at stays."""
+    """Remove bundles that nobody uses, except the newest. Whatever cannot be inspected stays."""
     try:
         names = [name for name in os.listdir(folder) if name.startswith("drumbeat-") and name.endswith(".pyz")]
         by_use = sorted((os.lstat(os.path.join(folder, name)).st_mtime, name) for name in names)
@@ -144,7 +144,7 @@ def _zipped(sources: Dict[str, bytes]) -> bytes:
 
 
 def _files() -> Dict[str, str]:
-    """What belongs into the bundle: its name there, and where it lies here."""
+    """Map the name of each file in the bundle to its path here."""
     found = {}
     for base, folders, names in os.walk(_ROOT):
         place = os.path.relpath(base, _ROOT)
@@ -168,13 +168,13 @@ def _read_all(files: Dict[str, str]) -> Dict[str, bytes]:
 
 
 def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
-    """Our YAML as JSON: see packaged.py."""
+    """Return our YAML files as JSON: see base/data.py."""
     yamls = [name for name in sources if name.endswith(".yaml")]
     return {name[: -len("yaml")] + "json": json.dumps(_used(name, sources[name])).encode() for name in yamls}
 
 
 def _used(name: str, data: bytes) -> Any:
-    """The examples of a rule are there for readers and tests, and take a third of its room."""
+    """Drop the examples of a rule: they are for readers and tests, and take a third of its room."""
     parsed = parse_yaml(data)
     if not name.startswith("drumbeat/logs/rules/"):
         return parsed
@@ -182,7 +182,7 @@ def _used(name: str, data: bytes) -> Any:
 
 
 def _code_alone(sources: Dict[str, bytes]) -> Dict[str, bytes]:
-    """Without comments: what travels to pods has little room. Every line keeps its number."""
+    """Remove comments: what travels to pods has little room. Every line keeps its number."""
 
     def without_comment(match: re.Match[bytes]) -> bytes:
         return b"" if match[0].lstrip().startswith(b"#") else match[0]
@@ -192,8 +192,8 @@ def _code_alone(sources: Dict[str, bytes]) -> Dict[str, bytes]:
 
 
 def _byte_code(sources: Dict[str, bytes]) -> Dict[str, bytes]:
-    """Compiled for this interpreter, beside the source: agents start in a third of the time. Any other Python finds a
-    magic number that is not its own and takes the source."""
+    """Compile for this interpreter, beside the source: agents start in a third of the time. Any other Python finds a magic
+    number that is not its own and takes the source."""
     made = {}
     for name, data in sources.items():
         if name.endswith(".py") and name != "__main__.py":
@@ -204,13 +204,13 @@ def _byte_code(sources: Dict[str, bytes]) -> Dict[str, bytes]:
 
 
 def running_bundle() -> Optional[str]:
-    """The .pyz we run from, or None."""
+    """Return the .pyz we run from, or None."""
     archive = getattr(drumbeat.__loader__, "archive", None)
     return os.path.abspath(archive) if archive else None
 
 
 def cached_bundle(environ: Mapping[str, str]) -> str:
-    """The bundle of this very code: the file we run from, or one built now and kept."""
+    """Return the bundle of this very code: the file we run from, or one built now and kept."""
     running = running_bundle()
     if running:
         return running
@@ -233,7 +233,8 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
 
 
 def _key(files: Dict[str, str]) -> str:
-    """From sizes and time stamps, as Python does for its own byte code: reading 600 files would slow down each start."""
+    """Return a key from sizes and time stamps, as Python does for its own byte code: reading 600 files would slow down
+    each start."""
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + os.fsencode(_ROOT))
     for name, path in sorted(files.items()):
         status = os.stat(path)
@@ -242,7 +243,8 @@ def _key(files: Dict[str, str]) -> str:
 
 
 def _cache_folder(environ: Mapping[str, str]) -> str:
-    """Agents run what lies here with the run's token: a folder that others can write to is refused."""
+    """Return the cache folder. Agents run what lies here with the run's token, so a folder that others can write to is
+    refused."""
     home = home_folder(environ)
     cache = environ.get("XDG_CACHE_HOME") or (home and os.path.join(home, ".cache"))
     if not cache:
@@ -260,13 +262,13 @@ def _cache_folder(environ: Mapping[str, str]) -> str:
 
 
 def _sealed(archive: bytes) -> bytes:
-    """The archive with its own SHA-256 as its comment, so that one that was cut short or changed is noticed."""
+    """Add the archive's own SHA-256 as its comment, so that one that was cut short or changed is noticed."""
     body = archive[:-2] + len(_SEAL).to_bytes(2, "little")
     return body + hashlib.sha256(body).hexdigest().encode()
 
 
 def _intact(path: str) -> bool:
-    """Whether this is a bundle that this user kept, as it was kept."""
+    """Return true if this is a bundle that this user kept, unchanged."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -280,7 +282,7 @@ def _intact(path: str) -> bool:
 
 
 def _keep(path: str, data: bytes) -> None:
-    """Whole or not at all, and writable by nobody else whatever the umask is."""
+    """Keep it whole or not at all, and writable by nobody else whatever the umask is."""
     descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
     try:
         with open(descriptor, "wb") as file:

@@ -67,13 +67,14 @@ os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)
 
 
 def pinned(order: Order, bundle: str) -> Order:
-    """The order that runs with this very bundle."""
+    """Return the order that runs with this very bundle."""
     with open(bundle, "rb") as file:
         return dataclasses.replace(order, program=hashlib.sha256(file.read()).hexdigest())
 
 
 def start_argv(python: str, request: str, text: str, word: str = "_node") -> Tuple[str, ...]:
-    """Start `drumbeat.pyz WORD` with the file `request`, which must hold `text`; the bundle lies beside it.
+    """Return the command that starts `drumbeat.pyz WORD` with the file `request`, which must hold `text`; the bundle lies
+    beside it.
 
     -I -S: neither the caller's PYTHONPATH nor an installed package may change what drumbeat is.
     """
@@ -81,7 +82,8 @@ def start_argv(python: str, request: str, text: str, word: str = "_node") -> Tup
 
 
 def shell_start(python: str, folder: str, name: str, text: str, word: str = "_node") -> Tuple[List[str], str]:
-    """The same for a shell script: lines that stand before, and the command. `python` and `folder` are words of shell."""
+    """Return the same for a shell script: lines that come before, and the command. `python` and `folder` are words of
+    shell."""
     digest = start_argv("", "", text)[-1]
     lines = [
         "# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this",
@@ -102,5 +104,5 @@ def removed_after(private: Sequence[str]) -> Iterator[None]:
 
 
 def node_start(python: str, folder: str, order: Order) -> Tuple[List[str], str]:
-    """Lines and command that start a node's agent from a shell script."""
+    """Return lines and command that start a node's agent from a shell script."""
     return shell_start(python, folder, "order.json", dump_order(order))

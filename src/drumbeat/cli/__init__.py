@@ -12,30 +12,30 @@ from typing import Any, List, Optional
 from drumbeat.base.signals import EXIT_STORAGE
 from drumbeat.cli.streams import OutputError, open_streams
 
-# A command stands here when it works.
+# A command is listed here only if it works.
 COMMANDS = {
     "run": "start a job here, or join the job, pod or MPI task that you are in",
     "submit": "hand a job to the cluster's scheduler, in place of a batch script",
     "plan": "show what would happen: each variable with its reason, binding",
-    "lint": "what is wrong in a batch script or launch command that I have",
-    "convert": "the job file of a batch script, and what was left out and why",
-    "doctor": "look at this node and say what is wrong and how to fix it",
-    "facts": "what this node has; --capture packs it for a support person",
-    "predict": "does it fit, how fast on N nodes, which layout, what does it cost",
-    "verify": "collectives across the ranks: right values, bandwidth, slow pair",
+    "lint": "check a batch script or launch command",
+    "convert": "turn a batch script into a job file; lists what was left out",
+    "doctor": "check this node and say what is wrong and how to fix it",
+    "facts": "show what this node has; --capture packs it for support",
+    "predict": "predict memory, speed and cost; find the best layout",
+    "verify": "test collectives across ranks: values, bandwidth, slow pairs",
     "diagnose": "read logs of any run: what failed first, why, the fix, the network",
-    "list": "your runs, from every folder",
-    "watch": "a run as it goes on: progress, speed, nodes and GPUs",
-    "report": "what a run did, where its time went; several runs: how they scale",
-    "compare": "several runs side by side: the same as report RUN RUN ...",
-    "status": "how a run stands, or how it went",
-    "logs": "what the ranks of a run printed",
+    "list": "list your runs, from every folder",
+    "watch": "watch a run live: progress, speed, nodes and GPUs",
+    "report": "report on a run: speed, time, energy; several runs: scaling",
+    "compare": "compare runs side by side: the same as report RUN RUN ...",
+    "status": "show the state of a run, or how it ended",
+    "logs": "show what the ranks of a run printed",
     "cancel": "end a run, with time for its ranks to save",
-    "shell": "a shell on a node of a running job",
-    "nodes": "what past runs say about each node; keep jobs off bad ones",
-    "site": "the clusters drumbeat knows: list, show, new, check",
-    "completion": "print what the Tab key offers, for bash, zsh or fish",
-    "tune": "find the batch, hook or layout that is fastest, by short runs",
+    "shell": "open a shell on a node of a running job",
+    "nodes": "show each node's record; keep jobs off bad nodes",
+    "site": "list, show, create and check cluster profiles",
+    "completion": "print shell completion for bash, zsh or fish",
+    "tune": "find the fastest batch, hook or layout with short runs",
     "train": "train a built-in recipe (llama, bert, resnet, wide-resnet)",
 }
 
@@ -117,7 +117,7 @@ def overview() -> str:
 
 
 def parser_for(name: str):  # type: ignore[no-untyped-def]
-    """The argparse parser of one command; completion and the docs are made from it too."""
+    """Build the argparse parser of one command; completion and the docs use it too."""
     import importlib
 
     from drumbeat.cli.parser import Parser
@@ -180,6 +180,6 @@ def add_json(parser: Any) -> None:
 
 
 def add_run(parser: Any, default: str) -> None:
-    """`default` says which run is meant if none is named."""
+    """Add the RUN argument. `default` says which run is meant if none is named."""
     words = f"run id or the start of one, run folder, or scheduler job; {default}"
     parser.add_argument("run", nargs="?", metavar="RUN", help=words)

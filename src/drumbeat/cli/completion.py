@@ -10,7 +10,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="print the completion of this shell")
+    parser.add_argument("shell", choices=SHELLS, help="print the completion script of this shell")
     parser.epilog = (
         'bash: eval "$(drumbeat completion bash)" in ~/.bashrc. zsh: eval "$(drumbeat completion zsh)" in ~/.zshrc, '
         "after compinit. fish: drumbeat completion fish > ~/.config/fish/completions/drumbeat.fish"
@@ -23,7 +23,7 @@ def run(args: Any) -> int:
 
 
 class Offer(NamedTuple):
-    """What can follow one command."""
+    """Words that can follow one command."""
 
     summary: str
     options: Dict[str, str]  # --nodes -> its help
@@ -76,7 +76,7 @@ def bash(commands: Dict[str, Offer]) -> str:
             '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" each',
             "  COMPREPLY=()",
             f"  if (( COMP_CWORD == 1 )); then {_compgen([*commands])}return; fi",
-            "  # After -- stands a command of your own: its files are offered.",
+            "  # After -- comes a command of your own: offer its files.",
             '  for each in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do [[ "$each" == -- ]] && return; done',
             '  case "${COMP_WORDS[1]}" in',
             *cases,
@@ -112,7 +112,7 @@ def zsh(commands: Dict[str, Offer]) -> str:
             "  local -a commands",
             f"  commands=({described})",
             "  if (( CURRENT == 2 )); then _describe command commands; return; fi",
-            "  # After -- stands a command of your own: its files are offered.",
+            "  # After -- comes a command of your own: offer its files.",
             "  if (( ${words[(Ie)--]} > 0 && ${words[(Ie)--]} < CURRENT )); then _files; return; fi",
             '  case "${words[2]}" in',
             *cases,
@@ -141,5 +141,5 @@ def fish(commands: Dict[str, Offer]) -> str:
 
 
 def _fish(text: str) -> str:
-    """Fish reads backslashes inside single quotes."""
+    """Quote for fish, which reads backslashes inside single quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

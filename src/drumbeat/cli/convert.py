@@ -29,7 +29,7 @@ def run(args: Any) -> int:
         what, fix = "no line starts a training", "name the batch script itself; drumbeat lint reads any script"
         if draft.unknown:
             line, words = draft.unknown
-            fix = f"line {line} starts something that is not known here ({words[:60]}): write its job file by hand (docs/job.md)"
+            fix = f"line {line} starts a program that is not known ({words[:60]}): write its job file by hand (docs/job.md)"
         raise Problem(
             f"{args.script}: {what} (python, torchrun, accelerate, deepspeed; srun or mpirun with a script)",
             fix,

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(paths: List[str]) -> Reader:
-    """Everything below these paths, read; of one run folder also what the run itself recorded."""
+    """Read everything below these paths; of a single run folder, also what the run itself recorded."""
     from drumbeat.desk.log_sources import Progress, find
     from drumbeat.logs.reader import Reader
 
@@ -73,11 +73,11 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
             try:
                 reader.add_dump(flight.parse(source.name, file.read(flight.MAX_BYTES + 1)))
             except flight.DumpError as error:
-                print(f"drumbeat diagnose: {source.name}: {error}; passed over", file=sys.stderr)
+                print(f"drumbeat diagnose: {source.name}: {error}; skipped", file=sys.stderr)
         return
     encoding = encoding_of(start)
     if not encoding and b"\0" in start and start.count(b"\0") * 10 > len(start):
-        print(f"drumbeat diagnose: {source.name}: not text; passed over", file=sys.stderr)
+        print(f"drumbeat diagnose: {source.name}: not text; skipped", file=sys.stderr)
         return
     _read_dumps(reader, source, start)
     if source.rank is not None or source.host:
@@ -89,7 +89,7 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
 
 
 def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
-    """Topology, ports, GIDs, jobs: what people paste beside a log. Standard input is read once, as a log."""
+    """Read topology, ports, GIDs and jobs that people paste beside a log. Standard input is read once, as a log."""
     from drumbeat.desk.log_sources import encoding_of
     from drumbeat.doctor.dumps import judged
     from drumbeat.logs.read.scontrol import read_scontrol
@@ -106,7 +106,7 @@ def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
 
 
 def _add_record(reader: Reader, run: Run) -> None:
-    """What the run itself recorded: its end, what its checks found, and which rank ended first, by the lead's clock."""
+    """Add what the run itself recorded: its end, what its checks found, and which rank ended first, by the lead's clock."""
     from drumbeat.desk.state import recorded_end, with_paths
     from drumbeat.findings.model import Evidence
     from drumbeat.logs.read.launchers import FirstFailure

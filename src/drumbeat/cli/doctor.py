@@ -1,4 +1,4 @@
-"""drumbeat doctor: look at this node and say what is wrong and how to fix it."""
+"""drumbeat doctor: check this node and say what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def add_arguments(parser: Any) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="another node, as a folder or a capture; several are also compared with each other",
+        help="check another node, given as a folder or a capture; several are compared with each other",
     )
     parser.add_argument(
         "--from",
@@ -26,17 +26,20 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--host-facts",
         metavar="FILE",
-        help="inside a container: what drumbeat facts --json said outside it, to compare the RDMA libraries",
+        help="inside a container: the output of drumbeat facts --json outside it, to compare the RDMA libraries",
     )
     from drumbeat.machine.framework_answers import FRAMEWORKS
 
     parser.add_argument(
         "--framework",
         choices=FRAMEWORKS,
-        help="instead: how this framework was built, by its own report (ds_report, horovodrun --check-build, ompi_info)",
+        help="check instead how this framework was built, by its own report (ds_report, horovodrun --check-build, ompi_info)",
     )
     parser.add_argument(
-        "--python", metavar="PATH", default="python3", help="whose packages --framework asks; default: python3"
+        "--python",
+        metavar="PATH",
+        default="python3",
+        help="the Python whose packages --framework checks; default: python3",
     )
     add_json(parser)
     parser.epilog = "Exit code: 0 when nothing is worse than a warning, 1 when something would break a job."
@@ -114,7 +117,7 @@ def _read(path: str, record: Any) -> Any:
             return from_json(record, file.read(), path)
     except (OSError, RecordError, UnicodeDecodeError) as error:
         raise Problem(
-            f"{path} cannot be read: {error}", "make it outside the container: drumbeat facts --json"
+            f"{path} cannot be read: {error}", "run it outside the container: drumbeat facts --json"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Where drumbeat.pyz begins: the commands a person types, and those that only drumbeat calls."""
+"""Entry point of drumbeat.pyz: the commands a person types, and those that only drumbeat calls."""
 
 from __future__ import annotations
 

@@ -11,9 +11,11 @@ from drumbeat.cli import add_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", metavar="PLACE", help="a folder laid out like another machine's /, or a capture")
+    parser.add_argument("--root", metavar="PLACE", help="another machine: a folder laid out like its /, or a capture")
     add_json(parser)
-    parser.add_argument("--capture", metavar="FILE.tar.gz", help="pack what was read, for --root elsewhere; no secrets")
+    parser.add_argument(
+        "--capture", metavar="FILE.tar.gz", help="pack what was read, to use with --root elsewhere; no secrets"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,9 +31,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             size = recording.write_capture(args.capture)
         except OSError as error:
-            raise Problem(
-                f"{args.capture}: {error.strerror}", f"choose a folder that can be written: {os.getcwd()}?"
-            ) from None
+            raise Problem(f"{args.capture}: {error.strerror}", f"choose a writable folder: {os.getcwd()}?") from None
         print(f"drumbeat facts: wrote {printable(args.capture)} ({size} bytes)", file=sys.stderr)
     if args.json:
         from drumbeat.base.record import to_json

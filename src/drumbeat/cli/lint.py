@@ -1,4 +1,4 @@
-"""drumbeat lint: what is wrong in a batch script, a launch command, a page with either in it, or a job file."""
+"""drumbeat lint: check a batch script, a launch command, a page with either in it, or a job file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def add_arguments(parser: Any) -> None:
     add_json(parser)
     parser.add_argument("--fix", action="store_true", help="fix what is safe to fix; the old file stays as FILE.orig")
     parser.epilog = (
-        "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read, or in which "
-        "there is nothing that lint reads."
+        "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read, or "
+        "holds nothing that lint can check."
     )
 
 
@@ -74,13 +74,11 @@ def _unread(name: str, text: str) -> str:
     if not text.strip():
         return f"{shown}: is empty"
     if name.endswith(SCRIPTS) and all(line.startswith("#") for line in text.splitlines() if line.strip()):
-        return f"{shown}: nothing here that lint reads: only comments"
+        return f"{shown}: nothing to check: only comments"
     if is_site_profile(top_keys(text)):
-        return (
-            f"{shown}: a site profile, which lint does not read: drumbeat site check {'FILE' if name == '-' else name}"
-        )
+        return f"{shown}: this is a site profile; use drumbeat site check {'FILE' if name == '-' else name}"
     return (
-        f"{shown}: nothing here that lint reads: shell or Python (name it .sh or .py if it is one), "
+        f"{shown}: nothing to check: lint reads shell or Python (name it .sh or .py if it is one), "
         "a .md or .rst page with either in it, or a job file; for a log: drumbeat diagnose"
     )
 
@@ -102,7 +100,7 @@ def read_script(name: str) -> str:
         raise Problem(f"{printable(name)}: {error.strerror}", "give the path of a batch script") from None
     if len(data) > MAX_BYTES:
         raise Problem(
-            f"{printable(name)} has more than {MAX_BYTES // 1_000_000} MB: that is no script",
+            f"{printable(name)} has more than {MAX_BYTES // 1_000_000} MB, too large for a script",
             "for a log: drumbeat diagnose",
         )
     if b"\0" in data:
@@ -117,7 +115,7 @@ def read_script(name: str) -> str:
 
 
 def _fix(name: str, review: Any) -> Sequence[str]:
-    """The difference that was written; empty when there was nothing to fix."""
+    """Write the fixes and return the diff; empty when there was nothing to fix."""
     from drumbeat.base.problem import Problem
     from drumbeat.base.redact import redact
     from drumbeat.lint.engine import apply_edits, difference
@@ -203,7 +201,7 @@ _KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
 
 
 def review_job_file(text: str, name: str) -> Any:
-    """A Review as of a script; None where the text is no job file."""
+    """Check a job file and return a Review like that of a script; None if the text is not a job file."""
     from drumbeat.base.problem import Problem
     from drumbeat.jobfile.check import mistakes
     from drumbeat.jobfile.job import Job
@@ -227,12 +225,12 @@ def review_job_file(text: str, name: str) -> Any:
 
 
 def top_keys(text: str) -> List[str]:
-    """The keys at the left edge, also of YAML that does not parse."""
+    """Return the keys at the left edge, also of YAML that does not parse."""
     return _KEY.findall(text)
 
 
 def is_job_file(keys: List[str]) -> bool:
-    """At least half of the keys are a job's, or nearly; `name` alone says nothing."""
+    """Return true if at least half of the keys are a job's, or nearly so; `name` alone proves nothing."""
     from drumbeat.jobfile.fields import keys_of
     from drumbeat.jobfile.job import Job
 
@@ -261,6 +259,6 @@ def _finding(problem: Any, file: str, name: str, lines: Sequence[str]) -> Any:
 
 
 def _place(what: str, file: str) -> Tuple[Optional[int], str]:
-    """Messages of the reader begin with `job.yaml:3: `."""
+    """Split the place (`job.yaml:3: `) off a message of the reader."""
     found = re.match(re.escape(file) + r"(?::(\d+))?: ", what)
     return (int(found[1]) if found[1] else None, what[found.end() :]) if found else (None, what)

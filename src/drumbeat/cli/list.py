@@ -22,12 +22,12 @@ _LONGEST_STEP = 10
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
-        "--all", action="store_true", help=f"older than the newest {_NEWEST} too, and trials of a tuning"
+        "--all", action="store_true", help=f"also list runs older than the newest {_NEWEST}, and trials of a tuning"
     )
     parser.add_argument(
         "--clean", action="store_true", help="remove the folders of old runs that have ended; shows them and asks first"
     )
-    parser.add_argument("--older-than", metavar="TIME", default="30d", help="with --clean: how old (default: 30d)")
+    parser.add_argument("--older-than", metavar="TIME", default="30d", help="with --clean: minimum age (default: 30d)")
     parser.add_argument("--yes", action="store_true", help="with --clean: do not ask")
     add_json(parser)
 
@@ -94,13 +94,13 @@ def _agreed(question: str) -> bool:
     from drumbeat.base.problem import Problem
 
     if not sys.stdin.isatty():
-        raise Problem("nobody is there to ask: standard input is no terminal", "--yes removes them without asking")
+        raise Problem("cannot ask: standard input is not a terminal", "--yes removes them without asking")
     return input(question).strip().lower() in ("y", "yes")
 
 
 def table(states: Sequence[State], columns: int) -> List[str]:
-    """No line is wider than `columns`, unless an id alone is: an id that leaves no room gets a line of its own.
-    What else there is to know of a run stands below it."""
+    """Lay out the runs so that no line is wider than `columns`, unless an id alone is: such an id gets a line of its own.
+    Remarks about a run follow below it."""
     from drumbeat.base.redact import printable
 
     told = [
@@ -123,7 +123,7 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 
 
 def remarks(state: State) -> List[str]:
-    """What the row above cannot say, and its reader must know: a hang, a loss that is no number, ranks that train apart."""
+    """List what the row cannot show and its reader must know: a hang, a loss that is not a number, ranks that train apart."""
     from drumbeat.base.redact import printable
     from drumbeat.runfolder.lines import not_finite_words, quiet_words
 
@@ -161,7 +161,7 @@ def _short(value: float) -> str:
 
 
 def _time(seconds: Optional[float]) -> str:
-    """In eight letters: 66 s, 15 m, 2 h 01 m, 3 d 04 h."""
+    """Format a time in at most eight letters: 66 s, 15 m, 2 h 01 m, 3 d 04 h."""
     if seconds is None:
         return "-"
     minutes = round(seconds / 60)

@@ -20,11 +20,11 @@ _PATIENCE = 30.0  # seconds without a line of a run whose state is unknown
 
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
-    parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
+    parser.add_argument("--rank", type=int, metavar="R", help="show only this rank")
     parser.add_argument(
-        "--attempt", type=int, metavar="N", help="of this attempt only, counted from 0; default: the last one"
+        "--attempt", type=int, metavar="N", help="show only this attempt, counted from 0; default: the last one"
     )
-    parser.add_argument("--follow", action="store_true", help="go on until the run ends")
+    parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")
     add_json(parser)
 
 
@@ -65,7 +65,7 @@ def _is_queued(found: Run) -> bool:
 
 
 def _print_all(found: Run, args: Any) -> bool:
-    """Rank after rank, standard output before standard error."""
+    """Print rank after rank, standard output before standard error."""
     printed = False
     for run, label in _runs(found):
         for log in run.logs(args.attempt, args.rank):
@@ -74,12 +74,12 @@ def _print_all(found: Run, args: Any) -> bool:
 
 
 def _runs(found: Run) -> List[Tuple[Run, str]]:
-    """The run itself; of an array each of its jobs, with its number as a label."""
+    """Return the run itself; for an array, each of its jobs with its number as a label."""
     return [(task, f"{os.path.basename(task.path)}/") for task in found.array()] or [(found, "")]
 
 
 def follow(found: Run) -> None:
-    """What all ranks print, until the run ends."""
+    """Print what all ranks print, until the run ends."""
     from argparse import Namespace
 
     _follow(found, Namespace(rank=None, attempt=None, json=False))
@@ -94,7 +94,7 @@ def _follow(found: Run, args: Any) -> bool:
     followers: Dict[str, Tuple[Follower, str]] = {}
 
     def begin() -> None:
-        """Jobs of an array start one after the other."""
+        """Open the jobs of an array as they start, one after the other."""
         for run, label in _runs(found):
             if run.path not in followers and (label or run.path == found.path):
                 first = args.attempt if args.attempt is not None else max(run.attempts(), default=0)
@@ -103,7 +103,7 @@ def _follow(found: Run, args: Any) -> bool:
 
     gathering = Gathering()
     printed = False
-    unknown = 0.0  # since when nobody can say how the run stands: a busy scheduler answers again
+    unknown = 0.0  # since when the state is unknown: a busy scheduler answers again
     while True:
         told, now = status(found), time.monotonic()
         state, news = told.state, gathering.news(found, told)

@@ -1,4 +1,4 @@
-"""The commands that only drumbeat calls, on nodes. What travels to pods is what these can reach, and nothing else."""
+"""The commands that only drumbeat calls, on nodes. Pods receive what these can reach, and nothing else."""
 
 from __future__ import annotations
 

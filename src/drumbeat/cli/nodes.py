@@ -14,8 +14,8 @@ def add_arguments(parser: Any) -> None:
         "words",
         nargs="*",
         metavar="[exclude | forget] [HOST ...]",
-        help="nothing, or a node or node list such as nid[001-004]: what runs say about it. exclude HOST: new jobs avoid it. "
-        "forget HOST: new jobs use it again, and what was said about it is dropped",
+        help="a node or node list such as nid[001-004]: show its record (default: all). exclude HOST: new jobs avoid it. "
+        "forget HOST: new jobs use it again, and its record is dropped",
     )
     parser.add_argument("--for", dest="how_long", metavar="TIME", help=f"exclude: for how long (default: {_DEFAULT})")
     parser.add_argument("--why", metavar="TEXT", default="", help="exclude: the reason, shown by submit")

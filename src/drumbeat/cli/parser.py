@@ -11,7 +11,7 @@ from drumbeat.base.redact import printable
 
 
 class Parser(argparse.ArgumentParser):
-    """An action's attribute `rare` leaves it to --help-all; `short` is what the short help says of it."""
+    """Parser of one command. An action's attribute `rare` leaves it to --help-all; `short` is its text in the short help."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -31,14 +31,14 @@ class Parser(argparse.ArgumentParser):
         super().exit(status, message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Without argparse's own silence about output that cannot be written."""
+        """Print like argparse, but let errors of the output through."""
         (file or sys.stderr).write(message or "")
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
 
     def format_help(self) -> str:
-        """The short help: every option in it is one that most people need, in a few words."""
+        """Format the short help: only the options that most people need, in a few words."""
         rare = sum(1 for action in self._actions if getattr(action, "rare", False))
         if not rare:
             return super().format_help()
@@ -63,5 +63,5 @@ class Parser(argparse.ArgumentParser):
             before = getattr(args, "job", None)
             command = " ".join([before] if before and not before.endswith((".yaml", ".yml", ".json")) else [])
             words = f"{command} {' '.join(unknown)}".strip()
-            self.error(f"unexpected {first}; a command stands after '--': {self.prog} -- {words}")
+            self.error(f"unexpected {first}; put the command after '--': {self.prog} -- {words}")
         self.error(f"unexpected {first}")

@@ -13,16 +13,24 @@ def add_arguments(parser: Any) -> None:
     add_job_flags(parser)
     group = parser.add_argument_group("whose facts")
     group.add_argument(
-        "--root", action="append", default=[], metavar="DIR", help="a node, as a folder or a capture; one for each node"
+        "--root",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="plan for this node: a folder or a capture; repeat it for each node",
     )
-    group.add_argument("--from-run", metavar="RUN", help="the nodes of an earlier run, from its folder")
+    group.add_argument("--from-run", metavar="RUN", help="plan for the nodes of an earlier run, from its folder")
     group = parser.add_argument_group("what to print")
-    group.add_argument("--explain", action="store_true", help="every reason in full, and what is left alone and why")
-    group.add_argument("--against", type=int, metavar="N", help="only what changes from a job of N nodes, and why")
     group.add_argument(
-        "--render", action="store_true", help="the batch script or manifest, byte for byte as submit would send it"
+        "--explain", action="store_true", help="show every reason in full, and what is left unset and why"
     )
-    group.add_argument("--save", metavar="ORDER.json", help="keep this order: submit ORDER.json sends exactly this")
+    group.add_argument(
+        "--against", type=int, metavar="N", help="show only what changes compared with a job of N nodes, and why"
+    )
+    group.add_argument(
+        "--render", action="store_true", help="print the batch script or manifest exactly as submit would send it"
+    )
+    group.add_argument("--save", metavar="ORDER.json", help="save this order; submit ORDER.json sends exactly this")
     add_json(group)
     parser.epilog = "Exit code: 0, or 1 when doctor or the plan finds an error: something that would break the job."
 
@@ -52,7 +60,9 @@ def run(args: Any) -> int:
     if job.preset and not args.json and args.against is None:
         print("\n".join(wrapped(f"preset    {job.preset}: {about_preset(job)}", _width())))
     if ready.away and args.against is not None:
-        raise Problem("this is no node of the job, so what changes there is not known", "add --root or --from-run")
+        raise Problem(
+            "this machine is not a node of the job, so the changes there are unknown", "add --root or --from-run"
+        )
     if ready.away:
         return _print_away(args, order, ready.facts[0])
     plans = [judged_plan(order, each, ready.peers, node) for node, each in enumerate(ready.facts)]

@@ -26,7 +26,7 @@ _RUNS = (
 def add_arguments(parser: Any, runs: str = _RUNS) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help=runs)
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
-    parser.add_argument("--table", choices=_FORMATS, help="of several runs: only the table, for a paper")
+    parser.add_argument("--table", choices=_FORMATS, help="with several runs: print only the table, for a paper")
     parser.add_argument(
         "--export", metavar="WHERE", help="write a run's metrics: csv=FILE, tensorboard=FOLDER or wandb=PROJECT"
     )
@@ -39,7 +39,7 @@ def run(args: Any) -> int:
     from drumbeat.base.problem import Problem
 
     if args.table:
-        raise Problem("--table compares runs, and one was given", "drumbeat report RUN RUN ... --table markdown")
+        raise Problem("--table compares runs, but only one was given", "drumbeat report RUN RUN ... --table markdown")
     if args.export:
         return _export(args)
     from drumbeat.base.record import to_plain
@@ -101,7 +101,7 @@ def _figures(wanted: Any) -> Figures:
 
 
 def _named_apart(found: List[Figures]) -> List[Figures]:
-    """Files of the same name from different folders are told apart by their paths; a run given twice counts once."""
+    """Tell files of the same name apart by their paths; a run given twice counts once."""
     import dataclasses
 
     unique = list({each.source: each for each in found}.values())
@@ -121,7 +121,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Replace NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -9,10 +9,10 @@ def add_arguments(parser: Any) -> None:
     from drumbeat.jobfile.flags import add_job_flags
 
     add_job_flags(parser)
-    parser.add_argument("--no-preflight", action="store_true", help="start even if a node looks as if it would fail")
+    parser.add_argument("--no-preflight", action="store_true", help="start even if a node fails its preflight checks")
     group = parser.add_argument_group("without a scheduler, typed once on each machine")
-    group.add_argument("--node-rank", type=int, metavar="K", help="which node this machine is, from 0")
-    group.add_argument("--master", default="", metavar="HOST[:PORT]", help="node 0, as the others reach it")
+    group.add_argument("--node-rank", type=int, metavar="K", help="node rank of this machine, from 0")
+    group.add_argument("--master", default="", metavar="HOST[:PORT]", help="address of node 0 as the others reach it")
 
 
 def run(args: Any) -> int:

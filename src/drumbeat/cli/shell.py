@@ -14,7 +14,7 @@ def add_arguments(parser: Any) -> None:
     parser.usage = (
         "%(prog)s [RUN] [--node K] [-- COMMAND ...]\n\n"
         "Without a COMMAND a shell opens. With one, it runs there without a terminal, and\n"
-        "its exit code is ours."
+        "its exit code is returned."
     )
     parser.set_defaults(takes_command=True, after=[])
 
@@ -36,7 +36,7 @@ def run(args: Any) -> int:
         raise Problem(f"{found.run_id} has ended ({state}): no process of it is left", f"drumbeat logs {found.run_id}")
     hosts = {member.node: member.host for member in found.members()}
     if args.node not in hosts:
-        known = f"it has nodes {min(hosts)} to {max(hosts)}" if hosts else "its nodes have not come together yet"
+        known = f"it has nodes {min(hosts)} to {max(hosts)}" if hosts else "its nodes have not joined yet"
         raise Problem(f"{found.run_id} has no node {args.node}", known)
     argv = backend.shell(handle, hosts[args.node], os.environ, args.after)
     try:

@@ -11,9 +11,9 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "action",
         choices=("list", "show", "new", "check", "image"),
-        help="list: all sites, and which one this machine is taken for. show NAME: one site with the reason of each "
-        "value. new: print a profile made from this machine's facts. check FILE: is this profile right, and are its "
-        "paths there? image NAME: a recipe for an image with the RDMA libraries it needs.",
+        help="list: all sites; the one detected for this machine is marked. show NAME: one site with the reason for each "
+        "value. new: print a profile made from this machine's facts. check FILE: is this profile valid, and do its paths "
+        "exist? image NAME: a recipe for an image with the RDMA libraries it needs.",
     )
     parser.add_argument("site", nargs="?", metavar="NAME or FILE", help="a name of the list, or a profile's path")
     parser.add_argument("--root", metavar="DIR", help="new, check: another machine, as a folder or a capture")
@@ -68,7 +68,7 @@ def _list(args: Any) -> int:
     width = max(len(name) for name, _ in rows)
     for name, summary in rows:
         print(f"{'*' if name == here else ' '} {name:<{width}}  {summary}{'  (yours)' if name in own else ''}")
-    print("* this machine is taken for it")
+    print("* detected for this machine")
     return 0
 
 
@@ -109,7 +109,7 @@ def _new(args: Any) -> int:
 
 
 def _check(args: Any) -> int:
-    """0: right. 1: well written, but a path is not on this machine. A mistake in the file is a Problem: 2."""
+    """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. A mistake in the file is a Problem (2)."""
     import json
 
     from drumbeat import backends
@@ -127,7 +127,7 @@ def _check(args: Any) -> int:
         for each in wanted:
             print(f"{each.name}: {found.get(each.name) or 'nothing here matches ' + each.pattern}")
         note = f", but {len(missing)} of its {len(wanted)} paths are not on this machine" if missing else ""
-        print(f"{args.site}: right{note}")
+        print(f"{args.site}: valid{note}")
     return 1 if missing else 0
 
 

@@ -1,4 +1,4 @@
-"""drumbeat status: how one run stands, or how it went."""
+"""drumbeat status: the state of a run, or how it ended."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(args: Any) -> int:
 
 
 def going_on(state: State, now: float) -> List[Tuple[str, str]]:
-    """Time, progress and ranks of a run that has not ended."""
+    """Return time, progress and ranks of a run that has not ended."""
     from drumbeat.backends.contract import QUEUED, RUNNING
     from drumbeat.runfolder.lines import duration, progress_line
 
@@ -102,7 +102,7 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
 
 
 def rank_words(ranks: Ranks, now: float) -> str:
-    """How many ranks were started, and which of them have ended, as far as that was seen; empty before any start."""
+    """Say how many ranks were started and which are known to have ended; empty before any start."""
     from drumbeat.base.ranges import named_ranks
     from drumbeat.runfolder.lines import count, duration
 

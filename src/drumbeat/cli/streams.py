@@ -15,11 +15,11 @@ from typing import Any, Optional
 
 
 class OutputError(OSError):
-    """Standard output takes nothing more."""
+    """Standard output accepts nothing more."""
 
 
 class _Raw(io.FileIO):
-    """A standard stream that fails once at most: what Python still holds for it at the end is dropped without a word."""
+    """A standard stream that fails at most once: what Python still holds for it at the end is dropped silently."""
 
     def __init__(self, descriptor: int, raises: bool, failure: Optional[OSError]) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -42,8 +42,8 @@ class _Raw(io.FileIO):
 
 
 def open_streams() -> None:
-    """Make standard input, output and error usable, whatever the caller has closed. Streams that somebody has replaced
-    already, tests for example, stay as they are."""
+    """Make standard input, output and error usable, whatever the caller has closed. Streams that were replaced already, as
+    in tests, stay as they are."""
     closed = [descriptor for descriptor in (0, 1, 2) if not _is_open(descriptor)]
     while closed:
         taken = os.open(os.devnull, os.O_RDWR)

@@ -12,15 +12,15 @@ def add_arguments(parser: Any) -> None:
 
     add_job_flags(parser)
     group = parser.add_argument_group("before and after")
-    group.add_argument("--wait", action="store_true", help="until the job has ended; the exit code is the job's")
-    group.add_argument("--follow", action="store_true", help="as --wait, and show what its ranks print")
+    group.add_argument("--wait", action="store_true", help="wait until the job has ended; exit with its code")
+    group.add_argument("--follow", action="store_true", help="like --wait, and show what its ranks print")
     group.add_argument(
         "--after",
         action="append",
         dest="after_runs",
         default=[],
         metavar="RUN",
-        help="start only when this run has succeeded (where the scheduler cannot wait for that, submit does); repeatable",
+        help="start only after this run has succeeded (submit waits if the scheduler cannot); repeatable",
     )
     add_json(parser)
 
@@ -44,7 +44,7 @@ def run(args: Any) -> int:
     order = order_after(order, [find_run(each, os.environ) for each in args.after_runs], _say)
     handle = submit(order, job_file, os.environ)
     for node in order.resources.avoided:
-        print(f"{'exclude':<9} {node.host} ({node.why}); --bad-nodes use takes it all the same", file=sys.stderr)
+        print(f"{'exclude':<9} {node.host} ({node.why}); --bad-nodes use keeps it", file=sys.stderr)
     if args.json:
         print(
             json.dumps(
@@ -69,7 +69,7 @@ def _say(text: str) -> None:
 
 
 def _wait(folder: str, show: bool) -> int:
-    """Until it has ended. A Ctrl-C ends only the waiting: the job was submitted."""
+    """Wait for the run to end. A Ctrl-C ends only the waiting: the job stays submitted."""
     import os
     import sys
 

@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", nargs="+", default=[], action="extend", metavar="KEY=VALUE", help="settings of the recipe"
     )
-    parser.add_argument("--settings", action="store_true", help="list the recipe's settings and end")
+    parser.add_argument("--settings", action="store_true", help="list the recipe's settings and exit")
     parser.add_argument(
         "--verify-resume", action="store_true", help="stop and resume half-way; state and losses must be bitwise equal"
     )
-    parser.add_argument("--json", action="store_true", help="rank 0 ends with one JSON line of the result")
+    parser.add_argument("--json", action="store_true", help="rank 0 prints the result as one JSON line at the end")
     group = parser.add_argument_group("export")
     group.add_argument("--to", metavar="FOLDER", help="where safetensors, config.json and tokenizer go")
-    group.add_argument("--step", type=int, metavar="N", help="of which checkpoint. Default: the newest")
+    group.add_argument("--step", type=int, metavar="N", help="checkpoint to export. Default: the newest")
     group.add_argument("--dtype", default="", metavar="KIND", help="fp32, bf16 or fp16. Default: as trained")
 
 
@@ -87,7 +87,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _checkpoints_of(name: Any) -> str:
-    """A folder of checkpoints, or the one that a run has reported."""
+    """Return the folder of checkpoints, or the one that a run has reported."""
     from drumbeat.desk.runs import find_run
 
     if name and any(os.path.exists(os.path.join(name, file)) for file in ("latest", "commit.json")):

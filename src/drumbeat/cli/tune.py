@@ -20,23 +20,31 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("what", choices=tuple(_HELP), help="; ".join(f"{name}: {text}" for name, text in _HELP.items()))
     add_job_flags(parser, leave_out=_NOT_OURS)
     group = parser.add_argument_group("the trials")
-    group.add_argument("--seconds", type=float, default=120, metavar="S", help="of one trial, at most. Default: 120")
+    group.add_argument("--seconds", type=float, default=120, metavar="S", help="time limit of one trial. Default: 120")
     group.add_argument(
-        "--silence", type=float, default=60, metavar="S", help="so long without a step is a hang. Default: 60"
+        "--silence", type=float, default=60, metavar="S", help="no step for this long counts as a hang. Default: 60"
     )
     group.add_argument(
-        "--steps", type=int, metavar="N", help="measured, after 5 of warm-up. Default: 10 for batch, else 20"
+        "--steps", type=int, metavar="N", help="steps to measure, after 5 of warm-up. Default: 10 for batch, else 20"
     )
     group.add_argument(
-        "--rate", default="", metavar="REGEX", help="the speed in rank 0's output: one group holds the number"
+        "--rate",
+        default="",
+        metavar="REGEX",
+        help="pattern of the speed in rank 0's output; one group holds the number",
     )
     group.add_argument(
-        "--with", dest="given", action="append", default=[], metavar="NAME=VALUE", help="for a {NAME} that is not tuned"
+        "--with",
+        dest="given",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a {NAME} that is not tuned",
     )
     group.add_argument(
-        "--start", type=int, metavar="N", help="batch: the first one. Default: the command's own, else 1"
+        "--start", type=int, metavar="N", help="batch: where to start. Default: the command's own, else 1"
     )
-    group.add_argument("--largest", type=int, metavar="N", help="batch: none above it. Default: until memory runs out")
+    group.add_argument("--largest", type=int, metavar="N", help="batch: upper limit. Default: until memory runs out")
     group.add_argument("--global-batch", type=int, metavar="N", help="samples per step, of all ranks. Default: as now")
     group.add_argument(
         "--data-ranks",
@@ -47,11 +55,13 @@ def add_arguments(parser: Any) -> None:
     group.add_argument("--hooks", metavar="A,B", help="hooks to try. Default: all that recipes know")
     group.add_argument("--candidates", type=int, default=6, metavar="N", help="layouts to try. Default: 6")
     group.add_argument(
-        "--parameters", metavar="N", help="layout: of the model, as 8e9, 8b or 350m; too large layouts are left out"
+        "--parameters",
+        metavar="N",
+        help="layout: parameters of the model, as 8e9, 8b or 350m; skips layouts that cannot fit",
     )
     group.add_argument("--dry-run", action="store_true", help="show the cost and stop")
     group.add_argument(
-        "--submit", action="store_true", help="one job of the scheduler runs all trials; with --dry-run: show it"
+        "--submit", action="store_true", help="run all trials in one job of the scheduler; with --dry-run: show it"
     )
     add_json(group)
     parser.usage = f"{parser.prog} {{{','.join(_HELP)}}} [JOB.yaml] [options] [-- COMMAND...]"
@@ -97,12 +107,12 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
         print(json.dumps({"handle": handle, "job": handle.rpartition("/")[2], "folder": tuning.folder}))
         return 0
     print(f"{'submitted':<10} {handle}")
-    print(f"{'folder':<10} {tuning.folder}: tune.json there tells what is known, the job's output there all of it")
+    print(f"{'folder':<10} {tuning.folder}: tune.json holds the results so far, the job's output the details")
     return 0
 
 
 def run_submitted(request: str) -> int:
-    """In the allocation: `_tune REQUEST`, called by the batch script."""
+    """Run a submitted tuning in its allocation: `_tune REQUEST`, called by the batch script."""
     import os
     import sys
 

@@ -15,17 +15,19 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--quick", action="store_true", help="half a minute: fewer sizes, shorter measurements")
     add_json(parser)
     parser.add_argument(
-        "--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: nccl (or rccl) where there are GPUs"
+        "--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: nccl (or rccl) if there are GPUs"
     )
     parser.add_argument(
         "--mpi",
         action="store_true",
-        help="instead, behind mpirun: an MPI all-reduce by mpi4py, sums checked, host memory",
+        help="test MPI instead, behind mpirun: an all-reduce by mpi4py in host memory, sums checked",
     )
-    parser.add_argument("--python", metavar="PATH", help="one with torch. Default: this one if it has it, else python3")
-    parser.add_argument("--node-rank", type=int, metavar="K", help="typed on each machine: which node this is, from 0")
-    parser.add_argument("--master", default="", metavar="HOST[:PORT]", help="node 0, as the others reach it")
-    parser.add_argument("--no-preflight", action="store_true", help="start even if a node looks as if it would fail")
+    parser.add_argument(
+        "--python", metavar="PATH", help="a Python with torch. Default: this one if it has torch, else python3"
+    )
+    parser.add_argument("--node-rank", type=int, metavar="K", help="typed on each machine: its node rank, from 0")
+    parser.add_argument("--master", default="", metavar="HOST[:PORT]", help="address of node 0 as the others reach it")
+    parser.add_argument("--no-preflight", action="store_true", help="start even if a node fails its preflight checks")
     add_job_flags(parser, leave_out=_NOT_OURS)
     parser.set_defaults(takes_command=False)
     parser.usage = f"{parser.prog} [JOB.yaml] [options]"

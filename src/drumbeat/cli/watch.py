@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
     parser.add_argument("--web", action="store_true", help="a page for the browser, and /metrics for Prometheus")
-    parser.add_argument("--port", type=port, metavar="P", help="of the page; default: 8765, or any free one; 0: any")
     parser.add_argument(
-        "--listen", default=None, metavar="ADDRESS", help="of the page; default: 127.0.0.1, reached through ssh -L"
+        "--port", type=port, metavar="P", help="port of the page; default: 8765, or any free one; 0: any"
     )
-    parser.add_argument("--plain", action="store_true", help="a plain table, also where Textual is installed")
-    parser.add_argument("--once", action="store_true", help="print how it stands now and end")
+    parser.add_argument(
+        "--listen",
+        default=None,
+        metavar="ADDRESS",
+        help="address of the page; default: 127.0.0.1, reached through ssh -L",
+    )
+    parser.add_argument("--plain", action="store_true", help="a plain table, even if Textual is installed")
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
     add_json(parser)
 
 

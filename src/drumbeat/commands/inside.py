@@ -84,7 +84,7 @@ _DEVICES = regex(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
 
 @dataclass(frozen=True)
 class Script:
-    """What the command's own script says, where it could be read."""
+    """The command's own script, if it could be read."""
 
     shell: str = ""  # the shell that reads it: bash, sh; '' where the command is no shell script
     text: str = ""
@@ -93,7 +93,7 @@ class Script:
     given: Tuple[Tuple[str, str], ...] = ()  # variables that the command itself sets: env NAME=VALUE
 
     def launcher(self, environ: Mapping[str, str]) -> str:
-        """The first launcher it starts, in its own words; '' if it names none."""
+        """Return the first launcher it starts, as written; '' if it names none."""
         text = self.expanded(environ)
         word = _LAUNCHER.search(text)
         if word:
@@ -102,23 +102,23 @@ class Script:
         return f"python {' '.join(module[0].split())}" if module else ""
 
     def pythons(self, environ: Mapping[str, str]) -> List[str]:
-        """Interpreters that it calls by name, if it starts a launcher by `python -m`."""
+        """Return interpreters that it calls by name, if it starts a launcher by `python -m`."""
         text = self.expanded(environ)
         return sorted({"python", "python3", *_PYTHON_NAME.findall(text)}) if _PYTHON_MODULE.search(text) else []
 
     def paths(self, environ: Mapping[str, str]) -> Tuple[List[str], List[str]]:
-        """Launchers, and interpreters of launchers' modules, that it calls by their absolute path."""
+        """Return launchers, and interpreters of launchers' modules, that it calls by their absolute path."""
         text = self.expanded(environ)
         return sorted(set(_LAUNCHER_PATH.findall(text))), sorted(set(_PYTHON_PATH.findall(text)))
 
     def ranks_per_node(self, environ: Mapping[str, str]) -> Optional[int]:
-        """As its launcher's flags say; None if they do not, or give no number."""
+        """Return the number in its launcher's flags; None if they give none."""
         found = {int(count) for count in _RANKS.findall(self.expanded(environ))}
         return found.pop() if len(found) == 1 else None
 
     def expanded(self, environ: Mapping[str, str]) -> str:
-        """Its commands, with its arguments and with variables filled in that are exported already or that it sets to one plain
-        value; without comments and what it only prints."""
+        """Return its commands, with its arguments and with variables filled in that are exported already or that it sets
+        to one plain value; without comments and what it only prints."""
         text = _SILENT.sub("", self.text.replace("\\\n", " "))
         known = {**environ, **dict(self.given), **self._positional(text)}
         for name, value in _assigned(text):
@@ -130,14 +130,14 @@ class Script:
         return _filled(text, known)
 
     def _positional(self, text: str) -> Dict[str, str]:
-        """$1, $2 and so on; where they are not known they stay as they are, without their defaults."""
+        """Fill in $1, $2 and so on; unknown ones stay as they are, without their defaults."""
         if self.arguments is None or _MOVED.search(text):
             return {str(number): f"${number}" for number in range(1, _MOST_ARGUMENTS)}
         return {str(number): word for number, word in enumerate(self.arguments[:_MOST_ARGUMENTS], 1)}
 
     @property
     def spawns(self) -> str:
-        """How a Python program starts its own ranks, in words; '' if it does not, or also takes ranks from outside."""
+        """Say how a Python program starts its own ranks; '' if it does not, or also takes ranks from outside."""
         if self.has_ranks_apart:
             return "the program starts its ranks itself (multiprocessing spawn)"
         if _READS_RANK.search(self.python):
@@ -148,19 +148,19 @@ class Script:
 
     @property
     def has_ranks_apart(self) -> bool:
-        """Whether each rank of a Python program is a process that it spawns, and the program itself is none."""
+        """Return true if each rank of a Python program is a process that it spawns, and the program itself is none."""
         return bool(_SPAWN.search(self.python)) and not _READS_RANK.search(self.python)
 
     @property
     def about_mpi(self) -> str:
-        """What to know before a program that uses MPI is started; '' for any other."""
+        """Say what to know before a program that uses MPI is started; '' for any other."""
         if not _MPI4PY.search(self.python):
             return ""
         return "; it imports mpi4py: MPI sees one world only with mpirun -n N before drumbeat"
 
 
 def _assigned(text: str) -> List[Tuple[str, str]]:
-    """Names and values of the script's own assignments, in their order; '$' for what a command puts together."""
+    """Yield names and values of the script's own assignments, in their order; '$' for what a command puts together."""
     return [(found[1], found[2] or found[3] or found[4] or "") for found in _ASSIGNMENT.finditer(text)]
 
 
@@ -169,7 +169,7 @@ def _filled(text: str, known: Mapping[str, str]) -> str:
 
 
 def read_script(command: Sequence[str], read: Read) -> Script:
-    """The script that the command runs, behind any wrapper."""
+    """Read the script that the command runs, behind any wrapper."""
     inner = without_wrappers(command)
     if not inner:
         return Script()
@@ -188,7 +188,7 @@ def read_script(command: Sequence[str], read: Read) -> Script:
 
 
 def _shell_text(command: Tuple[str, ...], read: Read) -> Tuple[str, Tuple[str, ...]]:
-    """The text that a shell reads, and its arguments."""
+    """Return the text that a shell reads, and its arguments."""
     index = 1
     while index < len(command) and command[index][:1] in ("-", "+") and len(command[index]) > 1:
         if runs_text(command[index]):  # the word behind the text is $0
@@ -208,7 +208,7 @@ def _python_text(command: Tuple[str, ...], read: Read) -> str:
     return read(command[index]) if index < len(command) else ""
 
 
-# What a shell script runs in the place of a launcher that failed: `torchrun train.py || python train.py`, or `if !
+# The fallback of a shell script for a launcher that failed: `torchrun train.py || python train.py`, or `if !
 # torchrun train.py; then python train.py; fi`. A script's exit code 0 says little in general: it may be that of a
 # pipe into tee, or of a last echo. It proves that the fallback ended well where one of these is the last thing that
 # the script does, nothing ends the script before, and the fallback is a program that trains; and only then.
@@ -230,8 +230,8 @@ _ASKS = frozenset(("-h", "--help", "--version"))
 
 
 def fallback(text: str, launcher: str) -> str:
-    """What the last statement of this script runs where `launcher` (its first word) has failed; '' where the script's exit
-    code 0 does not prove that it ended well."""
+    """Return what the last statement of this script runs if `launcher` (its first word) has failed; '' if the script's
+    exit code 0 does not prove that it ended well."""
     if "<<" in text or re.search(r"\btrap\b", text):
         return ""  # lines of a here-document are no commands; a trap may end the script in another way
     lines = [line for line in _logical_lines(text) if line and not line.startswith("#")]
@@ -248,7 +248,7 @@ def fallback(text: str, launcher: str) -> str:
 
 
 def _of_group(lines: Sequence[str], launcher: str) -> str:
-    """`LAUNCHER || {`, commands in lines of their own, and `}`: the last command's exit code is the group's."""
+    """Match `LAUNCHER || {`, commands in lines of their own, and `}`: the last command's exit code is the group's."""
     heads = [number for number, line in enumerate(lines) if re.search(r"\|\|\s*\{$", line)]
     if not heads:
         return ""
@@ -258,7 +258,7 @@ def _of_group(lines: Sequence[str], launcher: str) -> str:
 
 
 def _of_if(lines: Sequence[str], launcher: str) -> str:
-    """`if ! LAUNCHER; then`, commands, `fi`; or `if LAUNCHER; then`, commands, `else`, commands, `fi`."""
+    """Match `if ! LAUNCHER; then`, commands, `fi`; or `if LAUNCHER; then`, commands, `else`, commands, `fi`."""
     heads = [number for number, line in enumerate(lines) if re.match(r"if\s", line)]
     if not heads:
         return ""
@@ -275,7 +275,7 @@ def _of_if(lines: Sequence[str], launcher: str) -> str:
 
 
 def _are_simple(commands: Sequence[str]) -> bool:
-    """Whether each of these lines is a whole statement, and none is a compound one."""
+    """Return true if each of these lines is a whole statement, and none is a compound one."""
     words = [_words(line) for line in commands]
     return bool(words) and all(
         each and not _COMPOUND & set(each) and not {"{", "}", "(", ")"} & set(each) for each in words
@@ -289,7 +289,7 @@ def _logical_lines(text: str) -> List[str]:
 
 
 def _words(command: str) -> List[str]:
-    """Words and operators; nothing where a quote is open: then the line is not a whole statement."""
+    """Return words and operators; nothing if a quote is open: then the line is not a whole statement."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:
@@ -299,8 +299,8 @@ def _words(command: str) -> List[str]:
 
 
 def _decides(lines: Sequence[str], launcher: str) -> bool:
-    """Whether the launcher is the last command of the last of these lines, so that its exit code decides about the other side
-    of `||`, and is named nowhere before: otherwise another one may be the one that failed."""
+    """Return true if the launcher is the last command of the last of these lines, so that its exit code decides about the
+    other side of `||`, and is named nowhere before: otherwise another one may be the one that failed."""
     words = _words(lines[-1])
     if not words or _COMMENT.search(lines[-1]) or _COMPOUND & set(words) or set(words) & (_OPERATORS - {"&&"}):
         return False
@@ -312,8 +312,8 @@ def _decides(lines: Sequence[str], launcher: str) -> bool:
 
 
 def _trains(right: str) -> bool:
-    """Whether this is a single command that is known to train: a Python program, or a launcher. Any other program behind
-    `||` may only tell of the failure, or clean up after it."""
+    """Return true for a single command that is known to train: a Python program, or a launcher. Any other program behind
+    `||` may only report the failure, or clean up after it."""
     words = _words(right)
     if not words or _COMMENT.search(right) or set(words) & (_OPERATORS - {"&&"}) or _COMPOUND & set(words):
         return False
@@ -327,7 +327,7 @@ def _trains(right: str) -> bool:
 
 
 def _names_program(words: Sequence[str]) -> bool:
-    """Whether this call of an interpreter names a script or a module, or gives it a text that trains."""
+    """Return true if this call of an interpreter names a script or a module, or gives it a text that trains."""
     module = python_module(words)[1]
     if module:
         return module.partition(".")[0] not in _NO_TRAINING
@@ -344,8 +344,8 @@ def _names_program(words: Sequence[str]) -> bool:
 
 
 def _text_trains(text: str) -> bool:
-    """Whether a Python text calls what trains, by its name: `app.train()`, `model.fit(x)`, `loss.backward()`. Any other text
-    may only tell of the failure, or clean up after it."""
+    """Return true if a Python text calls what trains, by its name: `app.train()`, `model.fit(x)`, `loss.backward()`. Any
+    other text may only report the failure, or clean up after it."""
     try:
         tree = ast.parse(text) if len(text) <= _LONGEST_TEXT else ast.Module([], [])
     except (SyntaxError, ValueError, RecursionError, MemoryError):

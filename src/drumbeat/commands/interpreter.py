@@ -1,4 +1,4 @@
-"""Which interpreter a console script names: pip and conda write the path of their own Python into its first line."""
+"""The interpreter that a console script names: pip and conda write the path of their own Python into its first line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONG_PATH = regex(r"""^'''exec' (.+?) "\$0" "\$@"$""", re.MULTILINE)  # for pat
 
 
 def interpreter(start: str) -> Tuple[str, ...]:
-    """The Python in the first lines of a script, with its options; empty if it names none."""
+    """Return the Python in the first lines of a script, with its options; empty if it names none."""
     if not start.startswith("#!"):
         return ()
     try:
@@ -34,7 +34,7 @@ def interpreter(start: str) -> Tuple[str, ...]:
 
 
 def interpreter_of(program: str, workdir: str, path: str) -> Tuple[str, ...]:
-    """The Python that this program's first line names; empty if it is not there, is no script, or names another."""
+    """Return the Python that this program's first line names; empty if it is not there, is no script, or names another."""
     place = os.path.join(workdir, program) if "/" in program else shutil.which(program, path=path)
     try:
         with open(place or "", encoding="utf-8", errors="replace") as file:
@@ -44,21 +44,22 @@ def interpreter_of(program: str, workdir: str, path: str) -> Tuple[str, ...]:
 
 
 def launcher_interpreter(order: Order) -> Tuple[str, ...]:
-    """The interpreter of the order's launcher by its `#!`; empty if a `setup` or a wrapper decides which one it is."""
+    """Return the interpreter of the order's launcher by its `#!`; empty if a `setup` or a wrapper decides which one it is."""
     found = find_launcher(order.command)
     if found is None or found.python or found.other_python or (order.setup and "/" not in found.program):
         return ()
     return interpreter_of(found.program, order.workdir, os.environ.get("PATH", os.defpath))
 
 
-# The text of the script that a command runs, where it can be read on this machine.
+# The text of the script that a command runs, if it can be read on this machine.
 
 
 _LIMIT = 1 << 18  # bytes
 
 
 def reader(workdir: str, path: str) -> Callable[[str], str]:
-    """Reads a script by the word that the command has for it: a path from the working directory, or a name in PATH."""
+    """Return a reader of scripts by the word that the command has for them: a path from the working directory, or a name
+    in PATH."""
 
     def read(word: str) -> str:
         place = os.path.join(workdir, word)

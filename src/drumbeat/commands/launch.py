@@ -1,4 +1,4 @@
-"""Reading a launch command that already exists, behind whatever stands before it.
+"""Reading a launch command that already exists, behind any wrapper.
 
 Such a launcher is started once per node, with what it says about nodes and rendezvous replaced by what the muster found
 (and shown, so that nobody wonders); all else it says is kept.
@@ -106,7 +106,8 @@ WRAPPERS: Dict[str, Wrapper] = {
 
 
 def peel(command: Sequence[str]) -> Optional[Peeled]:
-    """The outermost wrapper and the command behind it; None if the command starts with none, or with nothing behind."""
+    """Return the outermost wrapper and the command behind it; None if the command starts with none, or with nothing
+    behind."""
     name = os.path.basename(command[0]) if command else ""
     wrapper = WRAPPERS.get(name)
     if wrapper is None:
@@ -128,7 +129,7 @@ def peel(command: Sequence[str]) -> Optional[Peeled]:
 
 
 def environment_given(command: Sequence[str]) -> Tuple[Tuple[str, str], ...]:
-    """Variables that `env NAME=VALUE` before the command sets, also behind other wrappers."""
+    """Return variables that `env NAME=VALUE` before the command sets, also behind other wrappers."""
     found: Dict[str, str] = {}
     inner = tuple(command)
     while True:
@@ -141,7 +142,7 @@ def environment_given(command: Sequence[str]) -> Tuple[Tuple[str, str], ...]:
 
 
 def skip_options(wrapper: Wrapper, command: Sequence[str], index: int, assignments: bool = False) -> int:
-    """Where the options that start at `index` end; a `--` is passed over."""
+    """Return where the options that start at `index` end; a `--` is skipped."""
     while index < len(command):
         word = command[index]
         if word == "--":
@@ -156,7 +157,7 @@ def skip_options(wrapper: Wrapper, command: Sequence[str], index: int, assignmen
 
 
 def _module_flag(name: str, wrapper: Wrapper, command: Sequence[str], index: int) -> int:
-    """`uv run -m pkg` stands for `python -m pkg`: the place of that -m, or 0."""
+    """Return the place of -m in `uv run -m pkg`, which stands for `python -m pkg`, or 0."""
     end = skip_options(wrapper, command, index)
     places: List[int] = [place for place in range(index, end) if command[place] in ("-m", "--module")]
     return places[0] if name == "uv" and places else 0
@@ -198,13 +199,13 @@ _PYTHON = regex(r"(python|pypy)[\d.]*")
 
 @dataclass(frozen=True)
 class Found:
-    """What a launch command says."""
+    """A launch command, read."""
 
     kind: (
         str  # torchrun, launch (the deprecated torch.distributed.launch), tune, accelerate, deepspeed, composer, fabric
     )
     words: str  # as the user wrote it: 'torchrun', 'accelerate launch'
-    prefix: Tuple[str, ...]  # what stands before it, and stays there: env, uv run, nsys profile
+    prefix: Tuple[str, ...]  # the words before it, which stay there: env, uv run, nsys profile
     program: str  # the launcher's own first word
     python: Tuple[str, ...]  # the interpreter it names, with its options; empty where only its `#!` or PATH can tell
     kept: Tuple[str, ...]
@@ -216,14 +217,14 @@ class Found:
     config: Dict[str, str] = field(default_factory=dict)  # what accelerate's configuration file adds
 
     def said(self, *flags: str) -> str:
-        """The first of these flags that the command or its configuration file gives a value; '' if none does."""
+        """Return the first of these flags that the command or its configuration file gives a value; '' if none does."""
         return next(
             (value for flag in flags for value in (self.flags.get(flag) or self.config.get(flag),) if value), ""
         )
 
     @property
     def nodes(self) -> Optional[int]:
-        """How many nodes it is meant for; of a range the smallest number, since more may come."""
+        """Return the number of nodes it is meant for; of a range the smallest, since more may come."""
         if self.kind == "composer" and self.ranks_per_node:
             total = _number(self.said("--world-size"))
             return max(1, total // self.ranks_per_node) if total else None
@@ -240,12 +241,12 @@ class Found:
 
     @property
     def rank_per_core(self) -> bool:
-        """torchrun's --nproc-per-node=cpu."""
+        """Return true for torchrun's --nproc-per-node=cpu."""
         return self.said("--nproc-per-node") == "cpu"
 
     @property
     def node_range(self) -> Optional[Tuple[int, int]]:
-        """`--nnodes=MIN:MAX`: any number of nodes between them will do."""
+        """Return the range of `--nnodes=MIN:MAX`: any number of nodes between them will do."""
         match = re.fullmatch(r"(\d{1,6}):(\d{1,6})", self.said("--nnodes"))
         return (int(match[1]), int(match[2])) if match else None
 
@@ -259,7 +260,7 @@ class Found:
 
     @property
     def master(self) -> str:
-        """HOST or HOST:PORT of node 0, as the command names it."""
+        """Return HOST or HOST:PORT of node 0, as the command names it."""
         host = self.said("--master-addr", "--main-process-ip", "--main-address")
         port = self.said("--master-port", "--main-process-port", "--main-port")
         if host:
@@ -268,7 +269,7 @@ class Found:
 
     @property
     def agreed(self) -> Tuple[str, ...]:
-        """The command without what it says about its own node: this is the same on all nodes of one job."""
+        """Return the command without what it says about its own node: the same on all nodes of one job."""
         kept = [word for word in self.kept if not word.startswith(("--config_file=", "--config-file="))]
         for flag in ("--config_file", "--config-file"):
             if flag in kept:
@@ -278,7 +279,7 @@ class Found:
 
 
 def find_launcher(command: Sequence[str], config: Optional[Mapping[str, str]] = None) -> Optional[Found]:
-    """What the command says if a launcher that we know starts in it, behind any wrapper; else None.
+    """Read the command if a launcher that we know starts in it, behind any wrapper; else return None.
 
     `config` is what accelerate's configuration file adds (`accelerate.from_config`).
     """
@@ -319,7 +320,7 @@ def _at_front(command: Sequence[str]) -> Optional[Found]:
 
 
 def python_module(command: Sequence[str]) -> Tuple[Tuple[str, ...], str, Tuple[str, ...]]:
-    """Options of an interpreter before `-m`, the module, and the words after it; the module is '' without -m."""
+    """Return options of an interpreter before `-m`, the module, and the words after it; the module is '' without -m."""
     index = 1
     while index < len(command) and command[index].startswith("-") and len(command[index]) > 1:
         word = command[index]
@@ -412,7 +413,7 @@ _LAUNCHER_WORD = regex(
 
 
 def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
-    """What is wrong with a launcher that cannot stand inside the command, and the line to type instead."""
+    """Explain what is wrong with a launcher that cannot be inside the command, and give the line to type instead."""
     outer = without_wrappers(command)
     name = os.path.basename(outer[0]) if outer else ""
     wrapper = OUTSIDE.get(name)
@@ -420,20 +421,20 @@ def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
         index = skip_options(wrapper, outer, 1)
         inner = shlex.join(outer[index:]) or "COMMAND"
         before = shlex.join(outer[:index])
-        what = f"{name} stands inside the command: every node would start a {name} of its own"
+        what = f"{name} is inside the command: every node would start its own {name}"
         if name == "horovodrun":
             before = re.sub(r"^\S+", "mpirun", before)
         return what, f"put it before drumbeat, which then joins its tasks: {before} drumbeat run -- {inner}"
     if name == "torchx":
         return (
-            "torchx stands inside the command: it starts a job of its own",
+            "torchx is inside the command: it starts a job of its own",
             "write what its component runs: torchrun --nnodes N --nproc-per-node M SCRIPT",
         )
     if name in _CONTAINERS:
         launcher = _LAUNCHER_WORD.search(" ".join(outer[1:]))
         if launcher:
             return (
-                f"{launcher.group(1)} stands behind {name}, where drumbeat cannot give it its nodes",
+                f"{launcher.group(1)} is started by {name}, where drumbeat cannot give it its nodes",
                 f"name the image (container: IMAGE, or --container IMAGE) and write the command without {name}: "
                 f"{launcher.group(1)} …",
             )
@@ -441,13 +442,13 @@ def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
 
 
 def starts_its_own_ranks(command: Sequence[str]) -> str:
-    """Why this program is started once per node although no launcher stands at its front; '' if it is not."""
+    """Explain why this program is started once per node although no launcher is in front of it; '' if it is not."""
     inner = without_wrappers(command)
     return SELF_SPAWNING.get(os.path.basename(inner[0]), "") if inner else ""
 
 
 def runs_text(word: str) -> bool:
-    """Whether this option of a shell makes the next word its script: -c, -lc, -xec."""
+    """Return true if this option of a shell makes the next word its script: -c, -lc, -xec."""
     return bool(re.fullmatch(r"-[a-z]*c", word))
 
 

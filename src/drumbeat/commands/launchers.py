@@ -15,7 +15,7 @@ from drumbeat.base.problem import Problem
 
 
 def names(text: str) -> FrozenSet[str]:
-    """Option names from a table's text: `nnodes -r redirects` gives --nnodes, -r, --redirects."""
+    """Return option names from a table's text: `nnodes -r redirects` gives --nnodes, -r, --redirects."""
     return frozenset(word if word.startswith("-") else f"--{word}" for word in text.split())
 
 
@@ -48,7 +48,7 @@ def split(options: Options, launcher: str, words: Sequence[str]) -> Split:
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
         written, name, value, taken = _option(options, launcher, words, index)
         if name in options.refused:
-            raise Problem(f"{launcher} {written}: not with drumbeat", options.refused[name])
+            raise Problem(f"{launcher} {written}: not supported with drumbeat", options.refused[name])
         flags[name] = value
         if name in options.replaced:
             replaced[written] = value
@@ -60,7 +60,7 @@ def split(options: Options, launcher: str, words: Sequence[str]) -> Split:
 
 
 def _option(options: Options, launcher: str, words: Sequence[str], index: int) -> Tuple[str, str, str, int]:
-    """The option as written, its name, its value, and how many words it takes."""
+    """Return the option as written, its name, its value, and how many words it takes."""
     word = words[index]
     written, equals, value = word.partition("=")
     if not word.startswith("--") and word[:2] in options.known() and len(word) > 2:
@@ -83,7 +83,7 @@ def _option(options: Options, launcher: str, words: Sequence[str], index: int) -
 
 
 def _full_name(options: Options, name: str) -> str:
-    """argparse takes any beginning of an option that only one has."""
+    """Return the full name of an option: argparse takes any unique beginning."""
     name = options.aliases.get(name, name)
     if name in options.known() or not name.startswith("--"):
         return name
@@ -151,7 +151,7 @@ _PARALLEL = names(
     "parallelism-config-sp-size parallelism-config-sp-backend parallelism-config-sp-seq-length "
     "parallelism-config-sp-seq-length-is-variable parallelism-config-sp-attn-implementation"
 )
-# Of older releases: ipex, use-xpu, use-mps-device, mpirun-ccl.
+# Older releases: ipex, use-xpu, use-mps-device, mpirun-ccl.
 ACCELERATE_VALUED = (
     names(
         "config-file mixed-precision num-processes num-machines num-cpu-threads-per-process dynamo-backend dynamo-mode "
@@ -196,7 +196,7 @@ _FROM_CONFIG = {
 
 
 def config_path(flags: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """The configuration file that accelerate would read; '' where nothing says where it lies."""
+    """Return the configuration file that accelerate would read; '' if nothing says where it is."""
     if flags.get("--config-file"):
         return flags["--config-file"]
     cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME", "") and f"{environ['HOME']}/.cache")
@@ -205,7 +205,7 @@ def config_path(flags: Mapping[str, str], environ: Mapping[str, str]) -> str:
 
 
 def from_config(config: Any) -> Dict[str, str]:
-    """What a configuration file says about nodes and ranks, as flags."""
+    """Return what a configuration file says about nodes and ranks, as flags."""
     if not isinstance(config, dict):
         return {}
     said = {flag: config[key] for key, flag in _FROM_CONFIG.items() if isinstance(config.get(key), (str, int))}
@@ -213,7 +213,7 @@ def from_config(config: Any) -> Dict[str, str]:
 
 
 def refuse_cpu_ranks(flags: Mapping[str, str], script: Sequence[str], nodes: int, ranks_per_node: int) -> None:
-    """With --cpu accelerate starts one process per node, and each of them takes itself for rank 0."""
+    """Refuse --cpu: accelerate then starts one process per node, and each of them takes itself for rank 0."""
     if "--cpu" not in flags or nodes * max(1, ranks_per_node) < 2:
         return
     program = script if "--no-python" in flags else ("python", *script)
@@ -231,7 +231,7 @@ DEEPSPEED_VALUED = names(
     "-H hostfile -i include -e exclude num-nodes num-gpus num-accelerators master-port master-addr node-rank launcher "
     "launcher-args enable-each-rank-log autotuning bind-core-list ssh-port venv-script log-level"
 )
-# Of older releases: elastic-training and its sizes.
+# Older releases: elastic-training and its sizes.
 DEEPSPEED_BARE = names(
     "-h help module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid bind-cores-to-rank -q quiet "
     "elastic-training"

@@ -61,7 +61,7 @@ class Command:
         return " ".join(word.nested for word in self.shown())[:MAX_TEXT]
 
     def shown(self) -> Tuple[Word, ...]:
-        """Its words, without what other commands in it say: those stand for themselves."""
+        """Return its words, without those of other commands in it, which stand for themselves."""
         inner = shell_text(self)
         if not inner:
             return self.words
@@ -73,7 +73,7 @@ class Command:
 
     @functools.cached_property
     def names(self) -> List[str]:
-        """Its words without folders, as far as they can matter to what it starts."""
+        """Return its words without folders, as far as they can matter to what it starts."""
         return [word.text.rsplit("/", 1)[-1] for word in self.words[:MAX_WORDS]]
 
 
@@ -121,14 +121,14 @@ class Script:
         return tuple(each for command in self.commands for each in command.assignments)
 
     def code_lines(self) -> Iterator[Tuple[int, str]]:
-        """Lines without their comments."""
+        """Return lines without their comments."""
         comments = {token.line: token.text for token in self.comments}
         for number, text in enumerate(self.text.split("\n"), self.line):
             comment = comments.get(number)
             yield number, text[: -len(comment)] if comment and text.endswith(comment) else text
 
     def option(self, *names: str) -> Optional[Directive]:
-        """The last #SBATCH option of one of these names."""
+        """Return the last #SBATCH option of one of these names."""
         found = [directive for directive in self.directives if directive.name in names]
         return found[-1] if found else None
 
@@ -141,7 +141,7 @@ _SHORT = {
 
 
 def options(words: Sequence[str]) -> Iterator[Tuple[str, str]]:
-    """`--name=value`, `--name value`, `-N 2`, `-N2` as (long name, value); underscores as dashes."""
+    """Parse `--name=value`, `--name value`, `-N 2`, `-N2` into (long name, value); underscores as dashes."""
     for place, word in enumerate(words):
         after = words[place + 1] if place + 1 < len(words) else ""
         if word.startswith("--") and len(word) > 2:
@@ -202,7 +202,7 @@ def _descend(script: Script, command: Command, heredocs: Mapping[int, Heredoc], 
 
 
 def runtime_at(command: Command) -> int:
-    """Where in its words a container begins; -1 when there is none."""
+    """Return where in its words a container begins; -1 when there is none."""
     names = command.names
     for place, name in enumerate(names):
         if name == "csub.py" or (name in _RUNTIMES and set(names[place + 1 :]) & set(_RUNTIMES[name])):
@@ -213,7 +213,7 @@ def runtime_at(command: Command) -> int:
 
 
 def shell_text(command: Command) -> Optional[Tuple[Word, Tuple[str, ...]]]:
-    """The script in `bash -c '...'` (or what csub.py is told to run), and where that will run."""
+    """Return the script in `bash -c '...'` (or what csub.py is told to run), and where that will run."""
     names = command.names
     container = runtime_at(command)
     for place, name in enumerate(names[:-1]):
@@ -309,5 +309,5 @@ _FOREIGN = re.compile(r"#(?:PBS|BSUB|COBALT|PJM|\$) +-?\S.*")  # PBS, LSF, Cobal
 
 
 def foreign_directives(text: str) -> List[Tuple[int, str]]:
-    """Lines for another scheduler, with their numbers."""
+    """Return lines for another scheduler, with their numbers."""
     return [(i, line) for i, line in enumerate(text.splitlines(), 1) if _FOREIGN.fullmatch(line.rstrip())]

@@ -14,7 +14,7 @@ from typing import List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 
-# What the lexer of shell text gives: words, tokens, heredocs, and what it stumbled over.
+# Output of the lexer: words, tokens, heredocs, and faults.
 
 
 class Part(NamedTuple):
@@ -68,7 +68,7 @@ MAX_UNCLOSED = 24
 
 
 class Brackets:
-    """Each search gives the position behind the end, or 0 when there is none."""
+    """Searches for closing brackets. Each gives the position behind the end, or 0 when there is none."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -83,7 +83,7 @@ class Brackets:
         return len(self.text) if end < 0 else end
 
     def paren(self, at: int, depth: int) -> int:
-        """From an opening bracket."""
+        """Search from an opening bracket."""
         if depth > MAX_DEPTH or self.given_up:
             return 0
         level, text = 0, self.text
@@ -126,7 +126,7 @@ class Brackets:
         return 0
 
     def quoted(self, at: int, depth: int) -> int:
-        """From an opening double quote."""
+        """Search from an opening double quote."""
         if depth > MAX_DEPTH:
             return 0
         at += 1
@@ -147,7 +147,7 @@ class Brackets:
         return 0
 
     def brace(self, at: int) -> int:
-        """From the { of ${; it does not reach over a line's end."""
+        """Search from the { of ${; it does not reach over a line's end."""
         if self.given_up:
             return 0
         level, end = 0, min(self.line_end(at), at + 2000)
@@ -254,7 +254,7 @@ class Lexer:
         return stop
 
     def _bodies(self, at: int) -> int:
-        """The heredocs that were announced on the line just ended."""
+        """Read the heredocs that were announced on the line just ended."""
         for mark, literal, tabs, owner in self._waiting:
             first, lines = self.place(at)[0], []
             while at < len(self.text):
@@ -312,7 +312,7 @@ class Lexer:
         return self.text[at] in "<>" and self.text.startswith("(", at + 1)
 
     def _piece(self, at: int, shown: List[str], nested: List[str]) -> int:
-        """One character, quote or expansion of a word outside quotes."""
+        """Read one character, quote or expansion of a word outside quotes."""
         text, char = self.text, self.text[at]
         if char == "\\":
             if text.startswith("\\\n", at):
@@ -352,7 +352,7 @@ class Lexer:
         return end
 
     def _inside(self, at: int, end: int, shown: List[str], nested: List[str]) -> None:
-        """The content of double quotes."""
+        """Read the content of double quotes."""
         while at < end:
             char = self.text[at]
             if char == "\\":
@@ -394,7 +394,7 @@ class Lexer:
         return end
 
     def _hidden(self, at: int, first: int, end: int, shown: List[str], nested: List[str]) -> int:
-        """A substitution: a script of its own, of which the word around it only sees the outcome."""
+        """Read a substitution: a script of its own, of which the word around it only sees the outcome."""
         raw = self.text[at:end]
         inner = self.text[first : end - 1]
         inner = inner.replace("\\`", "`") if raw[0] == "`" else inner
@@ -404,7 +404,7 @@ class Lexer:
         return end
 
 
-# What only a shell would understand in a job's command: no shell reads it, so its words would all become arguments.
+# Shell syntax in a job's command: no shell reads it, so its words would all become arguments.
 
 
 _WHOLE_OPERATOR = regex(r"(&&|\|\||\||;|&|\|&|\d?>>?|\d?<|<<<?|&>>?|\d?>&\d|\(|\))$")
@@ -413,7 +413,7 @@ _ASSIGNMENT = regex(r"[A-Za-z_]\w*=")
 
 
 def shell_syntax(text: str) -> Optional[str]:
-    """The first word, or line break, that only a shell understands; None if there is none. What is quoted is text."""
+    """Return the first word, or line break, that only a shell understands; None if there is none. What is quoted is text."""
     word, quote, whole = "", "", True
     index = 0
     text = text.strip()
@@ -444,25 +444,25 @@ def shell_syntax(text: str) -> Optional[str]:
 
 
 def refuse_shell(found: str, place: str) -> NoReturn:
-    what = "a line break ends a command in a shell" if found == "a line break" else f"{found} is for a shell"
+    why = "a line break does not end it" if found == "a line break" else f"{found} would be passed as an argument"
     raise Problem(
-        f"{place}: {what}, and no shell reads this: all that follows would be arguments",
-        "what comes before the command belongs into setup; or write a shell line: bash -c 'first && second'"
+        f"{place}: not run by a shell; {why}",
+        "put what comes before the command into setup; or write a shell line: bash -c 'first && second'"
         + ("; one command over several lines is written with >- instead of |" if found == "a line break" else ""),
     )
 
 
 def refuse_assignment(command: Sequence[str], place: str) -> None:
-    """`NAME=value program`: only a shell takes the first word for anything but the program's name."""
+    """Refuse `NAME=value program`: only a shell takes the first word for anything but the program's name."""
     if _ASSIGNMENT.match(command[0]):
         raise Problem(
-            f"{place}: {command[0]} before the command is for a shell, and no shell reads this: it would be the program's name",
+            f"{place}: not run by a shell; {command[0]} would be taken for the program's name",
             f"put env before it: env {shlex.join(command)}",
         )
 
 
 def _operator(word: str, whole: bool) -> Optional[str]:
-    """`whole` says that nothing in the word was quoted."""
+    """Return true for an operator of the shell. `whole` says that nothing in the word was quoted."""
     if whole and _WHOLE_OPERATOR.match(word):
         return word
     return ";" if whole and len(word) > 1 and word.endswith(";") else None

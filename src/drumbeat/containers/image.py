@@ -1,4 +1,4 @@
-"""Is the image there, is it one, and is it for the machines it will run on? Checked before anything is queued."""
+"""Checks of an image before anything is queued: it exists, is an image, and fits the machines it will run on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.machine import libraries
 from drumbeat.machine.host import LiveHost
 
-# The two digits that a SIF file's header names its architecture by.
+# Two digits in a SIF file's header that name its architecture.
 _SIF_ARCH = {b"01": "i386", b"02": "x86_64", b"03": "arm", b"04": "aarch64", b"05": "ppc64", b"06": "ppc64le"}
 _SIF_MAGIC = b"SIF_MAGIC"
 _SQUASHFS_MAGIC = b"hsqs"
@@ -46,7 +46,7 @@ def check_image(order: Order) -> None:
 
 
 def is_image(path: str) -> bool:
-    """Whether apptainer or singularity could start it: by its first bytes. A file that we may not read passes."""
+    """Return true if apptainer or singularity could start it, by its first bytes. A file that we may not read passes."""
     if os.path.isdir(path):
         return any(os.path.lexists(os.path.join(path, part)) for part in ("bin", "usr", ".singularity.d"))
     head = _head(path, _EXT3_OFFSET + 2)
@@ -58,7 +58,7 @@ def is_image(path: str) -> bool:
 
 
 def image_arch(path: str) -> Optional[str]:
-    """The architecture of a SIF file or an unpacked tree; None where it does not say."""
+    """Return the architecture of a SIF file or an unpacked tree; None if it does not say."""
     if os.path.isdir(path):
         host = LiveHost()
         for program in ("bin/sh", "usr/bin/sh", "bin/busybox", "usr/bin/env"):
@@ -72,8 +72,8 @@ def image_arch(path: str) -> Optional[str]:
 
 
 def image_identity(path: str) -> str:
-    """What tells an image file from any other without reading gigabytes: a SIF's own UUID, a squashfs's superblock, or the
-    digest that stands in a registry's name. Empty: not known."""
+    """Identify an image file without reading gigabytes: by a SIF's own UUID, a squashfs's superblock, or the digest in a
+    registry's name. Empty: not known."""
     _, pinned, digest = path.rpartition("@sha256:")
     if pinned and len(digest) == 64:
         return f"sha256:{digest}"
@@ -98,7 +98,7 @@ def _head(path: str, size: int) -> Optional[bytes]:
 # An image recipe with the RDMA libraries that a site's NICs need, as a Dockerfile.
 
 
-# What building and checking RDMA libraries takes on Ubuntu; kernel headers are the host's matter, not an image's.
+# Packages to build and check RDMA libraries on Ubuntu; kernel headers come from the host, not from an image.
 _PACKAGES = (
     "autoconf", "ethtool", "gcc", "ibverbs-providers", "ibverbs-utils", "infiniband-diags", "iproute2", "libelf-dev",
     "libibmad5", "libibnetdisc5", "libibumad-dev", "libibumad3", "libibverbs-dev", "libibverbs1", "libnl-3-dev",
@@ -108,8 +108,8 @@ _SOURCE = regex(r"libbnxt_re-[0-9][0-9A-Za-z.]*\.tar\.gz")
 
 
 def recipe(site: str, patterns: Iterable[str], runtime: str, base: str, source: Optional[str] = None) -> str:
-    """`patterns` and `runtime` are the host paths and the container runtime of the site's profile; `source` is the tar file
-    of the host's libbnxt_re, from drivers_linux/bnxt_rocelib of Broadcom's package.
+    """Write an image's recipe. `patterns` and `runtime` are the host paths and the container runtime of the site's profile;
+    `source` is the tar file of the host's libbnxt_re, from drivers_linux/bnxt_rocelib of Broadcom's package.
 
     Only Broadcom's library must be the host's own version; NVIDIA's and Pensando's work from the distribution's rdma-core.
     """
@@ -140,7 +140,7 @@ def _distribution_lines(site: str, base: str) -> List[str]:
         "RUN apt-get update && apt-get install -y --no-install-recommends \\",
         f"      {' '.join(_PACKAGES)} && \\",
         "    rm -rf /var/lib/apt/lists/*",
-        "# without a provider libibverbs sees no device, and RCCL falls back to TCP without a word",
+        "# without a provider libibverbs sees no device, and RCCL silently falls back to TCP",
         "RUN set -e; find /usr/lib -path '*libibverbs*' -name 'libmlx5*.so*' | grep -q . || \\",
         "    { echo 'no libmlx5 provider in this image' >&2; exit 1; }",
     ]

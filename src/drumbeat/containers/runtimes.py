@@ -14,7 +14,7 @@ from drumbeat.base.order import Container, HostPath, Order
 from drumbeat.machine.container import OCI
 from drumbeat.machine.vendors import vendor_named
 
-# What belongs to the host and would break an image.
+# Variables of the host that would break an image.
 _STAYS = "PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|_|BASH_*|XDG_*|MODULE*|LMOD*"
 
 
@@ -88,7 +88,7 @@ RUNTIMES: Dict[str, Runtime] = {
 }
 
 
-# How a node's agent is wrapped in a container, as lines of POSIX shell that run on the compute node before it. The
+# The container around a node's agent, as lines of POSIX shell that run on the compute node before it. The
 # agent inside cannot see the host, so all that is looked up there happens here: which version of a host library is
 # the newest, whether a device exists. Variables enter a container in one way: by the runtime's own (all of them with
 # apptainer, singularity and podman, by name with docker), and search paths by a shell inside, because only there the
@@ -102,7 +102,7 @@ _INSIDE = "/opt/host"
 
 
 def node_lines(order: Order, agent: str) -> List[str]:
-    """The body of what is started on each node: bind what is needed, then become the container with its agent."""
+    """Return the lines that each node starts: bind what is needed, then become the container with its agent."""
     used = order.container
     if used is None:
         return [f"exec {before(order)}{agent}"]
@@ -113,12 +113,12 @@ def node_lines(order: Order, agent: str) -> List[str]:
 
 
 def started_by_launcher(order: Order) -> bool:
-    """Whether the scheduler's own launcher starts the container, before any line of ours."""
+    """Return true if the scheduler's own launcher starts the container, before any line of ours."""
     return order.container is not None and RUNTIMES[order.container.runtime].lines is None
 
 
 def bind_lines(order: Order) -> List[str]:
-    """Collects the binds in `$binds`: one option each, or one list where the launcher wants that."""
+    """Collect the binds in `$binds`: one option each, or one list if the launcher wants that."""
     used = order.container
     assert used is not None
     runtime = RUNTIMES[used.runtime]
@@ -135,7 +135,7 @@ def bind_lines(order: Order) -> List[str]:
 
 
 def _host_path_lines(order: Order) -> List[str]:
-    """Looks up the site's patterns on this node, and notes in the run folder what was found."""
+    """Look up the site's patterns on this node, and note in the run folder what was found."""
     paths = order.host_paths
     if not paths:
         return []
@@ -170,7 +170,7 @@ def _bind_path(path: HostPath) -> List[str]:
 
 
 def search_paths(order: Order) -> Dict[str, List[str]]:
-    """Variable -> the folders of the host that stand first in it inside the container, in the site's order."""
+    """Map each variable to the folders of the host that come first in it inside the container, in the site's order."""
     folders: Dict[str, List[str]] = {}
     for path in order.host_paths:
         if path.prepend:
@@ -179,7 +179,7 @@ def search_paths(order: Order) -> Dict[str, List[str]]:
 
 
 def inside_command(order: Order, agent: str) -> str:
-    """What runs in the container: the search paths put in front of the image's own, then the agent."""
+    """Return the command inside the container: the search paths put in front of the image's own, then the agent."""
     puts = "".join(
         f"{name}={':'.join(folders)}${{{name}:+:${name}}}; export {name}; "
         for name, folders in search_paths(order).items()
@@ -188,7 +188,7 @@ def inside_command(order: Order, agent: str) -> str:
 
 
 def before(order: Order, puts: str = "") -> str:
-    """What stands before the agent's own words, where something must happen in the same shell first."""
+    """Return the words before the agent's own if something must happen in the same shell first."""
     if order.before_agent:  # bash: such lines are often `source ...`
         return f"""bash -c {shlex.quote(f'{puts}{order.before_agent}; exec "$@"')} bash """
     return f"""sh -c '{puts}exec "$@"' sh """ if puts else ""

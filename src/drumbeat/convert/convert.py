@@ -16,7 +16,7 @@ from drumbeat.lint.context import rules
 from drumbeat.lint.engine import lint
 from drumbeat.plan.variables import DEBUGGING
 
-# What `drumbeat lint` finds in the script is carried into the job file too, unless the conversion takes it away.
+# Findings of `drumbeat lint` are carried into the job file too, unless the conversion fixes them.
 
 
 def ask_about_findings(draft: Draft, script: Script) -> None:
@@ -30,14 +30,14 @@ def ask_about_findings(draft: Draft, script: Script) -> None:
 
 
 def _carried(draft: Draft, script: Script) -> Set[int]:
-    """Lines of which something stands in the job file."""
+    """Return lines of which something is in the job file."""
     exported = {found[1] for found in (re.match(r"export (\w+)=", line) for line in draft.setup) if found}
     variables = {each.line for each in script.assignments if each.name in exported | set(draft.env)}
     return variables | set(draft.lines.values()) | {note.line for note in draft.to_check}
 
 
 def _asked(draft: Draft, finding: Finding, line: int) -> bool:
-    """A secret and an open quote have a question of their own."""
+    """Return lines with a question of their own: a secret, an open quote."""
     known = {"secret-in-script": "looks secret", "quote-unclosed": "never closed"}.get(finding.code)
     return bool(known) and any(note.line == line and str(known) in note.why for note in draft.to_check)
 
@@ -70,7 +70,7 @@ def convert(text: str) -> Draft:
             line, words, "not a line for Slurm, so it is not read: write nodes, gpus, time and the rest yourself"
         )
     for line in script.late:
-        draft.drop(line, "#SBATCH", "it stands after the first command, so sbatch has never read it")
+        draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
     _unclosed(draft, script)
     known: Dict[str, str] = {}
     launches: List[Command] = []
@@ -103,14 +103,14 @@ def convert(text: str) -> Draft:
 
 
 def _unclosed(draft: Draft, script: Script) -> None:
-    """Where a quote is never closed, the rest of the script is one word."""
+    """Ask about a quote that is never closed: it makes the rest of the script one word."""
     fault = next((each for each in script.faults if each.kind == "quote"), None)
     if fault:
         draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
 
 
 def _only_for_dropped_flags(draft: Draft, launch: Command, script: Script) -> None:
-    """An exported variable that only a dropped flag of the launcher used goes with it; srun in what stays is questioned."""
+    """Drop an exported variable that only a dropped flag of the launcher used; question srun in what stays."""
     meant = " ".join(word.raw for word in launch.words)
     lines = {each.name: each.line for each in script.assignments if each.how == "export"}
     for export in [line for line in draft.setup if line.startswith("export ")]:
@@ -128,7 +128,7 @@ def _only_for_dropped_flags(draft: Draft, launch: Command, script: Script) -> No
 
 
 def _still_used(draft: Draft) -> None:
-    """What the script works out when it runs is only worth a look if something that was carried over needs it."""
+    """Ask about values that the script computes when it runs, if something that was carried over needs them."""
     carried = " ".join([*map(str, draft.keys.values()), *draft.env.values(), *draft.setup])
     for name, (line, text) in draft.computed.items():
         if re.search(rf"\$\{{?{name}\b", carried):
@@ -138,7 +138,7 @@ def _still_used(draft: Draft) -> None:
 
 
 def _fill(word: str, known: Dict[str, str], used: Optional[Set[str]] = None) -> str:
-    """What the script assigns is put in; other variables stay: drumbeat expands them where the job is submitted."""
+    """Fill in what the script assigns; other variables stay: drumbeat expands them where the job is submitted."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]
@@ -248,7 +248,7 @@ def _command(draft: Draft, command: Command, known: Dict[str, str], script: Scri
 
 
 def _all_of(used: Set[str], known: Dict[str, str], script: Script) -> Set[str]:
-    """With those that only hold a part of another one that was used."""
+    """Add variables that only hold a part of another one that was used."""
     parts = {each.name: set(re.findall(r"\$\{?(\w+)", each.text)) & set(known) for each in script.assignments}
     found = set(used)
     while True:
@@ -259,14 +259,14 @@ def _all_of(used: Set[str], known: Dict[str, str], script: Script) -> Set[str]:
 
 
 def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
-    """Where the script does not say, a node gets one rank per GPU."""
+    """Give a node one rank per GPU if the script does not say otherwise."""
     count = launch.tasks if launch.launcher else launch.tasks or tasks
     if count and count != draft.keys.get("gpus"):
         draft.set("ranks-per-node", count, launch.line)
 
 
 def _own_size(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
-    """srun may start fewer or more than the job has; a job file starts its command on the whole job."""
+    """Ask about a size of srun's own: it may start fewer or more than the job has; a job file uses the whole job."""
     nodes: int = draft.keys.get("nodes", 1)
     per_node: int = 1 if launch.launcher else launch.tasks or tasks or draft.keys.get("gpus") or 1
     given = {"nodes": nodes, "ntasks": nodes * per_node}

@@ -26,7 +26,7 @@ _MARKED = regex(r"[\x02-\x04]")
 
 
 def literal(word: Word) -> str:
-    """The word's text, with marks for what its single quotes took the meaning from."""
+    """Return the word's text, with marks for what its single quotes protect."""
     if "'" not in word.raw:
         return word.text
     done, at = [], 0
@@ -43,14 +43,14 @@ def literal(word: Word) -> str:
 
 
 def _pieces(word: Word) -> Iterator[re.Match[str]]:
-    """Each stretch of the word as written; the first group is what stands in single quotes."""
+    """Yield each stretch of the word as written; the first group is what is in single quotes."""
     inner = "".join(f"{re.escape(raw)}|" for raw in sorted({part.raw for part in word.parts}, key=len, reverse=True))
     pattern = rf"""{inner}\\.|"(?:{inner}\\.|[^"\\])*"|\$?'([^']*)'|."""
     return re.finditer(pattern, word.raw, re.DOTALL)
 
 
 def _shown(raw: str) -> Tuple[str, ...]:
-    """What the word's text may hold for a stretch outside single quotes."""
+    """Return what the word's text may hold for a stretch outside single quotes."""
     if len(raw) > 1 and raw[0] == '"':
         return (raw[1:-1].replace('\\"', '"').replace("\\\n", ""), raw[1:-1])
     return (raw, raw[1:]) if raw[0] == "\\" else (raw,)
@@ -65,21 +65,21 @@ def has_marks(text: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """As the script's author reads it."""
+    """Return the text as the script's author reads it."""
     for char, mark in _MARKS.items():
         text = text.replace(mark, char)
     return text.replace(BLANK, " ")
 
 
 def in_job_file(value: Any) -> Any:
-    """A job file expands `$NAME`, and `$$` is a plain `$` there."""
+    """Escape for a job file, which expands `$NAME` and reads `$$` as a plain `$`."""
     if isinstance(value, list):
         return [in_job_file(each) for each in value]
     return plain(value.replace(_MARKS["$"], "$$")) if isinstance(value, str) else value
 
 
 def for_shell(word: str) -> str:
-    """One word of a shell's line: variables in it are filled in, but for those that are marked."""
+    """Return one word of a shell's line: variables in it are filled in, except those that are marked."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word):
         return word
     if has_marks(word) and not re.search(r"[$`]", word):

@@ -14,7 +14,7 @@ from drumbeat.commands.script import Command, Script, read
 from drumbeat.commands.shell import Word
 from drumbeat.convert.draft import Draft, has_marks, literal, marked, plain
 
-# What drumbeat works out on each node.
+# Variables that drumbeat works out on each node.
 OURS = {
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "LOCAL_WORLD_SIZE",
     "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME",
@@ -45,7 +45,7 @@ _BARE["mpiexec"], _BARE["singularity"], _BARE["podman"] = _BARE["mpirun"], _BARE
 
 @dataclass
 class Launch:
-    """What is left of a launch line after its wrappers are taken off."""
+    """The rest of a launch line after its wrappers are taken off."""
 
     line: int
     words: List[str]
@@ -69,7 +69,7 @@ def starts_training(command: Command, fill: Callable[[str], str]) -> bool:
 
 
 def peel(draft: Draft, words: Sequence[Word], line: int, fill: Callable[[str], str]) -> Launch:
-    """`fill` puts in what the script itself assigns to a variable."""
+    """Peel the wrappers off. `fill` puts in what the script itself assigns to a variable."""
     launch = Launch(line, _split(words, fill))
     while launch.words:
         program = launch.words[0].rsplit("/", 1)[-1]
@@ -89,7 +89,7 @@ def peel(draft: Draft, words: Sequence[Word], line: int, fill: Callable[[str], s
 
 
 def _split(words: Sequence[Word], fill: Callable[[str], str], quotes: bool = True) -> List[str]:
-    """A variable that holds several words stands for them all, unless it is quoted: as the shell would split it.
+    """Split a variable that holds several words as the shell would, unless it is quoted.
 
     `quotes`: what stands in single quotes is literal.
     """
@@ -105,7 +105,7 @@ def _split(words: Sequence[Word], fill: Callable[[str], str], quotes: bool = Tru
 
 
 def _options(words: Sequence[str], bare: str) -> Tuple[List[Tuple[str, str]], int]:
-    """(name, value) of the options at the start, and where the first other word stands."""
+    """Return (name, value) of the options at the start, and the position of the first other word."""
     alone = set(bare.split())
     found, at = [], 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
@@ -151,7 +151,7 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
 
 
 def _first_part(draft: Draft, launch: Launch, program: str, words: List[str]) -> List[str]:
-    """`srun a : b` starts two programs; a job file starts one."""
+    """Take the first program of `srun a : b`, which starts two; a job file starts one."""
     if ":" not in words:
         return words
     end = words.index(":")
@@ -164,7 +164,7 @@ def _first_part(draft: Draft, launch: Launch, program: str, words: List[str]) ->
 
 
 def _processes(draft: Draft, launch: Launch, words: str, value: str) -> None:
-    """mpirun counts ranks on all nodes; a job file counts them per node."""
+    """Convert mpirun's number of ranks on all nodes to ranks per node."""
     nodes = draft.keys.get("nodes")
     if nodes and value.isdigit() and int(value) % nodes == 0:
         launch.tasks = launch.tasks or int(value) // nodes
@@ -216,7 +216,7 @@ def _inline(words: Sequence[str]) -> bool:
 
 
 def _shell(draft: Draft, launch: Launch, fill: Callable[[str], str]) -> bool:
-    """`bash -c 'a; b; train'`: what stands before the training becomes setup. False: it stays as it is."""
+    """Convert `bash -c 'a; b; train'`: what comes before the training becomes setup. False: it stays as it is."""
     quoted = has_marks(
         launch.words[2]
     )  # else the batch script's own shell has filled it in, whatever quotes are inside
@@ -246,7 +246,7 @@ def _shell(draft: Draft, launch: Launch, fill: Callable[[str], str]) -> bool:
 
 
 def _before(draft: Draft, command: Command, line: int) -> None:
-    """A command in front of the training, in the same shell: setup, but for what drumbeat sets itself."""
+    """Turn a command in front of the training, in the same shell, into setup, except what drumbeat sets itself."""
     ours = [each for each in command.assignments if each.name in OURS]
     for each in ours:
         draft.drop(line, f"{each.name}={each.text}", WORKED_OUT)

@@ -18,7 +18,7 @@ from drumbeat.runfolder.summary import keep_last_word, write_run_record
 
 
 def cancel(run: Run) -> None:
-    """Ask the desk to stop, as a Ctrl-C would; where there is none, the lead; of a queued job, the scheduler."""
+    """Ask the desk to stop, as a Ctrl-C would; without a desk, the lead; for a queued job, the scheduler."""
     try:
         if array_numbers(run):
             _cancel_array(run)
@@ -54,7 +54,7 @@ def _cancel(run: Run) -> None:
 
 
 def remove_ended(run: Run) -> bool:
-    """A submitted job that has ended may stay in its cluster, with what it printed: take it away. False where nothing stays."""
+    """Remove a submitted job that has ended from its cluster, with its output. False if nothing is left there."""
     told, backend = status(run), scheduler_of(run.record.handle)
     if backend is None or not backend.leaves_objects or run.record.desk is not None or run.record.last_state:
         return False
@@ -67,7 +67,7 @@ def remove_ended(run: Run) -> bool:
 
 
 def _take_out(run: Run, backend: Backend) -> None:
-    """The scheduler ends the job, and may forget it at once: run.json keeps that it was cancelled."""
+    """Have the scheduler end the job. It may forget the job at once, so run.json records that it was cancelled."""
     backend.cancel(run.record.handle, os.environ)
     forget_answers()
     if os.path.isdir(run.path):  # a backend may take the folder away with the job
@@ -75,7 +75,7 @@ def _take_out(run: Run, backend: Backend) -> None:
 
 
 def _cancel_array(run: Run) -> None:
-    """Those of its jobs that have not ended: the queued ones first, or they would start in place of the others."""
+    """Cancel the jobs that have not ended, the queued ones first: they would start in place of the others."""
     whole, backend = status(run), scheduler_of(run.record.handle)
     alive = [task for task in whole.tasks if task.state in ALIVE]
     if backend is None or not alive:
@@ -94,7 +94,7 @@ def _cancel_array(run: Run) -> None:
 
 
 def end_job(run: Run) -> bool:
-    """What did not end when it was asked to is ended by the scheduler; false where there is none."""
+    """Have the scheduler end what did not end when it was asked to; false if there is no scheduler."""
     backend = scheduler_of(run.record.handle)
     if backend is None or (run.record.desk is not None and not run.record.submitting):
         return False  # a job that was not submitted by us is its owner's to end
@@ -112,18 +112,18 @@ def wait_ended(run: Run, seconds: float) -> bool:
     return True
 
 
-# Until a run has ended.
+# Wait for a run to end.
 
 
-_PATIENCE = 60.0  # seconds for which nobody may be able to say how a run stands: a busy scheduler answers again
+_PATIENCE = 60.0  # seconds for which the state may be unknown: a busy scheduler answers again
 _SHORTEST, _LONGEST = 0.2, 5.0  # seconds between two looks; the scheduler itself is asked less often
 
 
 class Patience:
-    """Whether a run has ended, from one look to the next."""
+    """Decide from one look to the next whether a run has ended."""
 
     def __init__(self) -> None:
-        self.unknown = 0.0  # since when nobody can say
+        self.unknown = 0.0  # since when the state is unknown
 
     def over(self, state: str) -> bool:
         now = time.monotonic()
@@ -132,8 +132,8 @@ class Patience:
 
 
 def wait_for_end(run: Run, timeout: Optional[float] = None, state: Optional[Callable[[], State]] = None) -> State:
-    """The last state, once all of the run's files are here, so that nothing of it stays where it ran. `state` says how it
-    stands, where that is not the whole run. TimeoutError after `timeout` seconds."""
+    """Wait until all of the run's files are here and return its last state. `state` returns the state if it is not that of
+    the whole run. TimeoutError after `timeout` seconds."""
     state = state or (lambda: state_of(run))
     begin, pause, patience = time.monotonic(), _SHORTEST, Patience()
     while True:
@@ -148,7 +148,7 @@ def wait_for_end(run: Run, timeout: Optional[float] = None, state: Optional[Call
 
 
 def exit_code(state: State) -> int:
-    """Of a command that waited: the run's own, else 1 unless it finished."""
+    """Return the exit code of a command that waited: the run's own, else 1 unless it finished."""
     if state.summary:
         return state.summary.exit_code
     if state.status.exit_code is not None:

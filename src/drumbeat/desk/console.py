@@ -1,4 +1,4 @@
-"""What a person sees of a run in the foreground: one line per matter, the job's own output untouched between."""
+"""The console view of a run in the foreground: one line per matter, the job's own output untouched in between."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from drumbeat.runfolder.run import LeadClock, Run
 from drumbeat.runfolder.state import CODE as HANG
 from drumbeat.runfolder.summary import Summary
 
-# What nodes say about themselves before ranks start: the same warning of several nodes is one line that names them.
+# Findings of nodes before the ranks start: the same warning of several nodes is one line that names them.
 
 
 class NodeFindings:
-    """`one_machine`: all nodes are emulated on one, so its name says nothing."""
+    """Findings of all nodes, told once. `one_machine`: all nodes are emulated on one, so its name says nothing."""
 
     def __init__(self, one_machine: bool) -> None:
         self.one_machine = one_machine
@@ -41,7 +41,7 @@ class NodeFindings:
         self._found.setdefault((finding.severity, f"{finding.title}: {finding.fix}"), []).append(finding)
 
     def take(self) -> Iterator[Tuple[str, str]]:
-        """Severity and text of each, not told yet."""
+        """Return severity and text of each finding that was not told yet."""
         found, self._found = self._found, {}
         for (severity, text), each in found.items():
             yield severity, f"{self._who(each)}: {text}"
@@ -53,21 +53,22 @@ class NodeFindings:
         return named if self.one_machine or not hosts else f"{named} ({hosts})"
 
 
-# What each node says of itself, held until all have: nodes that say the same are one line.
+# Verdicts of nodes, held until all have reported: equal ones become one line.
 
 
 _MOST = 4  # lines
 
 
 class NodeVerdicts:
-    """Of one attempt."""
+    """Verdicts of all nodes about one attempt."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
         self._said: Dict[int, str] = {}
 
     def add(self, node: int, words: str) -> List[str]:
-        """Lines to show, once every node has said something; `words` may be empty. What comes later is shown at once."""
+        """Add a node's verdict and return the lines to show once every node has reported; `words` may be empty. Later
+        verdicts are shown at once."""
         late = len(self._said) >= self.nodes
         self._said[node] = words
         if late:
@@ -75,7 +76,7 @@ class NodeVerdicts:
         return _lines(self._said) if len(self._said) == self.nodes else []
 
     def take(self) -> List[str]:
-        """The attempt is over, and some nodes may have said nothing."""
+        """Return what is left when the attempt is over; some nodes may not have reported."""
         held = {} if len(self._said) >= self.nodes else self._said
         self._said = {}
         return _lines(held)
@@ -94,14 +95,14 @@ def _lines(said: Dict[int, str]) -> List[str]:
     return lines[:_MOST] + more
 
 
-# What ranks printed, passed on to where the user looks; no reader's end ends the run.
+# The ranks' output, passed on to the user; a reader that goes away never ends the run.
 
 
 _OWN_PREFIX = regex(r"\[rank\d+\]: ?")  # torch's, before each line of a traceback
 
 
 def write_lines(lines: Iterable[Line]) -> None:
-    """By rank. The same error output of several ranks, a traceback say, is shown once."""
+    """Write lines by rank. The same error output of several ranks, such as a traceback, is shown once."""
     blocks: Dict[Tuple[Optional[int], str], List[str]] = {}
     for line in lines:
         blocks.setdefault((line.rank, line.stream), []).append(line.text)
@@ -123,7 +124,7 @@ def write(stream: TextIO, prefix: str, texts: Iterable[str]) -> None:
 
 
 def put(stream: TextIO, text: str) -> None:
-    """A reader that went away (`| head`) or a closed terminal costs the view, never the run."""
+    """Write text. A reader that went away (`| head`) or a closed terminal costs the view, never the run."""
     try:
         stream.write(text)
         stream.flush()
@@ -182,7 +183,7 @@ class Console:
         self._drawn = ""
         self._last_progress = time.monotonic()
         self._said_progress = ""
-        self._hangs = self._stops = False  # then nobody knows how long it will take
+        self._hangs = self._stops = False  # then the time left is unknown
         self._ends = False  # a rank of this attempt has ended, or all are asked to: no time is left
 
     def begin(self) -> None:
@@ -205,7 +206,7 @@ class Console:
         self.say("folder", near(order.folder))
 
     def logs_at(self, node: int, path: str) -> None:
-        """This node's ranks write to node-local storage."""
+        """Follow node-local logs: this node's ranks write there."""
         self._logs[node] = path
         if self.follower:
             self.follower.read_logs_from(node, path)
@@ -349,13 +350,13 @@ class Console:
             self.say(event.finding.severity, f"{event.finding.title}: {event.finding.fix}")
 
     def _explains(self, event: kinds.Decided) -> bool:
-        """Whether a reader wonders why the run does not go on: where it could, or where a node is to blame."""
+        """Return true if a reader will wonder why the run does not go on: it could, or a node is to blame."""
         order = self.order
         return bool(order.restarts or order.spares) or event.action == "requeue" or event.cause == HARDWARE.name
 
     def _show_verdict(self, event: kinds.VerdictGiven) -> None:
         verdict = event.verdict
-        # What nobody could see is in the events; a person learns nothing from it.
+        # Unknown verdicts are in the events; they tell a person nothing.
         silent = verdict.answer == "unknown" and (verdict.check in ("transport", "traffic") or not verdict.seen)
         words = verdict.summary if verdict.answer == "as planned" else verdict.words
         if (
@@ -371,7 +372,8 @@ class Console:
             self.say(verdict.check, words)
 
     def _is_of_the_muster(self, event: kinds.FindingMade) -> bool:
-        """Every node looks at itself before it joins: the others may say the same."""
+        """Return true if the finding belongs to the muster: every node checks itself before it joins, so others may report
+        the same."""
         return not self.started and event.finding.node is not None and self.order.members > 1
 
     def _say_node_findings(self) -> None:
@@ -379,7 +381,7 @@ class Console:
             self.say(severity, text)
 
     def _say_waiting(self) -> None:
-        """Who is missing, while the nodes come together."""
+        """Say which nodes are missing while the nodes join."""
         now = time.monotonic()
         if self.started or self.order.members == 1 or now - self._begun < _WAITING_AFTER:
             return
@@ -402,7 +404,7 @@ class Console:
         )
 
     def _say_environment(self) -> None:
-        """One of the variables that were chosen, and where the others are."""
+        """Show one of the chosen variables, and where to find the others."""
         if self._environment_said or not self.started or self.follower is None:
             return
         run, node = self.follower.run, self.nodes[0]

@@ -33,8 +33,8 @@ from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_us
 
 
 def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: str = "") -> Summary:
-    """`code` is how the lead's agent ended, negative or above 128 for a signal; `now` is the wall clock; `hung` says why we
-    ended it ourselves."""
+    """Summarize a run whose lead wrote no summary. `code` is the exit of the lead's agent, negative or above 128 for a
+    signal; `now` is the wall clock; `hung` says why we ended it ourselves."""
     number = code - 128 if code > 128 else -code if code < 0 else 0
     finding = _hung(hung) if hung else _finding(number, code)
     attempts = run.attempt_ends()
@@ -83,7 +83,8 @@ def _finding(number: int, code: int) -> Finding:
         )  # fmt: skip
     return Finding(
         "lead-lost", ERROR, f"the lead's agent ended with {code} before the run ended",
-        "it says why above, or it has a fault", "fix what it names; if it names nothing, report the traceback",
+        "the reason is printed above, or this is a bug in drumbeat",
+            "fix what it names; if it names nothing, report the traceback",
     )  # fmt: skip
 
 
@@ -93,7 +94,8 @@ _ONE_ACT = 1.0  # seconds: a wrapper around the desk may pass on what the termin
 
 
 class Foreground:
-    """`nodes` are those whose agents start here: all of them, or this machine's own where it joins others.
+    """The desk's side of a run. `nodes` are those whose agents start here: all of them, or this machine's own if it joins
+    others.
 
     `every` is the pause between two looks at the run folder, in seconds: on shared storage each look of each node counts.
     """
@@ -123,8 +125,9 @@ class Foreground:
         self.signals: List[int] = []
 
     def run(self, environ: Mapping[str, str], if_killed: int = signal.SIGTERM) -> int:
-        """`if_killed`: what its guards are sent then. A desk's death is a request to stop; the death of a process that only
-        starts its own node may be the loss of that node, and the run goes on without it."""
+        """Run the agents to their end. `if_killed`: the signal for the guards if this process is killed. A desk's death is
+        a request to stop; the death of a process that only starts its own node may be the loss of that node, and the run
+        goes on without it."""
         # Children that a script had before it became us by exec, as it does with its last command: a tee that shows what we
         # print, a job in the background.
         not_ours = set(children())
@@ -173,35 +176,35 @@ class Foreground:
         return ended[1].exit_code
 
     def _let_agent_end(self) -> None:
-        """A guard was killed. The kernel tells its agent, which ends its ranks and records why: it is not killed meanwhile."""
+        """Wait for the agent of a killed guard: the kernel tells it, and it ends its ranks and records why."""
         until = time.monotonic() + _AGENT_ENDS
         guards = {guard.pid for guard in self.guards.values()}
         while time.monotonic() < until and any(is_agent(pid) for pid in children() if pid not in guards):
             time.sleep(0.05)
 
     def _tell_lead(self, codes: Mapping[int, int]) -> None:
-        """A node that ended before all had come together: the lead would wait for it until its time is up. Whoever only joins
-        the lead does not see when they have."""
+        """Tell the lead about a node that ended before all had joined; otherwise it would wait for it until its time is
+        up. Whoever only joins the lead does not see when they have."""
         if 0 not in self.nodes:
             return
         for node, code in codes.items():
             if node and code and 0 not in codes and node not in self.told and self.folder and not self.console.started:
                 self.told.add(node)
-                why = f"the agent of node {node} ended with {code} before the nodes had come together"
+                why = f"the agent of node {node} ended with {code} before all nodes had joined"
                 try:
                     ask_to_stop(self.folder.stop, "LOST", why)
                 except OSError:
                     pass  # the lead says what is wrong with the run folder
 
     def _pause(self, codes: Container[int]) -> None:
-        """Until the next look, or until one more agent is gone than those in `codes`."""
+        """Pause until the next look, or until one more agent is gone than those in `codes`."""
         until = time.monotonic() + self.every
         going = [guard for node, guard in self.guards.items() if node not in codes]
         while going and time.monotonic() < until and all(guard.poll() is None for guard in going):
             time.sleep(0.1)
 
     def _end_silent(self, now: float) -> None:
-        """A guard that was stopped, or hangs, ends nobody: it is killed, and its agent and ranks come to us.
+        """Kill a guard that was stopped or hangs: its agent and ranks then become our children.
 
         The time for which this process was stopped itself is nobody's silence.
         """
@@ -222,7 +225,7 @@ class Foreground:
                 guard.send_signal(number)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        """The first is passed on as it is. A second Ctrl-C becomes QUIT: no grace any more."""
+        """Pass the first signal on as it is. A second Ctrl-C becomes QUIT: no more grace."""
         now = time.monotonic()
         interrupt = number == signal.SIGINT
         again = interrupt and self.interrupted is not None and now - self.interrupted > _ONE_ACT
@@ -254,7 +257,7 @@ class Foreground:
             self.again = self.again or bool(report.get("again"))
 
     def _ended(self, codes: Dict[int, int]) -> Optional[Tuple[Run, Summary]]:
-        """The lead's summary. If the lead was killed before it could write one, we do: nobody else is left."""
+        """Return the lead's summary, or write one if the lead was killed before it could."""
         if 0 not in codes:
             return None  # a joined node: the lead's machine has it
         try:

@@ -1,4 +1,4 @@
-"""Where `diagnose` gets its lines from: files, folders, run folders, standard input; plain or gzip."""
+"""Sources of lines for `diagnose`: files, folders, run folders, standard input; plain or gzip."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sources:
 
 
 def find(paths: List[str]) -> Sources:
-    """Everything there is to read below the given paths; Problem for one that is not there."""
+    """Find everything to read below the given paths; Problem for a path that does not exist."""
     found = Sources()
     for path in paths:
         if path == "-":
@@ -81,7 +81,7 @@ def find(paths: List[str]) -> Sources:
 
 
 def _run_named(name: str) -> str:
-    """The folder of the run with this id, or one that begins so."""
+    """Return the folder of the run with this id, or with one that begins so."""
     from drumbeat.desk.runs import NoSuchRun, find_run
 
     try:
@@ -114,7 +114,7 @@ def _folder(path: str, found: Sources) -> None:
 
 
 def _run_folder(path: str, found: Sources) -> None:
-    """The logs of the last attempt, what NCCL wrote, and what the scheduler's job printed."""
+    """List the logs of the last attempt, what NCCL wrote, and what the scheduler's job printed."""
     from drumbeat.base.record import RecordError
     from drumbeat.runfolder.lines import near
     from drumbeat.runfolder.run import Run
@@ -135,8 +135,8 @@ def _run_folder(path: str, found: Sources) -> None:
 
 
 def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
-    """Lines without their ends, many at a time, and the number of the first; memory is bounded whatever the file holds.
-    Those of a short text are whole, also where a terminal has cut them."""
+    """Yield lines without their ends, many at a time, with the number of the first; memory is bounded whatever the file
+    holds. Lines of a short text are joined where a terminal has cut them."""
     short: List[bytes] = []
     blocks = _as_written(source)
     for number, some in blocks:
@@ -183,7 +183,7 @@ def _is_long(line: bytes) -> bool:
 
 
 def _shortened(line: bytes) -> bytes:
-    """Start and end of a line that is too long for the reader, which takes them for two that were written over one another."""
+    """Return start and end of a line that is too long for the reader, which takes them for two overwritten lines."""
     if len(line) <= LONGEST:
         return line
     parts = line.split(b"\r")
@@ -194,7 +194,7 @@ def _shortened(line: bytes) -> bytes:
 
 
 def with_tail(blocks: Iterable[Tuple[int, List[bytes]]]) -> Iterator[Tuple[int, List[bytes], bool]]:
-    """The same blocks, and whether each belongs to the last TAIL lines; the one where these begin is cut in two."""
+    """Yield the same blocks, and whether each belongs to the last TAIL lines; the block where these begin is split."""
     held: Deque[Tuple[int, List[bytes]]] = deque()
     lines = 0
     for number, block in blocks:
@@ -223,7 +223,7 @@ def _blocks(path: str) -> Iterator[bytes]:
                 yield block if decode is None else decode(start).encode()
                 block = start = file.read1(BLOCK)  # type: ignore[attr-defined]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        # What could be unpacked has been read; a log that is still being written ends like this.
+        # The readable part has been read; a log that is still being written ends like this.
         print(
             f"drumbeat diagnose: {printable(path)}: damaged or unfinished gzip ({error}); read up to there",
             file=sys.stderr,
@@ -242,12 +242,12 @@ def open_binary(path: str) -> IO[bytes]:
 
 
 def encoding_of(start: bytes) -> str:
-    """By the mark that a file begins with; empty for all that is read as UTF-8."""
+    """Return the encoding by the mark that a file begins with; empty for everything that is read as UTF-8."""
     return next((name for mark, name in _MARKS if start.startswith(mark)), "")
 
 
 def start_of(source: Source) -> bytes:
-    """The first bytes, to tell text from the rest."""
+    """Return the first bytes, to tell text from other data."""
     if source.path == "-":
         return b""
     try:
@@ -258,7 +258,7 @@ def start_of(source: Source) -> bytes:
 
 
 class Progress:
-    """A line on stderr, on a terminal only, and only when it takes longer than two seconds."""
+    """A progress line on stderr, on a terminal only, and only after two seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What the desk does with what is known about nodes: show it, exclude nodes by hand, keep new jobs away from bad ones."""
+"""Known nodes, as the desk uses them: show them, exclude nodes by hand, keep new jobs away from bad ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import replace as replace_file
 from drumbeat.runfolder.run import Run
 
-# What this user's past runs say about nodes, and which nodes new jobs avoid: one small file in the user's state
+# The store of nodes, from this user's past runs, and of nodes that new jobs avoid: one small file in the user's state
 # folder. Only the desk reads and writes it. It is replaced as a whole under a lock, belongs to this user alone, and
 # never grows beyond a few hundred kilobytes. A store that cannot be used costs a line of text, never a run.
 
@@ -43,7 +43,7 @@ _LONGEST = 300  # characters of a reason
 
 
 class NotKept(Problem):
-    """The store cannot be written. What it holds may still be read."""
+    """The store cannot be written. It may still be readable."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ class Store:
     schema: str = SCHEMA
 
     def excluded(self, site: str, now: float) -> Tuple[Exclusion, ...]:
-        """Those that count now, by host."""
+        """Return the exclusions that count now, by host."""
         valid = [each for each in self.exclusions if each.site == site and (each.until is None or each.until > now)]
         return tuple(sorted(valid, key=lambda each: each.host))
 
     def bounded(self, now: float) -> Store:
-        """Without what has expired, and without more than it may hold."""
+        """Drop what has expired, and what exceeds the store's size."""
         valid = [each for each in self.exclusions if each.until is None or each.until > now]
         sightings = sorted(self.sightings, key=lambda each: each.t)[-MOST_RECORDS:]
         shortened = tuple(replace(each, detail=each.detail[:_LONGEST]) for each in sightings)
@@ -99,7 +99,7 @@ def store_folder(environ: Mapping[str, str]) -> str:
 
 
 def read_store(environ: Mapping[str, str]) -> Store:
-    """The store; empty where there is none. Problem: there is one, and it cannot be used."""
+    """Read the store; empty if there is none. Problem: there is one, and it cannot be used."""
     folder = store_folder(environ)
     path = os.path.join(folder, "nodes.json")
     try:
@@ -132,13 +132,14 @@ def _damaged(path: str, why: str) -> Problem:
 
 
 def change_store(environ: Mapping[str, str], change: Callable[[Store], Store], now: Optional[float] = None) -> Store:
-    """Read, change, write, under a lock; the new store. NotKept: it cannot be written; Problem: it cannot be read."""
+    """Read, change and write under a lock; return the new store. NotKept: it cannot be written; Problem: it cannot be
+    read."""
     folder = store_folder(environ)
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         why = make_private(folder)
         if why:
-            raise NotKept(f"what is known about nodes cannot be kept: {why}")
+            raise NotKept(f"records of nodes cannot be saved: {why}")
         with open(os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as lock:
             _lock(lock.fileno(), folder)
             before = read_store(environ)
@@ -147,7 +148,7 @@ def change_store(environ: Mapping[str, str], change: Callable[[Store], Store], n
                 replace_file(os.path.join(folder, "nodes.json"), to_json(after) + "\n")
             return after
     except OSError as error:
-        raise NotKept(f"what is known about nodes cannot be kept in {folder}: {error.strerror}") from None
+        raise NotKept(f"records of nodes cannot be saved in {folder}: {error.strerror}") from None
 
 
 def _lock(number: int, folder: str) -> None:
@@ -176,7 +177,7 @@ _LARGEST_EVENTS = 64 << 20  # bytes
 
 
 def learn(environ: Mapping[str, str], now: Optional[float] = None) -> Store:
-    """Read what runs have recorded since the last time; where that cannot be kept, it is said, and read again the next time.
+    """Read what runs have recorded since the last time; if that cannot be kept, say so and read it again next time.
     Problem: the store cannot be used."""
     found = [run for run in all_runs(environ).runs for run in (run, *run.array())]
     moment = time.time() if now is None else now
@@ -213,7 +214,7 @@ def _with_runs(store: Store, runs: Sequence[Run], now: float) -> Store:
 
 
 def sightings_of(run_id: str, order: Order, events: Sequence[Event]) -> List[Sighting]:
-    """What one run says about its nodes, by the names that its scheduler has for them."""
+    """Collect what one run says about its nodes, by the names that its scheduler has for them."""
     names = {event.peer_host: event.name or event.peer_host for event in events if isinstance(event, kinds.NodeJoined)}
     members = len(names)
     ran = any(isinstance(event, kinds.AttemptStarted) for event in events)  # else the job may be wrong, not the node
@@ -246,7 +247,7 @@ def _judge(finding: Finding, failed: bool) -> Optional[Tuple[str, str, str]]:
 
 
 def _avoided(exclusions: List[Exclusion], seen: Sighting, now: float) -> List[Exclusion]:
-    """A node that was lost or whose hardware failed is avoided for a while; what somebody said by hand stays."""
+    """Return nodes to avoid for a while because they were lost or their hardware failed; exclusions made by hand stay."""
     until = seen.t + KEPT_FOR
     if seen.what not in (LOST, BAD) or until <= now:
         return exclusions
@@ -305,7 +306,7 @@ class Table:
     def lines(self) -> List[str]:
         if not self.nodes:
             runs = f"{self.runs} run{'' if self.runs == 1 else 's'} of yours"
-            return [f"nothing bad is known about nodes of {self.site}: {runs} read"]
+            return [f"no problems recorded for nodes of {self.site}: {runs} read"]
         width = max(4, *(len(node.host) for node in self.nodes))
         heads = ("lost", "bad", "failed first", "slow", "last seen", "excluded until")
         lines = [f"{'node':<{width}}  " + "  ".join(heads)]
@@ -341,7 +342,7 @@ class Changed:
 
 
 def site_here(named: Optional[str], environ: Mapping[str, str]) -> Site:
-    """The site whose nodes are meant."""
+    """Return the site whose nodes are meant."""
     from drumbeat.desk.start.make_order import site_of
     from drumbeat.desk.start.place import find_place
     from drumbeat.jobfile.job import Job
@@ -351,16 +352,18 @@ def site_here(named: Optional[str], environ: Mapping[str, str]) -> Site:
 
 
 def host_names(words: Sequence[str]) -> List[str]:
-    """Single names from node lists as schedulers write them."""
+    """Expand node lists as schedulers write them into single names."""
     hosts: List[str] = []
     for word in words:
         try:
             hosts += expand(word, _MOST_HOSTS)
         except (HostlistError, ValueError) as error:
-            raise Problem(f"{word[:80]!r} is no node list: {error}", "write nid001 or nid[001-004]") from None
+            raise Problem(f"{word[:80]!r} is not a valid node list: {error}", "write nid001 or nid[001-004]") from None
     for host in hosts:
         if not _HOST.fullmatch(host):
-            raise Problem(f"{host[:80]!r} is no host name", "letters, digits, dots, - and _; a list: nid[001-004]")
+            raise Problem(
+                f"{host[:80]!r} is not a valid host name", "letters, digits, dots, - and _; a list: nid[001-004]"
+            )
     if len(hosts) > _MOST_HOSTS:
         raise Problem(f"{len(hosts)} nodes at once; at most {_MOST_HOSTS}")
     return hosts
@@ -418,13 +421,13 @@ def forget(of: Site, hosts: Sequence[str], environ: Mapping[str, str]) -> Change
 
     learn(environ, now)
     change_store(environ, change)
-    words = [f"{host}: forgotten" if host in known else f"{host}: nothing was known about it" for host in hosts]
+    words = [f"{host}: forgotten" if host in known else f"{host}: no record" for host in hosts]
     return Changed(tuple(words), tuple(hosts))
 
 
 def avoiding(order: Order, environ: Mapping[str, str]) -> Order:
-    """The order, with the nodes that its scheduler is asked to leave out. Whatever is wrong with what is known about nodes is
-    said in one line, and no job fails for it."""
+    """Return the order with the nodes that its scheduler is asked to leave out. Trouble with the store of nodes is
+    reported in one line and never fails a job."""
     backend = backends.get(order.backend)
     if not backend.avoids_nodes:
         return order
@@ -439,7 +442,7 @@ def avoiding(order: Order, environ: Mapping[str, str]) -> Order:
     unknown = [each.host for each in excluded if each.host not in there]
     if unknown:
         names = ", ".join(unknown[:8])
-        print(f"drumbeat: {backend.title} knows no node {names}: drumbeat nodes forget {unknown[0]}", file=sys.stderr)
+        print(f"drumbeat: {backend.title} has no node {names}: drumbeat nodes forget {unknown[0]}", file=sys.stderr)
     avoided = tuple(AvoidedNode(each.host, avoided_words(each)) for each in excluded if each.host in there)
     return replace(order, resources=replace(order.resources, avoided=avoided))
 

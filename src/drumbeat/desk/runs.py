@@ -18,7 +18,7 @@ from drumbeat.runfolder.run import Run
 
 
 class NoSuchRun(Problem):
-    """No run fits what was named."""
+    """No run matches the name."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Found:
 
 
 def all_runs(environ: Mapping[str, str]) -> Found:
-    """A link whose folder is gone is left out; a folder that cannot be read is named and breaks nothing."""
+    """Return all runs of the index. A link whose folder is gone is left out; a folder that cannot be read is reported."""
     index = index_folder(environ)
     try:
         names = sorted(os.listdir(index))
@@ -48,12 +48,13 @@ def all_runs(environ: Mapping[str, str]) -> Found:
 
 
 def is_trial(run: Run) -> bool:
-    """Whether it is one of the short runs of a tuning: those have their folders inside the tuning's own."""
+    """Return true for one of the short runs of a tuning, whose folders are inside the tuning's own."""
     return os.path.exists(os.path.join(os.path.dirname(run.path), "tune.json"))
 
 
 def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
-    """The one that is meant; the newest if none is named. An exact id wins, then an exact name, then the start of an id."""
+    """Find the run that is meant; the newest if none is named. An exact id wins, then an exact name, then the start of an
+    id."""
     if wanted and (os.path.isdir(wanted) or os.sep in wanted and "://" not in wanted):
         return _opened(wanted, environ)
     runs = all_runs(environ).runs
@@ -71,7 +72,7 @@ def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
 
 
 def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: Callable[[Run], bool]) -> Run:
-    """The run that is named, or the only one that is running or queued."""
+    """Find the run that is named, or the only one that is running or queued."""
     if wanted:
         return find_run(wanted, environ)
     running = [run for run in all_runs(environ).runs if not is_trial(run) and is_running(run)]
@@ -83,7 +84,7 @@ def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: 
 
 
 def open_run(path: str, environ: Mapping[str, str]) -> Run:
-    """A run folder of this machine; where its nodes do not share it, a copy that is kept up to date while it is read."""
+    """Open a run folder of this machine; if its nodes do not share it, a copy that is kept up to date while it is read."""
     run = Run.open(path)
     backend = backends.of_handle(run.record.handle)
     files = backend.run_files(run.path, run.record.handle, environ) if backend else None
@@ -116,7 +117,7 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
 
 
 def _task(whole: Run, task: str) -> Run:
-    """One job of an array."""
+    """Open one job of an array."""
     for run in whole.array():
         if os.path.basename(run.path) == task:
             return run
@@ -124,7 +125,7 @@ def _task(whole: Run, task: str) -> Run:
 
 
 def job_of(run: Run) -> str:
-    """The number that its scheduler knows it by; empty if it has none."""
+    """Return the number by which its scheduler knows the run; empty if it has none."""
     handle = parse_handle(run.record.handle)
     return handle.job if handle else ""
 
@@ -148,7 +149,8 @@ class Old:
 
 
 def old_runs(environ: Mapping[str, str], seconds: float, now: float) -> Tuple[List[Old], List[Tuple[str, str]]]:
-    """Runs that began more than `seconds` ago and may be removed, the oldest first; and those that are kept, with the reason."""
+    """List the runs that began more than `seconds` ago and may be removed, the oldest first; and those that are kept, with
+    the reason."""
     removable: List[Old] = []
     kept: List[Tuple[str, str]] = []
     runs = all_runs(environ).runs
@@ -166,7 +168,7 @@ def old_runs(environ: Mapping[str, str], seconds: float, now: float) -> Tuple[Li
         around = [old for old in removable if any(path.startswith(_inside(old)) for path in staying)]
         if not around:
             return removable, kept
-        kept += [(old.run.run_id, "a run that is kept lies in it") for old in around]
+        kept += [(old.run.run_id, "it contains a run that is kept") for old in around]
         removable = [old for old in removable if old not in around]
 
 
@@ -175,7 +177,7 @@ def _inside(old: Old) -> str:
 
 
 def why_kept(run: Run) -> str:
-    """Why this folder must not be removed; empty if it may."""
+    """Explain why this folder must not be removed; empty if it may."""
     try:
         about = os.lstat(run.path)
     except OSError as error:
@@ -192,12 +194,13 @@ def why_kept(run: Run) -> str:
     if state.state in ALIVE:
         return f"it is {state.state}"
     if state.state == "unknown":
-        return f"how it stands is not known{': ' + state.detail if state.detail else ''}"
+        return f"its state is unknown{': ' + state.detail if state.detail else ''}"
     return ""
 
 
 def remove(old: Old, environ: Mapping[str, str]) -> Optional[str]:
-    """Remove the folder and its link; why not, if that failed. Looked at once more: it may have been started again."""
+    """Remove the folder and its link; return why not, if that failed. It is checked again first: it may have been
+    restarted."""
     why = why_kept(old.run)
     if why:
         return why

@@ -58,7 +58,7 @@ class State:
 
     @property
     def word(self) -> str:
-        """The state, and of an ended run its outcome: `doubtful` and `time-limit` are more than finished and failed."""
+        """State in one word; for an ended run its outcome: `doubtful` and `time-limit` say more than finished and failed."""
         return self.summary.outcome if self.summary and self.summary.outcome in _OUTCOMES else self.status.state
 
     @property
@@ -104,7 +104,8 @@ def _elapsed(run: Run, state: str, now: float) -> Optional[float]:
 
 
 def cause_in_output(run: Run) -> Optional[Finding]:
-    """What a scheduler's job printed before any agent could say why: no container runtime on a node, a bad image, a full disk."""
+    """Find the cause in what a scheduler's job printed before any agent could say why: no container runtime on a node, a
+    bad image, a full disk."""
     lines = run.output_lines()
     if not lines:
         return None
@@ -116,7 +117,7 @@ def cause_in_output(run: Run) -> Optional[Finding]:
     return reader.report().failure.finding
 
 
-# What a run folder says of its run's end, in one place for all who show it: the summary, else the lead's events.
+# The recorded end of a run, in one place for all views: the summary, else the lead's events.
 
 
 _MOST_NOTES = 6
@@ -124,7 +125,7 @@ _MOST_EARLIER = 3
 
 
 def recorded_end(run: Run) -> Recorded:
-    """Evidence names files relative to the run folder."""
+    """Return the recorded end. Its evidence names files relative to the run folder."""
     events = run.run_events()
     notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), _summary(run)
     if summary is not None:
@@ -148,7 +149,7 @@ def recorded_end(run: Run) -> Recorded:
 
 
 def with_paths(run: Run, recorded: Recorded) -> Recorded:
-    """Evidence names files as they can be pasted in the current folder."""
+    """Rewrite the file names of evidence so that they can be pasted in the current folder."""
 
     def near_by(finding: Finding) -> Finding:
         evidence = (
@@ -177,7 +178,7 @@ def _ended_by_us(consequences: Iterable[Union[Affected, kinds.Consequence]]) -> 
 
 
 def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
-    """Losses whose last report is no finite number."""
+    """Return the losses whose last report is not a finite number."""
     found = []
     if progress.not_finite:
         found.append(Finding(NAN_LOSS, WARNING, f"the loss reported last is {not_finite_words(progress)}"))
@@ -188,8 +189,8 @@ def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
 
 
 def _steps_missing(run: Run, summary: Summary) -> str:
-    """In words: a run that finished short of the steps that it announced, or one of whose ranks ended before the others did.
-    '' where nothing shows that. Metrics do not say of which attempt they are, so ranks are compared where there was only one."""
+    """Describe a run that finished short of its announced steps, or one of whose ranks ended before the others; '' if
+    nothing shows that. Metrics do not say of which attempt they are, so ranks are compared only if there was one attempt."""
     total = summary.progress
     if summary.outcome != "finished" or total.step is None:
         return ""
@@ -211,7 +212,7 @@ def _steps_missing(run: Run, summary: Summary) -> str:
 
 
 def _earlier(run: Run) -> Tuple[Finding, ...]:
-    """Why each attempt but the last one ended; of many the last ones."""
+    """Say why each attempt but the last one ended; at most the most recent ones."""
     ends = run.attempt_ends()
     found = [
         Finding(EARLIER, INFO, f"attempt {each.attempt + 1} of {len(ends)} ended: {each.finding.title}")
@@ -222,7 +223,7 @@ def _earlier(run: Run) -> Tuple[Finding, ...]:
 
 
 def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
-    """What the checks of the last attempt warned of, the last word of each."""
+    """Return the warnings of the last attempt's checks, the latest of each."""
     found: Dict[str, Finding] = {}
     for event in events:
         if isinstance(event, kinds.AttemptStarted):
@@ -235,7 +236,8 @@ def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
 
 
 def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
-    """What the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone afterwards."""
+    """Return what the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone
+    afterwards."""
     seen: Optional[Verdict] = None
     for event in events:
         if isinstance(event, kinds.AttemptStarted):
@@ -247,11 +249,11 @@ def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
     return (Finding("transport-seen", INFO, f"the run's own transport check: {seen.answer}: {seen.summary}"),)
 
 
-# What a person who waits for a job is told until its ranks start: what its scheduler says, and which nodes are here.
+# News for a person who waits for a job to start: what its scheduler says, and which nodes have joined.
 
 
 class Gathering:
-    """`news` is asked again and again, and has something to say whenever that has changed."""
+    """Progress of the muster: `news` is asked again and again, and returns text whenever something has changed."""
 
     def __init__(self) -> None:
         self.said = ""
@@ -281,7 +283,7 @@ class Gathering:
 
 
 def placement_lines(run: Run) -> List[str]:
-    """Each node's latest table under its verdict; a node that has not judged yet says so."""
+    """Print each node's latest table under its verdict; a node that has not judged yet says so."""
     latest: Dict[int, Dict[str, VerdictGiven]] = {}
     for event in run.events():
         if isinstance(event, VerdictGiven) and event.peer is None:

@@ -1,4 +1,4 @@
-"""Whether a run waits, goes on or has ended: by its folder, and by its scheduler where the folder does not tell."""
+"""State of a run (waiting, running or ended): by its folder, and by its scheduler if the folder does not tell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import REQUEUE, RunRecord, Summary, next_step, read_run_record
 
-# How a run stands, from two witnesses: what its folder says of the last end, and what the scheduler says of the job.
+# State of a run from two sources: what its folder says of the last end, and what the scheduler says of the job.
 # Pure. A job may be started several times: by drumbeat after a lost node, by the scheduler after a preemption, by
 # the user. Each start has a number, and the summary says to which one it belongs. So a summary is the end of the run
 # only where no later start is queued or running.
@@ -39,7 +39,7 @@ _MOST_TASKS = 100_000
 
 @dataclass(frozen=True)
 class End:
-    """What the summary of a run says."""
+    """The end of a run according to its summary."""
 
     outcome: str
     exit_code: int
@@ -51,7 +51,7 @@ def end_of(summary: Optional[Summary]) -> Optional[End]:
 
 
 def array_tasks(text: str) -> List[int]:
-    """The numbers in `0-3%2` or `1,5-9:2`; none where that is not understood."""
+    """Return the numbers in `0-3%2` or `1,5-9:2`; none if that is not understood."""
     numbers: List[int] = []
     for part in text.partition("%")[0].split(","):
         match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?\s*", part)
@@ -63,12 +63,13 @@ def array_tasks(text: str) -> List[int]:
 
 
 def may_come_back(end: Optional[End], requeued: bool) -> bool:
-    """Whether the scheduler must be asked. `requeued`: the lead's verdict says that the job is queued again."""
+    """Return true if the scheduler must be asked. `requeued`: the lead's verdict says that the job is queued again."""
     return end is None or requeued or end.outcome in ("cancelled", "stopped", "requeue")
 
 
 def settled(handle: str, asked: Optional[Status], end: Optional[End], requeued: bool = False) -> Status:
-    """`asked` is the scheduler's answer; None where it was not asked. `requeued`: the lead's verdict is another start."""
+    """Combine both sources. `asked` is the scheduler's answer; None if it was not asked. `requeued`: the lead's verdict is
+    another start."""
     if end is None:
         return asked or Status(handle, UNKNOWN)
     if asked is not None and asked.state == QUEUED:
@@ -89,12 +90,12 @@ def settled(handle: str, asked: Optional[Status], end: Optional[End], requeued: 
 
 
 def leftovers(run: Run) -> List[int]:
-    """This user's live processes on this machine that carry the run's mark; zombies have no environment left."""
+    """Return this user's live processes on this machine that carry the run's mark; zombies have no environment left."""
     return of_user(lambda process: (process.environ or {}).get("DRUMBEAT_RUN") == run.run_id)
 
 
 def agents(run: Run) -> List[int]:
-    """The run's agents, with their guards, that live on this machine: while there are any, they end its processes."""
+    """Return the run's agents and guards that live on this machine: while there are any, they end its processes."""
     order = os.fsencode(os.path.realpath(run.folder.order))
 
     def is_agent(process: Process) -> bool:
@@ -105,7 +106,8 @@ def agents(run: Run) -> List[int]:
 
 
 def end_leftovers(run: Run, seconds: float = 10.0) -> int:
-    """Kill them, and what they start meanwhile; how many there were. They were orphans: nobody waits for them to save."""
+    """Kill leftovers and what they start meanwhile; return how many there were. They were orphans: nobody waits for them
+    to save."""
     ended: List[int] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -126,7 +128,7 @@ _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 
 
 def status(run: Run) -> Status:
-    """The run folder is read first; only where its job may come back is the scheduler asked."""
+    """Return the state of a run. Its folder is read first; the scheduler is asked only if its job may come back."""
     handle, tasks = run.record.handle, array_numbers(run)
     if tasks:
         return _array_status(run, tasks)
@@ -167,7 +169,7 @@ def _was_cancelled(run: Run) -> bool:
 
 
 def _record_now(run: Run) -> RunRecord:
-    """Read again: `cancel`, or fetching the run's last files, may have written it after the run was opened."""
+    """Read the record again: `cancel`, or fetching the run's last files, may have written it after the run was opened."""
     try:
         return read_run_record(run.path)
     except RecordError:
@@ -175,8 +177,8 @@ def _record_now(run: Run) -> RunRecord:
 
 
 def _recorded_end(run: Run) -> Optional[End]:
-    """What the lead's events say of the end, where it was killed before the summary. A submitted job may have been started
-    again since, which only its scheduler knows."""
+    """Return the end according to the lead's events if it was killed before the summary. A submitted job may have been
+    started again since, which only its scheduler knows."""
     for event in reversed(run.last_run_events() if run.record.desk is not None else ()):
         if isinstance(event, kinds.RunStarted):
             return None
@@ -186,7 +188,7 @@ def _recorded_end(run: Run) -> Optional[End]:
 
 
 def array_numbers(run: Run) -> List[int]:
-    """The jobs of an array, of which this is the whole; none for any other run, also for one job of an array."""
+    """Return the numbers of the jobs of an array; none for any other run, also for one job of an array."""
     try:
         order = run.order()
     except RecordError:
@@ -219,7 +221,7 @@ _silent: Set[str] = set()  # handles whose scheduler did not answer: nothing fol
 
 
 def ask_scheduler(handle: str) -> Optional[Status]:
-    """At most every 20 s: a scheduler has many users. None where no scheduler has the run."""
+    """Ask the scheduler, at most every 20 s: it has many users. None if no scheduler has the run."""
     backend = scheduler_of(handle)
     if backend is None:
         return None
@@ -236,18 +238,18 @@ def ask_scheduler(handle: str) -> Optional[Status]:
 
 
 def scheduler_of(handle: str) -> Optional[Backend]:
-    """The backend that can be asked about this run; None for runs of this machine."""
+    """Return the backend that can be asked about this run; None for runs of this machine."""
     backend = backends.of_handle(handle)
     return backend if backend and backend.name != "local" else None
 
 
 def forget_answers() -> None:
-    """After a change that the scheduler was told to make."""
+    """Forget answers after a change that the scheduler was told to make."""
     _asked.clear()
 
 
 def read_summary(run: Run) -> Optional[Summary]:
-    """None also where a newer drumbeat wrote it: a listing must not end for that."""
+    """Read the summary; None also if a newer drumbeat wrote it: a listing must not end for that."""
     try:
         return run.summary()
     except RecordError:
@@ -255,7 +257,7 @@ def read_summary(run: Run) -> Optional[Summary]:
 
 
 def desk_pid(run: Run) -> Optional[int]:
-    """The live desk process of a run; its start time tells it from a later process with the same pid."""
+    """Return the live desk process of a run; its start time tells it from a later process with the same pid."""
     desk = run.record.desk
     if desk is None or desk.started is None or desk.host != socket.gethostname() or desk.pid <= 0:
         return None

@@ -1,4 +1,4 @@
-"""What a check says: one observation is a Finding, the answer of a whole check is a Verdict.
+"""Results of a check: one observation is a Finding, the answer of a whole check is a Verdict.
 
 Both say how sure they are and what that rests on. `certain`: what was looked at names it. `likely`: it fits, but other
 explanations fit too. `unknown`: it was not or could not be looked at. A verdict that names nothing it looked at is
@@ -41,12 +41,12 @@ WAS = {
 
 
 def shown(text: str) -> str:
-    """The text as it may be printed and kept: nothing in it steers a terminal, and secrets are replaced by `…`."""
+    """Return the text as it may be printed and kept: nothing in it steers a terminal, and secrets are replaced by `…`."""
     return redact(harmless(text))
 
 
 def clipped(text: str, most: int) -> str:
-    """The start of a text, of which no secret is left that the cut would have made unrecognisable."""
+    """Return the start of a text, with no secret left that the cut would have made unrecognisable."""
     return text if len(text) <= most else shown(text)[:most]
 
 
@@ -59,7 +59,7 @@ def _clean(record: object, *fields: str) -> None:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The line, value or reading that a finding rests on, and where it stands; both as they may be shown."""
+    """The line, value or reading that a finding rests on, and its place; both are safe to show."""
 
     text: str
     file: Optional[str] = None
@@ -70,13 +70,13 @@ class Evidence:
 
     @property
     def place(self) -> str:
-        """`train.log:12`; empty where the evidence is not from a file."""
+        """Return `train.log:12`; empty if the evidence is not from a file."""
         return f"{self.file}:{self.line}" if self.file and self.line else self.file or ""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One observation: what is so, how bad that is, what shows it, and what to do."""
+    """One observation: what is so, how bad it is, what shows it, and what to do."""
 
     code: str  # stable, kebab-case: `port-in-use`, `memlock-low`
     severity: str  # one of SEVERITIES; an error is what breaks this job
@@ -124,7 +124,7 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """Answer and summary; a summary that begins with the answer says both."""
+        """Return answer and summary; a summary that begins with the answer says both."""
         if not self.summary or self.summary.startswith(self.answer):
             return self.summary or self.answer
         return f"{self.answer}: {self.summary}"
@@ -142,5 +142,5 @@ class PastedDump:
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    """The worst severity among them; `ok` when there are none."""
+    """Return the worst severity among them; `ok` when there are none."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default=OK)

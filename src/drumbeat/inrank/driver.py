@@ -1,4 +1,5 @@
-"""Runs in the user's interpreter, not in the agent's: `python -c <this file> SETTINGS MODULE <the launcher's arguments>`.
+"""Run a launcher in the user's interpreter, not in the agent's: `python -c <this file> SETTINGS MODULE <the launcher's
+arguments>`.
 
 Launchers exit with 1 whatever happened; this writes a report, as JSON: which rank failed, with which exit code or signal, or why
 no rank was started; of a stage of a script also that all ranks ended well, or how the launcher itself ended. For as long as a
@@ -59,14 +60,14 @@ class Copier(threading.Thread):
             os.write(target, b"\n".join(lines) + b"\n")
 
     def skip(self) -> Copier:
-        """What earlier launchers of the same script left there is not ours to copy."""
+        """Skip what earlier launchers of the same script left there: it is not ours to copy."""
         for name in os.listdir(self.folder):
             self.places[name] = os.path.getsize(os.path.join(self.folder, name))
         return self
 
 
 def redirected(settings: Dict[str, Any]) -> Dict[str, int]:
-    """Our streams that do not go to the log which the agent opened for us."""
+    """Return our streams that do not go to the log which the agent opened for us."""
     streams = {}
     for stream, fd in (("out", 1), ("err", 2)):
         try:
@@ -79,7 +80,8 @@ def redirected(settings: Dict[str, Any]) -> Dict[str, int]:
 
 
 class Rank(subprocess.Popen):  # type: ignore[type-arg]
-    """Every process that a launcher starts. `gone` has the ranks among them, in the order in which they were seen to be gone."""
+    """One process that a launcher starts. `gone` has the ranks among them, in the order in which they were seen to be
+    gone."""
 
     log = ""  # the file in which their ends are noted
     running: ClassVar[List[Rank]] = []
@@ -101,7 +103,8 @@ class Rank(subprocess.Popen):  # type: ignore[type-arg]
 
     @staticmethod
     def note() -> None:
-        """A launcher asks one rank after another: all that are gone by now get the same time, so that none seems to be first."""
+        """Note all that are gone by now with the same time, so that none seems to be first: a launcher asks one rank after
+        another."""
         now = time.time()
         gone = [rank for rank in Rank.running if super(Rank, rank).poll() is not None]
         for rank in gone:
@@ -115,7 +118,7 @@ class Rank(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def write(settings: Dict[str, Any], failures: List[Dict[str, Any]], refused: str = "", exit_code: int = 0) -> None:
-    """`exit_code`: of a launcher that failed although none of its ranks did, or before it had any."""
+    """Write the ends. `exit_code`: of a launcher that failed although none of its ranks did, or before it had any."""
     with open(settings["report"] + ".tmp", "w") as file:
         json.dump({"failures": failures, "refused": refused, "exit_code": exit_code}, file)
     os.replace(settings["report"] + ".tmp", settings["report"])
@@ -126,7 +129,7 @@ def ended(code: int) -> int:
 
 
 def worker_of(shim: List[str], words: List[str]) -> List[str]:
-    """What each rank runs, as a launcher's command line has it behind our shim."""
+    """Return what each rank runs, as a launcher's command line has it behind our shim."""
     for place in range(len(words) - len(shim)):
         if shim and words[place : place + len(shim)] == shim:
             return words[place + len(shim) :]
@@ -134,7 +137,7 @@ def worker_of(shim: List[str], words: List[str]) -> List[str]:
 
 
 def program(shim: List[str], words: List[str]) -> str:
-    """The user's program in a launcher's command line: behind our shim, and behind its interpreter."""
+    """Return the user's program in a launcher's command line: behind our shim, and behind its interpreter."""
     worker = worker_of(shim, words)
     if not worker:
         return ""
@@ -196,7 +199,7 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
     simple_launcher = launch.simple_launcher
 
     def one_process(args: Any) -> None:
-        """accelerate's way with --cpu, and without GPUs: one process, which is told no rank."""
+        """Start one process that is told no rank: accelerate's way with --cpu, and without GPUs."""
         processes, nodes = args.num_processes or 1, args.num_machines or 1
         if max(processes, nodes) > 1:
             worker = worker_of(settings.get("shim", []), arguments)
@@ -216,11 +219,11 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
 
 
 class Refused(Exception):
-    """Why no rank is started, and in the next line what to type."""
+    """The reason why no rank is started, and in the next line what to type."""
 
 
 def several_wanted(processes: int, nodes: int, cpu: bool, worker: List[str]) -> str:
-    """Why accelerate cannot start these ranks, and the line to type instead."""
+    """Explain why accelerate cannot start these ranks, and give the line to type instead."""
     why = "on CPUs" if cpu else "without --multi_gpu, where it finds no second GPU by itself,"
     other = "" if cpu else "add --multi_gpu; on CPUs: "
     line = f"drumbeat run --nodes {nodes} --ranks-per-node {max(1, processes // nodes)} -- env ACCELERATE_USE_CPU=true"
@@ -254,7 +257,7 @@ def fabric(settings: Dict[str, Any], arguments: List[str]) -> int:
         from lightning_fabric import cli
 
     def main(words: List[str]) -> None:
-        """torchrun as Fabric calls it, with our shim before each rank."""
+        """Call torchrun as Fabric does, with our shim before each rank."""
         place = next(number for number, word in enumerate(words) if not word.startswith("-"))
         worker = ["--no-python", *settings["shim"], sys.executable, "-u", *words[place:]]
         run.run(run.parse_args([*words[:place], *worker]))  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ _serving = False
 
 
 def serve() -> None:
-    """Begin to answer; once per process, and never in a process that was forked from one that answers."""
+    """Start to answer; once per process, and never in a process that was forked from one that answers."""
     global _serving
     metrics = os.environ.get("DRUMBEAT_METRICS")
     if _serving or not metrics:
@@ -41,7 +41,7 @@ def serve() -> None:
 
 
 def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
-    """What the rank behind the socket `name` answers; None if it does not, in that time."""
+    """Return the answer of the rank behind the socket `name`; None if there is none in that time."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(seconds)
@@ -91,7 +91,7 @@ def _look(main: Optional[int]) -> Dict[str, Any]:
 
 
 def _instruction(frame: Optional[FrameType]) -> Dict[str, Any]:
-    """Where in its innermost function the main thread is, and whether it calls something there that is no Python."""
+    """Return where in its innermost function the main thread is, and whether it calls something there that is not Python."""
     if frame is None:
         return {"at": 0, "calls": True}
     code, at = frame.f_code.co_code, max(0, frame.f_lasti)
@@ -99,7 +99,7 @@ def _instruction(frame: Optional[FrameType]) -> Dict[str, Any]:
 
 
 def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
-    """Innermost first: file, line, function, and whether it is a library's."""
+    """Return the stack, innermost first: file, line, function, and whether it is a library's."""
     found: List[List[Any]] = []
     while frame is not None and len(found) < _DEEPEST:
         name = frame.f_code.co_filename
@@ -109,8 +109,8 @@ def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
 
 
 def _flight() -> Dict[str, List[Any]]:
-    """Process group -> its last collective on this rank: number, operation, whether it is over; and the first that is not over.
-    Torch's own record."""
+    """Map each process group to its last collective on this rank: number, operation, whether it is over, and the first that is
+    not over. From torch's own record."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
     if dump is None:

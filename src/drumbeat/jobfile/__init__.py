@@ -1,1 +1,1 @@
-"""What the user wrote, checked: Job and Site, and the Order that the two give."""
+"""Job files and site profiles, checked: Job and Site, and the Order made from the two."""

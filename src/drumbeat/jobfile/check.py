@@ -42,7 +42,7 @@ _KNOWN_AS = {
 
 
 def check(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> T:
-    """`what` names the whole for messages (`the job`); `given` are fields that do not stand in the file."""
+    """Check a table. `what` names the whole for messages (`the job`); `given` are fields that are not in the file."""
     checker = Checker(file)
     made = checker.record(cls, table, what, **given)
     if len(checker.problems) == 1:
@@ -55,14 +55,15 @@ def check(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> T:
 
 
 def mistakes(cls: Type[T], table: Table, file: str, what: str) -> List[Problem]:
-    """What `check` would refuse, one by one."""
+    """Return the mistakes that `check` would refuse, one by one."""
     checker = Checker(file)
     checker.record(cls, table, what)
     return checker.problems
 
 
 class Checker:
-    """`origins` gathers where each value stands: its path (`env.A`) -> the words that begin a message about it."""
+    """Checker of one file. `origins` gathers where each value is: its path (`env.A`) -> the words that begin a message
+    about it."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -96,7 +97,7 @@ class Checker:
         return cls(**values) if not self.problems else cls.__new__(cls)
 
     def value(self, key: Key, node: Node, place: str, path: str) -> Any:
-        """One value. `place` begins every message about it: `job.yaml:3: nodes`, `--nodes`."""
+        """Check one value. `place` begins every message about it: `job.yaml:3: nodes`, `--nodes`."""
         self.origins[path] = place
         if key.kind == "table":
             return self.record(key.inner, _table(key, node, place), path, path + ".")
@@ -111,13 +112,13 @@ class Checker:
         return value
 
     def variable(self, name: str, node: Node, place: str, path: str) -> Optional[str]:
-        """The text of an environment variable; None where it is handed on by name."""
+        """Return the text of an environment variable; None if it is passed by name."""
         check_variable_name(name, place)
         self.origins[path] = place
         if not isinstance(node, Text):
             raise Problem(f"{place}: expected text, got {kind_of(node)}")
         if node.missing:
-            raise Problem(f"{place}: has no value; write '' for an empty one, or pass to hand yours on")
+            raise Problem(f"{place}: has no value; write '' for an empty one, or pass to use your exported one")
         check_no_nul(node.value, place)
         return None if node.value == "pass" and not node.quoted else node.value
 
@@ -152,7 +153,7 @@ class Checker:
 
 
 def check_limits(key: Key, value: Any, place: str) -> None:
-    """What a value of the right type may still get wrong."""
+    """Check what a value of the right type may still get wrong."""
     if key.minimum is not None and value is not None and value < key.minimum:
         unit = " s" if key.kind == "duration" else ""
         raise Problem(f"{place}: must be at least {key.minimum}{unit}, got {value}{unit}")
@@ -167,7 +168,7 @@ def check_no_nul(text: str, place: str) -> None:
 
 def check_variable_name(name: str, place: str) -> None:
     if not _VARIABLE.fullmatch(name):
-        raise Problem(f"{place}: {shown(name)} is no name of a variable (letters, digits and '_', no digit first)")
+        raise Problem(f"{place}: {shown(name)} is not a valid variable name (letters, digits and '_', no digit first)")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
@@ -226,7 +227,7 @@ def _words(key: Key, node: Node, place: str) -> Tuple[str, ...]:
 
 
 def _hosts(key: Key, node: Node, place: str) -> Tuple[str, ...]:
-    """A list, or one text as schedulers write it: a,b or n[1-4]; each may have a user before it."""
+    """Parse a list, or one text as schedulers write it: a,b or n[1-4]; each may have a user before it."""
     words = _words(key, node, place) if isinstance(node, Items) else (_filled(key, node, place),)
     hosts: List[str] = []
     for each in (part for word in words for part in _BETWEEN_HOSTS.split(word)):

@@ -1,4 +1,4 @@
-"""How a field of Job or Site describes itself: once, next to its definition.
+"""Self-describing fields of Job and Site: each is documented once, next to its definition.
 
 The checker, the flags of `drumbeat run`, its --help and the pages in docs/ are all made from this.
 """
@@ -39,7 +39,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Key:
-    """What is known of one key of a YAML file."""
+    """Description of one key of a YAML file."""
 
     kind: str
     help: str
@@ -55,7 +55,7 @@ class Key:
 
 
 def key(kind: str, help: str, example: str, default: Any = MISSING, **more: Any) -> Any:
-    """A dataclass field with its Key. Without a default it is required."""
+    """Make a dataclass field with its Key. Without a default it is required."""
     metadata = {"key": Key(kind, help, example, **more)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
@@ -63,12 +63,13 @@ def key(kind: str, help: str, example: str, default: Any = MISSING, **more: Any)
 
 
 def origins_field() -> Any:
-    """Where each value came from: key -> `job.yaml:3: nodes` or `--nodes`. It is no part of what was asked."""
+    """Make the field that holds the origin of each value: key -> `job.yaml:3: nodes` or `--nodes`. It is not part of the
+    request."""
     return dataclasses.field(default_factory=dict, compare=False, repr=False)
 
 
 def keys_of(cls: Any) -> Dict[str, Tuple[str, Key]]:
-    """YAML's key -> the field's name and Key, in the order of their definition."""
+    """Map each YAML key to the field's name and Key, in the order of their definition."""
     return {
         field.name.replace("_", "-"): (field.name, field.metadata["key"])
         for field in dataclasses.fields(cls)
@@ -99,7 +100,7 @@ _CLOCK = regex(r"(?:([0-9]{1,6})-)?([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])")
 
 
 def parse_duration(text: str) -> int:
-    """Seconds; ValueError says what to write instead."""
+    """Return seconds; ValueError says what to write instead."""
     if re.fullmatch(r"[0-9]{1,9}", text):
         raise ValueError(f"needs a unit: write {text}s, {text}m or {text}h")
     if re.fullmatch(r"[0-9]{1,6}:[0-9]{2}", text):
@@ -122,7 +123,7 @@ _DOLLAR = regex(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\
 
 
 def expand(text: str, environ: Mapping[str, str], place: str) -> str:
-    """What comes out is not expanded again. `place` begins a message: `job.yaml:3: command`."""
+    """Expand variables once; the result is not expanded again. `place` begins a message: `job.yaml:3: command`."""
 
     def fill(match: re.Match[str]) -> str:
         if match.group(1):
@@ -140,7 +141,7 @@ def expand(text: str, environ: Mapping[str, str], place: str) -> str:
         if is_secret(name, environ[name]):
             raise Problem(
                 f"{place}: the value of ${name} looks secret and would be written into the run folder",
-                f"hand it on by name (env: {{{name}: pass}}) and read it in the command",
+                f"pass it on by name (env: {{{name}: pass}}) and read it in the command",
             )
         return environ[name]
 
@@ -148,5 +149,5 @@ def expand(text: str, environ: Mapping[str, str], place: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Text that has been through the user's shell already, so that `expand` gives it back unchanged."""
+    """Escape text that has been through the user's shell already, so that `expand` returns it unchanged."""
     return text.replace("$", "$$")

@@ -44,7 +44,7 @@ def with_preset(job: Job) -> Job:
 
 
 def about_preset(job: Job) -> str:
-    """What the job's preset runs and needs, as the comment that begins its file says, and the image of the job."""
+    """Describe what the job's preset runs and needs, as the comment that begins its file says, and the image of the job."""
     assert job.preset
     lines = itertools.takewhile(lambda line: line.startswith("#"), _text(job.preset).splitlines())
     said = " ".join(line.lstrip("# ") for line in lines)
@@ -58,7 +58,7 @@ def _text(name: str) -> str:
 
 
 def laid_over(base: Job, job: Job, fields: Iterable[str]) -> Job:
-    """`job`, with those fields of `base` that it does not say itself."""
+    """Return `job`, with those fields of `base` that it does not set itself."""
     changed: Dict[str, Any] = {
         field: getattr(base, field)
         for field in fields
@@ -76,7 +76,7 @@ _WORD = regex(r"(slots|max[_-]slots)\s*=\s*(\S+)\s*")
 
 
 def with_hostfile(job: Job, environ: Mapping[str, str]) -> Job:
-    """The job with what its host file says."""
+    """Return the job with what its host file says."""
     if job.hostfile is None:
         return job
     if job.hosts:
@@ -103,7 +103,7 @@ def with_hostfile(job: Job, environ: Mapping[str, str]) -> Job:
 
 
 def read_hostfile(text: str, path: str) -> Dict[str, int]:
-    """Host -> its slots, 0 where none are said."""
+    """Map each host to its slots, 0 if none are given."""
     slots: Dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{path}:{number}"
@@ -130,13 +130,13 @@ def read_hostfile(text: str, path: str) -> Dict[str, int]:
 
 
 def _slots_of(text: str, where: str) -> int:
-    """From `slots=8 max_slots=8`, as Open MPI and DeepSpeed write it; 0 where nothing is said."""
+    """Read slots from `slots=8 max_slots=8`, as Open MPI and DeepSpeed write it; 0 if nothing is given."""
     count = 0
     while text.strip():
         match = _WORD.match(text.strip())
         if not match:
             raise Problem(
-                f"{where}: {shown(text.strip())} is not understood behind the host's name",
+                f"{where}: {shown(text.strip())} is not understood after the host's name",
                 "one host per line: HOST slots=N",
             )
         if match.group(1) == "slots":
@@ -151,7 +151,7 @@ def _count(text: str, where: str) -> int:
     return int(text)
 
 
-# What most people need, in the short help, with its short words there. All others are shown by --help-all.
+# Flags in the short help, with their short texts. All others are shown by --help-all.
 _COMMON = {
     "nodes": "number of nodes",
     "ranks-per-node": "ranks per node (default: one per GPU)",
@@ -162,14 +162,14 @@ _COMMON = {
     "time": "time limit, such as 30m, 4h or 2d",
     "restarts": "restarts after a failure (default: 0)",
 }
-# What fingers know from torchrun.
+# Flags as torchrun spells them.
 _ALIASES = {"nodes": ("--nnodes",), "ranks-per-node": ("--nproc-per-node", "--nproc_per_node")}
 _EXPANDED = ("path", "variables")  # the kinds whose text resolve() expands; the user's shell has done it for a flag
 
 
 def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
-    """`[JOB.yaml]`, a flag for each field that has one, and `-- COMMAND...` (cli/__init__.py cuts that off first)."""
-    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="job file; flags win over what it says")
+    """Add `[JOB.yaml]`, a flag for each field that has one, and `-- COMMAND...` (cli/__init__.py cuts that off first)."""
+    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="job file; flags override it")
     group = parser.add_argument_group("job (each is also a key of the job file)")
     for name, (field, key) in keys_of(Job).items():
         if not key.flag or name in leave_out:
@@ -192,7 +192,7 @@ def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
 
 
 def load_job(path: Optional[str], args: Any) -> Job:
-    """The job of the file, if there is one, with the flags of `args` laid over it."""
+    """Load the job of the file, if there is one, with the flags of `args` laid over it."""
     return with_hostfile(with_preset(merge(_from_file(path) if path else Job(), args)), os.environ)
 
 
@@ -227,7 +227,7 @@ def _from_file(path: str) -> Job:
         if path.endswith((".yaml", ".yml")):
             raise
         raise Problem(
-            problem.what, f"a job file is expected here; a command stands after '--': -- {shown_path(path)}"
+            problem.what, f"expected a job file here; put the command after '--': -- {shown_path(path)}"
         ) from None
 
 

@@ -37,7 +37,11 @@ class JobExpect:
         allowed=TRANSPORTS,
     )
     gdr: Optional[bool] = key(
-        "switch", "Whether NICs read GPU memory directly.", "true", None, default_text="either is right"
+        "switch",
+        "NICs must read GPU memory directly (true), or must not (false).",
+        "true",
+        None,
+        default_text="either is fine",
     )
 
 
@@ -45,21 +49,21 @@ class JobExpect:
 class JobChecks:
     preflight: str = key(
         "choice",
-        "What follows when a node would fail this job: looked at on every node before ranks are started.",
+        "Action if a node would fail this job; checked on every node before ranks start.",
         "warn",
         "stop",
         allowed=CHECK_LEVELS,
     )
     affinity: str = key(
         "choice",
-        "What follows when ranks do not sit on the cores, or do not see the devices, that the plan gave them.",
+        "Action if ranks do not run on the cores, or do not see the devices, that the plan gave them.",
         "stop",
         "warn",
         allowed=CHECK_LEVELS,
     )
     hang: str = key(
         "choice",
-        "What follows when steps stop coming and one rank, or all of them, can be seen to hang. stop keeps the ranks' stacks, "
+        "Action if steps stop coming and one or all ranks are seen to hang. stop keeps the ranks' stacks, "
         "then ends the attempt as failed. Programs that report no steps are never stopped.",
         "stop",
         "warn",
@@ -67,21 +71,20 @@ class JobChecks:
     )
     transport: Optional[str] = key(
         "choice",
-        "What follows when another network carries the traffic than `expect` says, or than the variables name. off also "
+        "Action if another network carries the traffic than `expect` or the variables name. off also "
         "leaves NCCL's log alone.",
         "warn",
         None,
         allowed=CHECK_LEVELS,
-        default_text="stop where the job says what to expect, else warn",
+        default_text="stop if the job sets `expect`, else warn",
     )
     world: Optional[str] = key(
         "choice",
-        "What follows when the ranks that really run do not form one world: every rank is seen twice, or each node trains "
-        "alone.",
+        "Action if the running ranks do not form one world: every rank is seen twice, or each node trains alone.",
         "warn",
         None,
         allowed=CHECK_LEVELS,
-        default_text="stop; warn where drumbeat joins a job",
+        default_text="stop; warn if drumbeat joins a job",
     )
 
 
@@ -101,12 +104,12 @@ class JobCourse:
         default_text="no limit of drumbeat's own",
     )
     restarts: int = key(
-        "number", "How often the whole job is started again after a failure.", "2", 0, minimum=0, flag="N"
+        "number", "Number of times the whole job is restarted after a failure.", "2", 0, minimum=0, flag="N"
     )
     spares: int = key(
         "number",
         "Nodes beyond `nodes` that wait without ranks. One takes the place of a node that is lost or bad: the job goes on from "
-        "its checkpoint, without waiting in a queue (docs/comeback.md). Of `hosts` the last ones are spares.",
+        "its checkpoint, without waiting in a queue (docs/comeback.md). The last of `hosts` are the spares.",
         "1",
         0,
         minimum=0,
@@ -114,7 +117,7 @@ class JobCourse:
     )
     stop_grace: int = key(
         "duration",
-        "How long ranks may go on saving after a stop signal before they are killed.",
+        "Time for ranks to save after a stop signal, before they are killed.",
         "2m",
         60,
         minimum=1,
@@ -123,9 +126,10 @@ class JobCourse:
     )
     on_end: Tuple[str, ...] = key(
         "command",
-        "A command that the lead runs once on its node when the run has ended for good: to send a message, say. Split into "
-        "words, no shell; `{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` are filled in, and stand in "
-        "DRUMBEAT_RUN_ID and so on. It has 15 s, writes to on-end.log in the run folder, and changes no exit code.",
+        "A command that the lead runs once on its node when the run has ended for good, for example to send a "
+        "message. Split into words, no shell; `{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` are"
+        " filled in, and also set as DRUMBEAT_RUN_ID and so on. It has 15 s, writes to on-end.log in the run folder,"
+        " and changes no exit code.",
         "ntfy publish my-topic '{run_id} {outcome}'",
         (),
         default_text="nothing",
@@ -147,7 +151,7 @@ class JobCourse:
     )
     expect: Optional[JobExpect] = key(
         "table",
-        "Which network must carry the traffic between nodes. It is read off NCCL's own log and the NICs' counters at "
+        "Network that must carry the traffic between nodes. It is read from NCCL's own log and the NICs' counters at "
         "the first collective.",
         "{transport: ofi, gdr: true}",
         None,
@@ -156,7 +160,7 @@ class JobCourse:
     )
     checks: JobChecks = key(
         "table",
-        "How strict the checks of a running job are: off, warn or stop.",
+        "Action of each check of a running job: off, warn or stop.",
         "{transport: stop}",
         JobChecks(),
         inner=JobChecks,
@@ -164,7 +168,7 @@ class JobCourse:
     )
     oversubscribe: int = key(
         "number",
-        "How many ranks a core may carry where nodes are emulated on one machine.",
+        "Ranks per core allowed if nodes are emulated on one machine.",
         "8",
         4,
         minimum=1,
@@ -172,7 +176,7 @@ class JobCourse:
     )
     stop_signal: str = key(
         "choice",
-        "What the main process of each rank is sent when it should save and end: on a cancel, before a time limit, on a "
+        "Signal that tells each rank's main process to save and end: on a cancel, before a time limit, on a "
         "preemption. A rank that saves and then ends with 75 is started again by the scheduler.",
         "USR2",
         "TERM",
@@ -203,31 +207,31 @@ class JobLaunch:
     )
     command: Tuple[str, ...] = key(
         "command",
-        "What every rank runs. A line is split into words as a shell would, but no shell ever sees it; a list is taken "
-        "word by word. On the command line it stands after `--`.",
+        "Command that every rank runs. A line is split into words as in a shell, but no shell runs it; a list is "
+        "taken word by word. On the command line, put it after `--`.",
         "python train.py --epochs 3",
         (),
         default_text="none: it must be here or after `--`",
     )
     nodes: Optional[int] = key(
-        "number", "How many nodes.", "2", None, minimum=1, flag="N", default_text="the site's, else 1"
+        "number", "Number of nodes.", "2", None, minimum=1, flag="N", default_text="the site's, else 1"
     )
     ranks_per_node: Optional[int] = key(
         "number",
-        "How many ranks on each node.",
+        "Ranks per node.",
         "4",
         None,
         minimum=1,
         flag="M",
-        default_text="one per GPU where GPUs are known, else the site's, else 1",
+        default_text="one per GPU if GPUs are known, else the site's, else 1",
     )
     gpus: Optional[int] = key(
-        "number", "How many GPUs of each node to use.", "8", None, minimum=0, flag="N", default_text="all of them"
+        "number", "GPUs per node to use.", "8", None, minimum=0, flag="N", default_text="all of them"
     )
-    gpus_per_rank: int = key("number", "How many GPUs each rank drives.", "2", 1, minimum=1, flag="N")
+    gpus_per_rank: int = key("number", "GPUs per rank.", "2", 1, minimum=1, flag="N")
     ranks_per_gpu: int = key(
         "number",
-        "How many ranks share one GPU; more than one is rarely right, and drumbeat warns of it.",
+        "Ranks that share one GPU; more than one is rarely right, and drumbeat warns about it.",
         "2",
         1,
         minimum=1,
@@ -235,7 +239,7 @@ class JobLaunch:
     )
     visibility: str = key(
         "choice",
-        "Which GPUs a rank sees: all that the job has on its node, or only its own, which is then number 0.",
+        "GPUs that a rank sees: all that the job has on its node, or only its own, which is then number 0.",
         "own",
         "all",
         allowed=("all", "own"),
@@ -258,8 +262,8 @@ class JobLaunch:
     )
     launcher: str = key(
         "choice",
-        "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), the scheduler with one task per rank "
-        "(tasks), or one process per node, which starts its ranks itself (once). auto reads the command, and "
+        "The launcher of the ranks: drumbeat itself (ranks), torch's (torchrun), the scheduler with one task per "
+        "rank (tasks), or one process per node that starts its ranks itself (once). auto reads the command, and "
         "the choice is printed with its reason.",
         "ranks",
         "auto",
@@ -276,12 +280,12 @@ class JobLaunch:
     )
     hosts: Tuple[str, ...] = key(
         "hosts",
-        "Machines to run on, reached by ssh (docs/ssh.md): each is one node, the first is node 0. With `nodes` as many of them "
-        "as that are taken.",
+        "Machines to run on, reached by ssh (docs/ssh.md): each is one node, the first is node 0. With `nodes`, only"
+        " that many are used.",
         "[gpu1, gpu2]",
         (),
         flag="A,B",
-        default_text="the site's; else wherever you type, or what the scheduler gives",
+        default_text="the site's; else this machine, or the nodes that the scheduler gives",
     )
     hostfile: Optional[str] = key(
         "path",
@@ -300,9 +304,9 @@ class JobLaunch:
     )
     env: Dict[str, Optional[str]] = key(
         "variables",
-        "Variables for the ranks, as text exactly as written. The value `pass` hands yours on by name without writing "
-        "it anywhere; a variable that looks secret must be given that way. As a flag: `--env A=text` or, to hand "
-        "it on, `--env A`; repeatable.",
+        "Variables for the ranks, as text exactly as written. The value `pass` passes your exported value on without"
+        " writing it anywhere; a variable that looks secret needs it. As a flag: `--env A=text` or, to pass it on, "
+        "`--env A`; repeatable.",
         "{HF_HOME: $SCRATCH/hf, HF_TOKEN: pass}",
         {},
         flag="NAME=TEXT",
@@ -310,7 +314,7 @@ class JobLaunch:
     )
     workdir: Optional[str] = key(
         "path",
-        "Where the command is started; a relative path counts from where you type.",
+        "Working directory of the command; a relative path starts at the current directory.",
         "$HOME/code",
         None,
         flag="DIR",
@@ -328,7 +332,7 @@ class JobLaunch:
     )
     runs: Optional[str] = key(
         "path",
-        "The folder in which each run gets its own.",
+        "Parent folder of the run folders.",
         "$SCRATCH/runs",
         None,
         flag="DIR",
@@ -336,7 +340,7 @@ class JobLaunch:
     )
     textfile: Optional[str] = key(
         "path",
-        "The folder of node-exporter's textfile collector: while the run goes on, the lead keeps a file with its numbers "
+        "The folder of node-exporter's textfile collector: during the run, the lead keeps its numbers in a file "
         "there for Prometheus (docs/watch.md).",
         "/var/lib/node_exporter/textfile",
         None,
@@ -375,11 +379,11 @@ class JobScheduler:
         default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
     )
     memory: Optional[str] = key(
-        "size", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
+        "size", "Memory per node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
     )
     cpus: Optional[int] = key(
         "number",
-        "Cores of each node.",
+        "Cores per node.",
         "288",
         None,
         minimum=1,
@@ -390,7 +394,7 @@ class JobScheduler:
     constraint: Optional[str] = key("text", "Features that nodes must have.", "h200", None, flag="TEXT")
     reservation: Optional[str] = key("text", "A reservation to use.", "course", None, flag="NAME")
     mail: Optional[str] = key(
-        "text", "Where to send a mail when the job ends or fails.", "me@example.org", None, flag="TO"
+        "text", "Mail address to notify when the job ends or fails.", "me@example.org", None, flag="TO"
     )
     dependency: Optional[str] = key(
         "text", "Jobs to wait for, in the scheduler's words.", "afterok:1234", None, flag="TEXT"
@@ -414,8 +418,8 @@ class JobScheduler:
     )
     requeues: int = key(
         "number",
-        "How often drumbeat queues the job again: without the node after a node was lost, or when a rank ends with 75 "
-        "though nobody had asked it to stop. What the scheduler or you queue again does not count.",
+        "Number of times drumbeat queues the job again: without the lost node after a node was lost, or when a rank "
+        "ends with 75 without being asked to stop. Requeues by the scheduler or by you do not count.",
         "1",
         3,
         minimum=0,
@@ -423,7 +427,7 @@ class JobScheduler:
     )
     bad_nodes: str = key(
         "choice",
-        "Whether the scheduler is asked to leave out the nodes that `drumbeat nodes` has on its exclude list.",
+        "Nodes on the exclude list of `drumbeat nodes`: the scheduler is asked to leave them out (avoid), or not (use).",
         "use",
         "avoid",
         allowed=("avoid", "use"),
@@ -444,16 +448,16 @@ class JobSoftware:
     )
     python: Optional[str] = key(
         "text",
-        "The agent's interpreter, 3.9 or newer, where `python3` on the nodes or in the image is older or missing. A pattern "
-        "(`*`) is looked up on the node, and the newest match is taken. Your command's own Python is not changed by it.",
+        "The agent's interpreter, 3.9 or newer, if `python3` on the nodes or in the image is older or missing. A pattern "
+        "(`*`) is looked up on the node, and the newest match is taken. It does not change your command's own Python.",
         "python3.11",
         None,
         default_text="the site's, else python3",
     )
     before_agent: Optional[str] = key(
         "text",
-        "A line of shell that runs on each node before the agent, inside the container where there is one: for images whose "
-        "python3 is there only after it. Use `setup` for what only your command needs.",
+        "A line of shell that runs on each node before the agent, inside the container if there is one: for images "
+        "that need it to find python3. Use `setup` for what only your command needs.",
         "$WITH_CONDA",
         None,
         flag="SHELL",
@@ -470,7 +474,7 @@ class JobSoftware:
     )
     container_runtime: Optional[str] = key(
         "choice",
-        "What runs the image.",
+        "The container runtime.",
         "apptainer",
         None,
         allowed=tuple(RUNTIMES),
@@ -487,23 +491,23 @@ class JobSoftware:
 
 @dataclass(frozen=True)
 class Job(JobSoftware, JobScheduler, JobCourse, JobLaunch):
-    """Its keys are those of its four parts. Fields of the last part come first, in docs/job.md as well."""
+    """A job. Its keys are those of its four parts; fields of the last part come first, in docs/job.md as well."""
 
     brings: Tuple[str, ...] = ()  # packages of drumbeat's own that the command runs; no key of a file
     origins: Dict[str, str] = origins_field()
 
     def where(self, path: str) -> str:
-        """The beginning of a message about a value: `job.yaml:3: nodes`, `--nodes`, or its bare name."""
+        """Return the beginning of a message about a value: `job.yaml:3: nodes`, `--nodes`, or its bare name."""
         return self.origins.get(path, path)
 
     def asks(self, path: str) -> str:
-        """Who wants a value: the job's preset, or the job itself."""
+        """Name who sets a value: the job's preset, or the job itself."""
         preset = self.preset is not None and self.where(path).startswith(preset_file(self.preset) + ":")
         return f"preset {self.preset}" if preset else "as the job asks"
 
 
 def preset_file(name: str) -> str:
-    """How messages name the file of a preset."""
+    """Return the name of a preset's file for messages."""
     return f"presets/{name}.yaml"
 
 

@@ -43,15 +43,15 @@ def _reason(why: str, source: Optional[str]) -> str:
 
 
 def new_site(facts: Facts, backend: str) -> str:
-    """A profile to start from. What differs from node to node is left to the node; what was seen is said."""
+    """Write a profile to start from. What differs between nodes is left to the node; what was seen is stated."""
     gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
     names = sorted({gpu.name or f"unknown {gpu.vendor} GPU" for gpu in gpus})
     nics = [device.name for device in (facts.cxi or facts.rdma)]
-    parts = [f"{len(gpus)} {' and '.join(names)} a node" if gpus else "no GPU seen"]
+    parts = [f"{len(gpus)} {' and '.join(names)} per node" if gpus else "no GPU seen"]
     parts.append(f"{len(nics)} NICs: {', '.join(nics)}" if nics else "no RDMA device seen")
     lines = [
-        f"# Made on {_plain(facts.host)} by: drumbeat site new. Look at each line, then keep it as NAME.yaml in",
-        "# ~/.config/drumbeat/sites; drumbeat site check NAME.yaml says whether it is right.",
+        f"# Made on {_plain(facts.host)} by: drumbeat site new. Check each line, then save it as NAME.yaml in",
+        "# ~/.config/drumbeat/sites; drumbeat site check NAME.yaml says whether it is valid.",
         f"summary: {json.dumps('; '.join(parts))}",
         f"backend: {backend}",
     ]
@@ -75,5 +75,5 @@ def new_site(facts: Facts, backend: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Nothing that could end a comment line."""
+    """Remove everything that could end a comment line."""
     return "".join(character for character in text if character.isprintable())[:200]

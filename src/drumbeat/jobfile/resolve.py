@@ -28,14 +28,14 @@ from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 
-# The name of a job that was given none: that of its script.
+# Default name of a job: that of its script.
 
 
 _SCRIPT = (".py", ".sh", ".jl", ".R")
 
 
 def default_name(command: Sequence[str]) -> str:
-    """train.py gives train, `python -m pkg.train` gives train, anything else its program's name."""
+    """Derive a name: train.py gives train, `python -m pkg.train` gives train, anything else its program's name."""
     found = command[0]
     for index, word in enumerate(command):
         if word.endswith(_SCRIPT):
@@ -55,14 +55,14 @@ _MOST = 1000
 
 
 def combinations(sweep: Mapping[str, Sequence[str]]) -> Tuple[Dict[str, str], ...]:
-    """The last name's values change fastest."""
+    """List all combinations; the last name's values change fastest."""
     if not sweep:
         return ()
     return tuple(dict(zip(sweep, values)) for values in itertools.product(*sweep.values()))
 
 
 def with_array(job: Job) -> Job:
-    """A job with a sweep is an array: its numbers count the combinations."""
+    """Turn a job with a sweep into an array: its numbers count the combinations."""
     if not job.sweep:
         return job
     where = job.where("sweep")
@@ -80,13 +80,13 @@ def with_array(job: Job) -> Job:
     return dataclasses.replace(job, array=(f"0-{count - 1}" if count > 1 else "0") + limit)
 
 
-# Where the nodes of a run meet: their hosts, which of them is node 0, and what tells this run from another there.
+# The meeting point of a run's nodes: their hosts, node 0 among them, and what tells this run from another.
 
 
 def find_hosts(
     job: Job, site: Site, here: Here, nodes: int, emulated: bool
 ) -> Tuple[Tuple[str, ...], str, Optional[int]]:
-    """The hosts, node 0 among them, and the port, where one was given. `nodes` counts the spares too."""
+    """Return the hosts, node 0 among them, and the port, if one was given. `nodes` counts the spares too."""
     if emulated:
         hosts = tuple(f"127.0.{number >> 8}.{number & 255}" for number in range(1, nodes + 1))
         return hosts, hosts[0], None
@@ -105,7 +105,7 @@ def find_hosts(
         )
     if nodes > 1 and not master and site.backend == "local":
         raise Problem(
-            f"{nodes} nodes, but which machine is node 0 is not known",
+            f"{nodes} nodes, but node 0's host is not known",
             "on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one",
         )
     # Where a scheduler chooses the nodes, nobody knows node 0 before it has.
@@ -113,7 +113,7 @@ def find_hosts(
 
 
 def _split_port(master: str) -> Tuple[str, Optional[int]]:
-    """HOST, HOST:PORT, [ADDRESS]:PORT; a bare IPv6 address has no port."""
+    """Split HOST, HOST:PORT or [ADDRESS]:PORT; a bare IPv6 address has no port."""
     if master.startswith("["):
         host, _, port = master[1:].partition("]")
         port = port[1:] if port.startswith(":") else port
@@ -133,16 +133,16 @@ def _split_port(master: str) -> Tuple[str, Optional[int]]:
 
 
 def port_seed(run_id: str, name: str, master: str, here: Here) -> str:
-    """What the candidate ports are derived from, the same on every node. A job typed by hand on each machine has no id that
-    all share: then it is who runs what, and where node 0 is."""
+    """Return the seed of the candidate ports, the same on every node. A job typed by hand on each machine has no id that
+    all share: then user, name and master make it."""
     if here.job_id:
         return f"{here.job_id}.{here.step_id or ''}"
     return f"{here.user}/{name}/{master}" if here.master else run_id
 
 
 def run_identity(order: Order, here: Here) -> str:
-    """What the nodes of one run share where each makes an order of its own. By hand that includes the command itself: two
-    runs with the same name may start on the same machines at once."""
+    """Return what the nodes of one run share if each makes an order of its own. By hand that includes the command itself:
+    two runs with the same name may start on the same machines at once."""
     if here.job_id:
         return f"{here.job_id}.{here.step_id or ''}"
     return f"{here.user}/{order.name}/{order.master}/{order.digest()}" if here.master else ""
@@ -296,14 +296,14 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
     open_places = [name for name in places(job.command) if name not in job.sweep]
     if open_places:
         raise Problem(
-            f"{job.where('command')}: {{{open_places[0]}}} stands for a value that is still to be found",
+            f"{job.where('command')}: {{{open_places[0]}}} is a placeholder that has no value yet",
             f"write the value there; drumbeat tune {_TUNED.get(open_places[0], 'layout')} tries several",
         )
     return tuple(expand(word, here.environ, job.where("command")) for word in job.command)
 
 
 def _without_spares(job: Job, here: Here) -> int:
-    """How many of the given hosts are nodes; 0 where none are given."""
+    """Count the given hosts that are nodes, not spares; 0 if none are given."""
     if here.hosts and job.spares >= len(here.hosts):
         raise Problem(
             f"{job.where('spares')}: {job.spares}, but there are {len(here.hosts)} hosts in all",
@@ -341,7 +341,7 @@ def _run_id(name: str, here: Here) -> str:
 
 
 def _python(job: Job, site: Site) -> str:
-    """The job's own, else the site's; an image has an interpreter of its own."""
+    """Return the job's own Python, else the site's; an image has an interpreter of its own."""
     text = job.python or ("" if image_of(job, site)[0] else site.python or "")
     if text and not re.fullmatch(r"[\w./*?+][\w./*?+-]{0,299}", text):
         raise Problem(f"{job.where('python')}: {shown(text)} is not the name or path of a program")
@@ -354,7 +354,7 @@ def _missing(job: Job, site: Site) -> Tuple[str, ...]:
 
 
 def _plain_env(job: Job) -> Dict[str, str]:
-    """The job's own variables whose values it gives."""
+    """Return the job's own variables whose values it gives."""
     return {name: text for name, text in job.env.items() if text is not None and text != "pass"}
 
 
@@ -418,7 +418,7 @@ def _path(text: Optional[str], place: str, here: Here) -> Optional[str]:
     if text is None:
         return None
     if text.startswith("~"):
-        raise Problem(f"{place}: '~' is not filled in here", "write $HOME")
+        raise Problem(f"{place}: '~' is not expanded here", "write $HOME")
     return expand(text, here.environ, place)
 
 

@@ -1,4 +1,4 @@
-"""What a job asks of its scheduler, and the container it runs in: from the job and the site.
+"""Resources that a job requests from its scheduler, and its container: from the job and the site.
 
 Nothing here knows a scheduler: what only some of them understand travels by its key, and the backend checks it.
 """
@@ -62,7 +62,7 @@ def _cpus(job: Job, site: Site, gpus: Optional[int]) -> Optional[int]:
 
 
 def _share_of_memory(site: Site, gpus: Optional[int]) -> str:
-    """All memory with all GPUs; with fewer GPUs the share that belongs to them, as with the cores."""
+    """Return all memory with all GPUs; with fewer GPUs their share, as with the cores."""
     found = re.fullmatch(r"(\d+)([A-Za-z]*)", site.memory or "")
     if not found or not site.gpus or not gpus or gpus >= site.gpus:
         return site.memory or ""
@@ -70,14 +70,14 @@ def _share_of_memory(site: Site, gpus: Optional[int]) -> str:
 
 
 def _share_of_cores(site: Site, gpus: Optional[int]) -> Optional[int]:
-    """All cores with all GPUs; with fewer GPUs the share that belongs to them."""
+    """Return all cores with all GPUs; with fewer GPUs their share."""
     if not site.cores or not site.gpus or not gpus:
         return site.cores
     return max(1, site.cores * gpus // site.gpus)
 
 
 def _options(job: Job, site: Site, environ: Mapping[str, str], specific: Dict[str, str]) -> Tuple[Option, ...]:
-    """The job's own options, then those of the site for which the job gives no value itself."""
+    """Return the job's own options, then those of the site for which the job gives no value itself."""
     options: List[Option] = [Option(text, "as the job asks") for text in job.submit_options]
     values = {"account": job.account, "partition": job.partition, **specific}
     given = {flag_of(option.text) for option in options} | {f"--{key}" for key, value in values.items() if value}
@@ -93,7 +93,7 @@ def flag_of(option: str) -> str:
 
 
 def image_of(job: Job, site: Site) -> Tuple[str, str]:
-    """The image as it is written, and where: the job's, else the site's. Empty: the job runs without a container."""
+    """Return the image as written, and where: the job's, else the site's. Empty: the job runs without a container."""
     if job.container is not None:
         return ("" if job.container == "none" else job.container), job.where("container")
     image = site.container.image if site.container else None
@@ -108,13 +108,13 @@ def container(job: Job, site: Site, here: Any) -> Optional[Container]:
     runtime = job.container_runtime or (of_site.runtime if of_site else None)
     if runtime is None:
         raise Problem(
-            f"{where}: nothing says what runs containers on {site.name}",
+            f"{where}: no container runtime is known for {site.name}",
             f"add container-runtime: one of {', '.join(RUNTIMES)}",
         )
     image = expand(written, here.environ, where)
     if image.startswith("-") or not image.isprintable():
         raise Problem(
-            f"{where}: {shown(image)} is no image: {runtime} would read it as an option",
+            f"{where}: {shown(image)} is not an image: {runtime} would read it as an option",
             "name a file (./-name.sif) or an image as its registry calls it",
         )
     binds = [expand(bind, here.environ, job.where("binds")) for bind in job.binds]
@@ -127,7 +127,7 @@ def container(job: Job, site: Site, here: Any) -> Optional[Container]:
     return Container(runtime, image, tuple(binds), vendor, options=of_site.options if of_site else ())
 
 
-# Here: what must be known about the place where an order is made. Filled in at the desk, read by resolve.
+# Here: the place where an order is made. Filled in at the desk, read by resolve.
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ _INSTEAD = {
 
 
 def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple[EnvVar, ...], Tuple[str, ...]]:
-    """(variables with value and reason, names of those that are passed on as exported here)"""
+    """Return the variables with value and reason, and the names of those that are passed on as exported here."""
     _check_no_secret(job)
     variables: Dict[str, EnvVar] = {}
     # An emulating site's variables are about emulation.
@@ -170,8 +170,8 @@ def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple
         value = expand(asked.value, here.environ, site.where(f"env.{name}.value"))
         if is_secret(name, value):
             raise Problem(
-                f"{site.where(f'env.{name}')}: looks secret, and what stands here is written into every run folder",
-                f"leave it out of the profile; each user exports {name} and hands it on: --env {name}",
+                f"{site.where(f'env.{name}')}: looks secret, and this text is written into every run folder",
+                f"leave it out of the profile; each user exports {name} and passes it on: --env {name}",
             )
         why = f"{asked.why} ({asked.source})" if asked.source else asked.why
         variables[name] = EnvVar(name, value, why, "site")
@@ -190,7 +190,7 @@ def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple
             passed.append(name)
         elif is_secret(name, text):
             raise Problem(
-                f"{place}: looks secret, and what stands here is written into the run folder",
+                f"{place}: looks secret, and this text is written into the run folder",
                 f"export it, and write {name}: pass in the file, or --env {name}",
             )
         else:
@@ -203,7 +203,7 @@ def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple
 
 
 def _check_no_secret(job: Job) -> None:
-    """What the command, wrap and setup say is written into the run folder, and shown by `ps` on every node."""
+    """Refuse secrets in command, wrap and setup: they are written into the run folder, and shown by `ps` on every node."""
     wrap = job.wrap.command if job.wrap else ()
     found = (
         ("command", in_words(job.command)),
@@ -216,12 +216,12 @@ def _check_no_secret(job: Job) -> None:
             name = holder if holder.isidentifier() else "HF_TOKEN"
             way = f"bash -c 'exec python train.py {holder} \"${name}\"'" if holder.startswith("-") else "your program"
             raise Problem(
-                f"{job.where(key)}: {holder} looks secret, and what stands here is written into the run folder",
-                f"export it, hand it on by name (env: {{{name}: pass}}, or --env {name}), and read ${name} in {way}",
+                f"{job.where(key)}: {holder} looks secret, and this text is written into the run folder",
+                f"export it, pass it on by name (env: {{{name}: pass}}, or --env {name}), and read ${name} in {way}",
             )
 
 
-# Words of a command that `drumbeat tune` fills in: `{batch}` stands for a value that is still to be found.
+# Words of a command that `drumbeat tune` fills in: `{batch}` stands for a value that the trials try.
 # `${batch}` is a variable, as ever.
 
 
@@ -231,11 +231,11 @@ _PLACE = regex(r"(?<!\$)\{(" + "|".join(NAMES) + r")\}")
 
 
 def places(command: Sequence[str]) -> Tuple[str, ...]:
-    """The names that stand in a command, each once, in their order there."""
+    """Return the placeholders in a command, each once, in order."""
     found = (match.group(1) for word in command for match in _PLACE.finditer(word))
     return tuple(dict.fromkeys(found))
 
 
 def fill(command: Sequence[str], values: Mapping[str, str]) -> Tuple[str, ...]:
-    """What has no value stays; braces of any other name are the command's own."""
+    """Fill in placeholders. One without a value stays; braces with any other name are the command's own."""
     return tuple(_PLACE.sub(lambda match: values.get(match.group(1), match.group(0)), word) for word in command)

@@ -1,4 +1,4 @@
-"""Site: what a cluster is. A profile is a YAML file with these fields; its file name is the site's name."""
+"""Site: description of a cluster. A profile is a YAML file with these fields; its file name is the site's name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SiteCpus:
     reserved: str = key("text", "Cores kept for the system, as a list; no rank is bound to them.", "0,8,16-17", "")
     threads: Optional[int] = key(
         "number",
-        "How many hardware threads of a core a rank is bound to.",
+        "Hardware threads per core that a rank is bound to.",
         "1",
         None,
         minimum=1,
@@ -62,21 +62,21 @@ class SiteStorage:
 @dataclass(frozen=True)
 class SitePath:
     pattern: str = key(
-        "path", "The folder or file; `*` stands for a version, and the newest that is there is taken.", "/opt/ofi/*/lib"
+        "path", "The folder or file; `*` stands for a version, and the newest match is taken.", "/opt/ofi/*/lib"
     )
     why: str = key("text", "What needs it.", "the libfabric that drives this network")
     source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/ofi", None)
     prepend: Optional[str] = key(
         "name",
-        "In a container: the variable in which this folder stands first, in the order of this file. It is then seen as "
-        "/opt/host/NAME, so that nothing of the image is hidden.",
+        "In a container: the variable that gets this folder in front, in the order of this file. It is then mounted "
+        "as /opt/host/NAME, so that nothing of the image is hidden.",
         "LD_LIBRARY_PATH",
         None,
         default_text="none",
     )
     target: Optional[str] = key(
         "path",
-        "In a container: where it is seen.",
+        "In a container: its path there.",
         "/etc/libibverbs.d/bnxt_re.driver",
         None,
         default_text="/opt/host/NAME with `prepend`, else where it is on the host",
@@ -87,14 +87,16 @@ class SitePath:
 class SiteContainer:
     runtime: str = key(
         "choice",
-        "What runs containers there.",
+        "The container runtime.",
         "apptainer",
         allowed=tuple(RUNTIMES),
     )
-    vendor: str = key("choice", "Whose GPUs get into them.", "amd", "", allowed=("", *_VENDORS), default_text="none")
+    vendor: str = key(
+        "choice", "Vendor of the GPUs in containers.", "amd", "", allowed=("", *_VENDORS), default_text="none"
+    )
     image: Optional[str] = key(
         "text",
-        "The image of a job that names none; `container: none` in a job runs it without.",
+        "Default image; `container: none` in a job runs it without one.",
         "registry.example.org/team/train:1",
         None,
         default_text="none: only jobs that name an image run in one",
@@ -116,11 +118,11 @@ class SiteFloor:
 
 @dataclass(frozen=True)
 class Detect:
-    cluster: Tuple[str, ...] = key("words", "Names that the scheduler may call this cluster.", "[lumi]", ())
+    cluster: Tuple[str, ...] = key("words", "Names that the scheduler may have for this cluster.", "[lumi]", ())
     hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", '["uan*", "nid??????"]', ())
     variables: Tuple[str, ...] = key(
         "words",
-        "Variables that every job there has and no other: NAME, or NAME=PATTERN. All of them must be there. A profile of yours "
+        "Variables that only jobs there have: NAME, or NAME=PATTERN. All of them must match. A profile of yours "
         "wins over a built-in one.",
         "[RUNAI_NUM_OF_GPUS, PET_NNODES]",
         (),
@@ -133,13 +135,13 @@ class Site:
     summary: str = key("text", "The cluster in one line.", "4 MI250X per node, Slingshot 11")
     backend: str = key(
         "name",
-        "What jobs are submitted to: the name of a backend, built in or from an installed package.",
+        "Backend that jobs are submitted to, built in or from an installed package.",
         "slurm",
         "local",
     )
     hosts: Tuple[str, ...] = key(
         "hosts",
-        "The machines, where jobs are started by ssh; a job takes as many as it has nodes, from the first on.",
+        "The machines, if jobs are started by ssh; a job uses as many as it has nodes, from the first on.",
         "gpu[1-8]",
         (),
         default_text="the job names them",
@@ -147,27 +149,25 @@ class Site:
     emulated: bool = key(
         "switch", "Nodes are processes of one machine, each with its own loopback address.", "true", False
     )
-    nodes: Optional[int] = key("number", "How many nodes a job gets that does not say.", "1", None, minimum=1)
+    nodes: Optional[int] = key("number", "Default number of nodes.", "1", None, minimum=1)
     ranks_per_node: Optional[int] = key(
-        "number", "How many ranks a node gets where neither the job nor its GPUs say.", "8", None, minimum=1
+        "number", "Default number of ranks per node, if the GPUs are not known.", "8", None, minimum=1
     )
-    gpus: Optional[int] = key("number", "How many GPUs a node has, as torch counts them.", "8", None, minimum=1)
+    gpus: Optional[int] = key("number", "GPUs per node, as torch counts them.", "8", None, minimum=1)
     gpus_as: Optional[str] = key(
         "text",
-        "How GPUs are requested, where the scheduler has several ways (docs/slurm.md, docs/kubernetes.md).",
+        "Way to request GPUs, if the scheduler has several (docs/slurm.md, docs/kubernetes.md).",
         "gres",
         None,
         default_text="the backend's",
     )
     cores: Optional[int] = key(
-        "number", "How many cores of a node a job can have.", "56", None, minimum=1, default_text="the scheduler's"
+        "number", "Cores per node that a job can have.", "56", None, minimum=1, default_text="the scheduler's"
     )
-    memory: Optional[str] = key(
-        "size", "How much memory of a node a job asks for that does not say.", "480G", None, default_text="not said"
-    )
+    memory: Optional[str] = key("size", "Default memory per node.", "480G", None, default_text="not said")
     needs: Tuple[str, ...] = key(
         "words",
-        "What every job must say there (account, time, partition, qos); one that does not is told so before it is sent.",
+        "Settings that every job there must have (account, time, partition, qos); checked before a job is sent.",
         "[account, time]",
         (),
         default_text="nothing",
@@ -180,7 +180,7 @@ class Site:
         default_text="python3",
     )
     vendor: Optional[str] = key(
-        "choice", "Whose GPUs the nodes have.", "amd", None, allowed=_VENDORS, default_text="not known"
+        "choice", "Vendor of the nodes' GPUs.", "amd", None, allowed=_VENDORS, default_text="not known"
     )
     arch: Optional[str] = key(
         "choice",
@@ -192,7 +192,7 @@ class Site:
     )
     container: Optional[SiteContainer] = key(
         "table",
-        "How containers run there.",
+        "Settings for containers.",
         "{runtime: apptainer, vendor: nvidia}",
         None,
         inner=SiteContainer,
@@ -229,15 +229,15 @@ class Site:
     )
     cpus: Optional[SiteCpus] = key(
         "table",
-        "What a node does not say of its cores by itself.",
+        "Properties of the cores that a node does not report itself.",
         '{reserved: "0,8", why: kept for the system}',
         None,
         inner=SiteCpus,
-        default_text="what the node says",
+        default_text="as the node reports",
     )
     storage: Optional[SiteStorage] = key(
         "table",
-        "Where caches go.",
+        "Storage for caches.",
         "{local: /scratch/local, why: each node has its own disk}",
         None,
         inner=SiteStorage,
@@ -253,7 +253,7 @@ class Site:
     )
     expect: Optional[JobExpect] = key(
         "table",
-        "Which network carries the traffic between nodes here. A job that says nothing itself is warned, never stopped.",
+        "Network that carries the traffic between nodes here. A job without its own `expect` is warned, never stopped.",
         "{transport: ofi, gdr: true}",
         None,
         inner=JobExpect,
@@ -261,7 +261,7 @@ class Site:
     )
     floors: Dict[str, SiteFloor] = key(
         "tables",
-        "What `drumbeat verify` must at least measure here at its largest size, by operation: all_reduce, all_gather, "
+        "Minimum that `drumbeat verify` must measure here at its largest size, by operation: all_reduce, all_gather, "
         "reduce_scatter, all_to_all, broadcast, send_recv.",
         "{all_reduce: {busbw: 340, nodes: 2}}",
         {},
@@ -270,7 +270,7 @@ class Site:
     )
     detect: Detect = key(
         "table",
-        "How to know this cluster; the cluster's name is asked first, then the host's, then the variables.",
+        "Ways to detect this cluster: by its name first, then by the host's, then by variables.",
         "{cluster: [lumi], hosts: [uan*]}",
         Detect(),
         inner=Detect,
@@ -299,7 +299,7 @@ def find_site(
     cluster: Optional[str] = None,
     place: str = "--site",
 ) -> Site:
-    """The site that was asked for (a name, or the path of a profile), else the one detected, else localhost.
+    """Find the requested site (a name, or the path of a profile), else the one detected, else localhost.
 
     `place` says who asked, in a message about an unknown name: `job.where("site")`.
     """
@@ -335,7 +335,8 @@ def site_names(environ: Mapping[str, str]) -> List[str]:
 
 
 def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) -> Site:
-    """By the cluster's name, then by the host's, then by variables. Two sites that claim one are a Problem, not a guess."""
+    """Detect the site by the cluster's name, then by the host's, then by variables. Two sites that match are a Problem,
+    not a guess."""
     own = user_profiles(environ)
     signs = {name: detect_of(name) for name in built_in() if name not in own}
     signs.update({name: site_from_path(path).detect for name, path in own.items()})
@@ -362,7 +363,7 @@ def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:
 
 
 def detect_of(name: str) -> Detect:
-    """Of a built-in profile. Only this key of it is read: every `drumbeat run` asks all of them."""
+    """Read the `detect` key of a built-in profile, and no other: every `drumbeat run` asks all of them."""
     found = re.search(r"^detect:.*(?:\n[ \t].*)*", _built_in_text(name), re.MULTILINE)
     return site_from_text(f"summary: x\n{found.group()}\n", name, f"sites/{name}.yaml").detect if found else Detect()
 
@@ -401,7 +402,7 @@ Lister = Callable[[str], List[str]]  # Host.list: the names in a folder
 
 
 def find_paths(paths: Sequence[HostPath], names_in: Lister, host: str) -> Tuple[Dict[str, str], List[Finding]]:
-    """Where each of them is here; one that is not there is an error that says what was looked for and why."""
+    """Locate each of them on this host; a missing one is an error that says what was looked for and why."""
     found: Dict[str, str] = {}
     missing: List[Finding] = []
     for path in paths:
@@ -424,7 +425,7 @@ def find_paths(paths: Sequence[HostPath], names_in: Lister, host: str) -> Tuple[
 
 
 def expand_pattern(names_in: Lister, pattern: str) -> List[str]:
-    """What matches, the newest version first."""
+    """Return all matches, the newest version first."""
     places = ["/"]
     for part in pattern.strip("/").split("/"):
         places = [

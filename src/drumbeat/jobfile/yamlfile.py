@@ -54,7 +54,7 @@ Node = Union[Text, Items, Table]
 
 
 def shown(text: str, limit: int = 40) -> str:
-    """Untrusted text for a message: quoted, on one line, short."""
+    """Format untrusted text for a message: quoted, on one line, short."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
@@ -63,7 +63,7 @@ def shown_path(path: str) -> str:
 
 
 def load_file(path: str, what: str) -> Table:
-    """`what` is what the file should be, with its article: `a job file`."""
+    """Load a file. `what` is what it should be, with its article: `a job file`."""
     return load_text(read_file(path, what), shown_path(path), what)
 
 
@@ -112,7 +112,7 @@ def load_text(text: str, name: str, what: str) -> Table:
 
 
 def kind_of(node: Node) -> str:
-    """In the words of a message."""
+    """Name the kind of a value in the words of a message."""
     if isinstance(node, Items):
         return "a list"
     if isinstance(node, Table):

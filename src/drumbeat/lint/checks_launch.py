@@ -160,7 +160,7 @@ MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 
 
 def _first(context: Context) -> List[Assignment]:
-    """Each variable's first assignment with a given value."""
+    """Return each variable's first assignment with a given value."""
     seen = set()
     found = []
     for each in context.script.assignments:
@@ -205,7 +205,7 @@ def misspelt(context: Context) -> Iterator[Hit]:
 
 
 def _renamed(context: Context, name: str, new: str) -> Tuple[Edit, ...]:
-    """Wherever the name stands in the script, since what is set is often used again below."""
+    """Rename everywhere in the script, since a variable is often used again below."""
     return tuple(
         Edit(line, found.start(), name, new)
         for line, text in context.script.code_lines()

@@ -29,7 +29,7 @@ def typographic(context: Context) -> Iterator[Hit]:
 
 
 def _plain(fault: Fault, line: str) -> List[Edit]:
-    """What the key was meant to be, where that is certain."""
+    """Return the edit to the intended key, if that is certain."""
     new = None
     if len(line) > LONGEST_FIXED:
         return []
@@ -143,7 +143,7 @@ def exit_code_lost(context: Context) -> Iterator[Hit]:
 
 
 def _pipefail_edit(context: Context) -> Tuple[Edit, ...]:
-    """Only in a whole bash script that does not stop at errors: there it changes exit codes and nothing else."""
+    """Set pipefail only in a whole bash script that does not stop at errors: there it changes exit codes and nothing else."""
     script = context.script
     first_line = script.text.split("\n", 1)[0]
     stops = any(command.name == "set" and re.search(r" -\w*e|errexit", command.text) for command in script.commands)

@@ -1,4 +1,4 @@
-"""Checks of what a batch script asks of Slurm, and of what runs once a job although it should run in every task."""
+"""Checks of a script's requests to Slurm, and of what runs once per job although it should run in every task."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _number(value: str) -> Optional[int]:
 
 
 def _asked(context: Context) -> Tuple[Optional[int], Optional[int], Optional[int], int]:
-    """(tasks per node, GPUs per node, cores per task, line of the last of them) from the #SBATCH lines."""
+    """Return tasks per node, GPUs per node, cores per task and the line of the last of them, from the #SBATCH lines."""
     script = context.script
     tasks = script.option("ntasks-per-node", "tasks-per-node")
     gpus = script.option("gpus-per-node", "gres")
@@ -104,7 +104,7 @@ def masks_overlap(context: Context) -> Iterator[Hit]:
 
 
 def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
-    """What differs from task to task, set once where the job has one process."""
+    """Find what differs between tasks but is set once, where the job has one process."""
     if not context.batch:
         return
     for command in context.script.commands:
@@ -117,7 +117,7 @@ def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
 
 
 def rank_frozen(context: Context) -> Iterator[Hit]:
-    """`srun ... $SLURM_PROCID`: the batch shell replaces it before srun sees it."""
+    """Find `srun ... $SLURM_PROCID`: the batch shell replaces it before srun sees it."""
     for command in context.script.commands:
         if TASK in command.within or FILE in command.within or not set(command.names) & set(_STARTERS):
             continue

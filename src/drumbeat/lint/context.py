@@ -1,4 +1,4 @@
-"""What a check is given, and what it answers."""
+"""Input and output of a check: Context, Hit and Edit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ LONGEST_FIXED = 4000  # a longer line is no person's line
 
 
 class Edit(NamedTuple):
-    """In `line`, from `column`, `old` becomes `new`; an insertion has no `old`. `above` is a line to put in before."""
+    """An edit: in `line`, from `column`, `old` becomes `new`; an insertion has no `old`. `above` is a line to put in
+    before."""
 
     line: int
     column: int
@@ -36,7 +37,7 @@ class Context(NamedTuple):
     script: Script
     whole: bool  # a whole script, not an excerpt in a page
     returns: bool  # its lines ended in \r\n
-    around: str  # the whole text that the script stands in
+    around: str  # the whole text around the script
     settings: Mapping[str, Any]
 
     @property
@@ -45,12 +46,12 @@ class Context(NamedTuple):
 
     @property
     def slurm(self) -> bool:
-        """Does it run under Slurm?"""
+        """Return true if it runs under Slurm."""
         return bool(re.search(r"\bSLURM_|\bsrun\b|\bsbatch\b|^#SBATCH", self.around, re.MULTILINE))
 
     @property
     def batch(self) -> bool:
-        """Is it what sbatch runs, once a job, rather than what srun starts in every task?"""
+        """Return true if it is what sbatch runs, once per job, rather than what srun starts in every task."""
         script = self.script
         return bool(script.directives or script.late) or any(
             command.name == "srun" and "substitution" not in command.within for command in script.commands
@@ -58,7 +59,7 @@ class Context(NamedTuple):
 
     @property
     def nodes(self) -> Optional[int]:
-        """How many nodes it asks for; None when it does not say."""
+        """Return the number of nodes it requests; None when it does not say."""
         option = self.script.option("nodes")
         if option and re.fullmatch(r"\d{1,6}(-\d{1,6})?", option.value):
             return int(option.value.split("-")[-1])
@@ -80,7 +81,7 @@ class Context(NamedTuple):
 # Rules are data: the YAML files of this folder, every key checked. docs/lint.md says what each key means.
 
 
-# What a rule's pattern is held against; `check` names a function for what one text cannot show.
+# Texts that a rule's pattern is matched against; `check` names a function for what one text cannot show.
 SUBJECTS = ("command", "pipeline", "assign", "sbatch", "line", "python")
 
 
@@ -105,7 +106,7 @@ class Rule:
     line: str = ""  # pattern: a line of shell outside comments
     python: str = ""  # pattern: a line of Python outside comments and docstrings
     value: str = ""  # pattern: with assign and sbatch, the value
-    unless: str = ""  # pattern: not when this stands in the same text
+    unless: str = ""  # pattern: not if the same text has this
     where: str = ""  # pattern: only when the whole script has this
     without: str = ""  # pattern: not when the whole script has this
     check: str = ""
@@ -123,7 +124,7 @@ _PATTERNS = ("command", "pipeline", "assign", "sbatch", "line", "python", "value
 
 @functools.lru_cache(maxsize=1)
 def rules() -> Tuple[Rule, ...]:
-    """The rules that come with drumbeat."""
+    """Return the rules that come with drumbeat."""
     package = "drumbeat.lint"
     found = [rule for name in names(package) for rule in checked(load(package, name), name)]
     twice = {rule.id for rule in found if [each.id for each in found].count(rule.id) > 1}
@@ -133,7 +134,7 @@ def rules() -> Tuple[Rule, ...]:
 
 
 def checked(entries: Any, file: str) -> List[Rule]:
-    """The rules of one file, every key looked at."""
+    """Return the rules of one file, with every key checked."""
     if not isinstance(entries, list):
         raise RuleError(f"{file}: expected a list of rules")
     return [_rule(entry, file, number) for number, entry in enumerate(entries, 1)]
@@ -164,7 +165,7 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
         try:
             compiled(getattr(rule, name))
         except re.error as error:
-            raise RuleError(f"{where}: '{name}' is no pattern: {error}") from None
+            raise RuleError(f"{where}: '{name}' is not a regular expression: {error}") from None
     return rule
 
 

@@ -14,7 +14,7 @@ from drumbeat.lint import checks_launch, checks_shell, checks_slurm, pages, pyth
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit, Rule, compiled, rules
 from drumbeat.lint.pages import COMMANDS, SCRIPTS, SHELL, Block, blocks, is_document
 
-# What of a text was looked at, in words. Nothing in it that lint can read: no words.
+# Words for what was checked in a text; none if lint can read nothing in it.
 
 
 _RESERVED = frozenset(["if", "then", "else", "fi", "for", "while", "do", "done", "case", "esac", "time"])
@@ -42,7 +42,7 @@ def in_python(text: str) -> str:
 
 
 def in_shell(script: Script, name: str) -> str:
-    """A name or a first line that says so makes any text a script; else enough of its commands must be known ones."""
+    """Return true for shell: a name or a first line that says so decides; else enough of its commands must be known ones."""
     outer = [command for command in script.commands if not command.within]
     directives = len({directive.line for directive in script.directives} | set(script.late))
     if not outer and not directives:
@@ -82,7 +82,7 @@ class Review(NamedTuple):
 
 
 def lint(text: str, name: str = "-") -> Review:
-    """What is wrong in a script, a page with code in it, or a pasted command."""
+    """Check a script, a page with code in it, or a pasted command."""
     document = is_document(text, name)
     returns = "\r\n" in text and not document
     text = text.replace("\r\n", "\n")
@@ -179,7 +179,7 @@ def _matches(rule: Rule, script: Script) -> Iterator[Tuple[int, Words]]:
 
 
 def _line_at(commands: Sequence[Command], end: int) -> int:
-    """The line of the word where a match ends: a command often goes over many lines."""
+    """Return the line of the word where a match ends: a command often goes over many lines."""
     at, line = 0, commands[0].line
     for command in commands:
         for word in command.shown():
@@ -210,7 +210,7 @@ def _match(rule: Rule, pattern: re.Pattern[str], text: str, value: Optional[str]
 
 
 def _moved(edit: Edit, block: Block) -> Edit:
-    """A page's code stands indented; columns count from the page's own edge."""
+    """Move columns: a page's code is indented, and columns count from the page's own edge."""
     place = edit.line - block.line
     indent = block.indents[place] if 0 <= place < len(block.indents) else 0
     return edit._replace(column=edit.column + indent)
@@ -241,7 +241,7 @@ __all__ = ["CHECKS", "SHELL", "Review", "lint"]
 
 
 def apply_edits(review: Review) -> str:
-    """The text with its edits made; line ends are \\n."""
+    """Return the text with its edits made; line ends are \\n."""
     lines = review.text.split("\n")
     for edit in sorted(set(review.edits), key=lambda edit: (edit.line, edit.column), reverse=True):
         place = edit.line - 1

@@ -1,4 +1,4 @@
-"""Where the code is: a script is one block, a Markdown or reStructuredText page has several, with its own lines."""
+"""Code in pages: a script is one block, a Markdown or reStructuredText page has several, with its own lines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
 
 def is_document(text: str, name: str) -> bool:
-    """By its name, else by what stands in it."""
+    """Return true for a page, by its name, else by its content."""
     if name.endswith(_PAGES):
         return True
     if name.endswith((*SCRIPTS, ".py")) or text.startswith("#!"):
@@ -65,7 +65,7 @@ def blocks(text: str, name: str = "") -> List[Block]:
 
 
 def _is_program(text: str) -> bool:
-    """Python by its own grammar; a word or an assignment alone is shell as well."""
+    """Return true for Python by its own grammar; a word or an assignment alone is shell as well."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -151,7 +151,7 @@ def _guess(lines: Sequence[str]) -> str:
 
 
 def _typed(lines: Sequence[str], indents: Sequence[int]) -> Tuple[List[str], List[int]]:
-    """Of a terminal's picture only what was typed; answers become empty lines."""
+    """Keep only what was typed in a terminal's transcript; answers become empty lines."""
     typed: List[str] = []
     taken: List[int] = []
     going_on = False
@@ -165,7 +165,7 @@ def _typed(lines: Sequence[str], indents: Sequence[int]) -> Tuple[List[str], Lis
 
 
 def _joined(found: Sequence[Block], lines: Sequence[str]) -> List[Block]:
-    """Slides cut one script into a fence a line: neighbours of one kind with nothing between them are one script."""
+    """Join neighbouring fences of one kind with nothing between them: slides cut one script into a fence per line."""
     groups: List[List[Block]] = []
     for block in found:
         if groups and groups[-1][-1].kind == block.kind == SHELL and _nothing_between(groups[-1][-1], block, lines):
@@ -204,7 +204,8 @@ _STRING_OR_COMMENT = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|#.*
 
 
 def lines(text: str, first: int) -> List[Tuple[int, str]]:
-    """Strings stay, since a device is often named in one; excerpts need not parse, so this does not ask Python."""
+    """Return lines without comments. Strings stay, since a device is often named in one; excerpts need not parse, so this
+    does not ask Python."""
     kept: List[Tuple[int, str]] = []
     inside = ""
     for number, line in enumerate(text.split("\n"), first):
@@ -239,7 +240,7 @@ def hooks_twice(code: Code) -> List[Hit]:
 
 
 def accumulation(code: Code) -> List[Hit]:
-    """Gradients are gathered over several backward passes, and every one of them is reduced over the network."""
+    """Find gradients that are gathered over several backward passes, every one of which is reduced over the network."""
     text = "\n".join(line for _, line in code)
     if not _ACCUMULATES.search(text) or re.search(r"no_sync|set_requires_gradient_sync|require_backward", text):
         return []
@@ -248,7 +249,7 @@ def accumulation(code: Code) -> List[Hit]:
 
 
 def _steps_after(code: Code, place: int) -> bool:
-    """Does the optimizer step after each such backward pass? Then nothing is accumulated there."""
+    """Return true if the optimizer steps after each such backward pass: then nothing is accumulated there."""
     indent = _indent(code[place][1])
     for _, line in code[place + 1 : place + 1 + _NEAR]:
         if _indent(line) < indent:

@@ -31,7 +31,7 @@ class Program(NamedTuple):
 
 
 def parse(text: str, first: int, complete: bool) -> Optional[Program]:
-    """None where it is not Python that can be read: an excerpt with dots, another language."""
+    """Parse; None if it is not Python that can be read: an excerpt with dots, another language."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -44,7 +44,7 @@ def parse(text: str, first: int, complete: bool) -> Optional[Program]:
 
 
 def _name(node: ast.AST) -> str:
-    """`torch.optim.Adam` of the tree; empty for anything that is no plain name."""
+    """Return `torch.optim.Adam` of the tree; empty for anything that is not a plain name."""
     parts: List[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -55,7 +55,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _calls(tree: ast.AST, ends: str) -> Iterator[ast.Call]:
-    """Calls of a function or method by the last part of its name."""
+    """Yield calls of a function or method by the last part of its name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _name(node.func).rpartition(".")[2] == ends:
             yield node
@@ -68,7 +68,7 @@ def _distributed(program: Program) -> bool:
 
 
 def sampler_missing(program: Program) -> Iterator[Hit]:
-    """DDP, and a loader that gives every rank the same rows."""
+    """Find DDP with a loader that gives every rank the same rows."""
     divided = (
         r"Sampler|sampler|IterableDataset|split_dataset_by_node|webdataset|wds\.|accelerator|Fabric|shard\(|\[rank::"
         r"|initialize_model_parallel|init_device_mesh"  # ranks that share a model must be given the same rows
@@ -97,7 +97,7 @@ def set_epoch_missing(program: Program) -> Iterator[Hit]:
 
 
 def device_missing(program: Program) -> Iterator[Hit]:
-    """NCCL, `.cuda()` without a number, and nobody says which GPU is this rank's."""
+    """Find NCCL with `.cuda()` without a number, and nothing that chooses this rank's GPU."""
     if not program.complete:
         return
     if not re.search(r"init_process_group\([^)\n]*nccl|init_process_group\(\s*\)", program.text):
@@ -116,7 +116,7 @@ def device_missing(program: Program) -> Iterator[Hit]:
 
 
 def rank_as_device(program: Program) -> Iterator[Hit]:
-    """A variable that holds the global rank chooses the GPU; the direct call is another rule's."""
+    """Find a variable with the global rank that chooses the GPU; the direct call is another rule's."""
     globals_: Set[str] = set()
     for node in ast.walk(program.tree):
         if isinstance(node, ast.Assign) and _GLOBAL_RANK.fullmatch(ast.unparse(node.value)):
@@ -146,7 +146,7 @@ def rank_as_device(program: Program) -> Iterator[Hit]:
 
 
 def save_everywhere(program: Program) -> Iterator[Hit]:
-    """torch.save of a distributed script to one path, with no question which rank it is."""
+    """Find torch.save of a distributed script to one path without a check of the rank."""
     if not program.complete or not _distributed(program):
         return
     parents: Dict[ast.AST, ast.AST] = {
@@ -161,7 +161,7 @@ def save_everywhere(program: Program) -> Iterator[Hit]:
 
 
 def _guarded(node: ast.AST, parents: Dict[ast.AST, ast.AST], program: Program, depth: int = 0) -> bool:
-    """Is there a question about the rank around it, before it in its function, or where that function is called?"""
+    """Return true if the rank is checked around it, before it in its function, or where that function is called."""
     child: ast.AST = node
     while child in parents:
         parent = parents[child]
@@ -190,7 +190,7 @@ def _within(node: ast.AST, function: ast.AST) -> bool:
 
 
 def optimizer_in_loop(program: Program) -> Iterator[Hit]:
-    """Made anew in each step: momentum and moments are lost. A loop that makes its model too is a sweep."""
+    """Find an optimizer made anew in each step: momentum and moments are lost. A loop that makes its model too is a sweep."""
     for loop in ast.walk(program.tree):
         if not isinstance(loop, (ast.For, ast.While)) or not list(_calls(loop, "backward")):
             continue
@@ -208,7 +208,7 @@ def optimizer_in_loop(program: Program) -> Iterator[Hit]:
 
 
 def zero_grad_missing(program: Program) -> Iterator[Hit]:
-    """backward and step in one loop, and gradients are never set to nothing: they add up for ever."""
+    """Find backward and step in one loop without zero_grad: gradients add up for ever."""
     text = program.text
     if re.search(r"zero_grad|\.grad\s*=\s*None|set_to_none|deepspeed|model_engine|LightningModule|Trainer\(", text):
         return
@@ -224,7 +224,7 @@ def zero_grad_missing(program: Program) -> Iterator[Hit]:
 
 
 def name_undefined(program: Program) -> Iterator[Hit]:
-    """Names that nothing in the whole file ever binds; one finding for all of them."""
+    """Find names that nothing in the whole file ever binds; one finding for all of them."""
     if not program.complete or re.search(r"import \*|\bexec\(|globals\(\)\[|\beval\(", program.text):
         return
     bound = set(dir(builtins)) | _KNOWN_ELSEWHERE
@@ -255,7 +255,7 @@ def name_undefined(program: Program) -> Iterator[Hit]:
 
 
 def _pattern(node: ast.AST) -> bool:
-    """The names that `match` binds; Python 3.9 has no such nodes."""
+    """Return the names that `match` binds; Python 3.9 has no such nodes."""
     return type(node).__name__ in ("MatchAs", "MatchStar", "MatchMapping")
 
 

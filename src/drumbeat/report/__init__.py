@@ -1,1 +1,1 @@
-"""What a run did, and several runs side by side: read from run folders, or from what a program printed."""
+"""Reports of one run, and of several side by side: read from run folders, or from what a program printed."""

@@ -14,7 +14,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  #
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_label: str, dots: bool = False, zero: bool = True) -> str:
-    """`zero`: the y axis begins at 0; `dots`: each point is marked."""
+    """Draw a line chart. `zero`: the y axis begins at 0; `dots`: each point is marked."""
     points = [point for each in series.values() for point in each if all(map(math.isfinite, point))]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}" '
@@ -60,7 +60,7 @@ def _drawn(series: Mapping[str, Points], points: Points, x_label: str, dots: boo
 
 
 def ticks(low: float, high: float) -> List[float]:
-    """About five round numbers that cover a range."""
+    """Return about five round numbers that cover a range."""
     if not high > low:
         low, high = (low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1))
     raw = high / 4 - low / 4

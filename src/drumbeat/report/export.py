@@ -30,7 +30,7 @@ _SCALARS = ("loss", "accuracy", "tokens", "samples", "seconds", "rate", "memory_
 
 
 def export(run: Run, where: str) -> List[str]:
-    """`where` is csv=FILE, tensorboard=FOLDER or wandb=PROJECT; the lines say what was written."""
+    """Export metrics. `where` is csv=FILE, tensorboard=FOLDER or wandb=PROJECT; the lines say what was written."""
     kind, _, place = where.partition("=")
     if kind not in _WRITERS or not place:
         raise Problem(f"--export {where}: unknown", "csv=FILE, tensorboard=FOLDER or wandb=PROJECT")
@@ -43,7 +43,7 @@ def export(run: Run, where: str) -> List[str]:
 
 
 def metrics_in_order(run: Run) -> Iterator[Metric]:
-    """Of all nodes, by the lead's clock."""
+    """Return the metrics of all nodes, by the lead's clock."""
     offsets = run.clock_offsets()
     found = [
         metric._replace(t=metric.t + offsets.get(node, 0.0)) for node in run.nodes() for metric in run.metrics(node)
@@ -69,7 +69,7 @@ def _csv(run: Run, path: str) -> int:
 
 
 def scalars(metric: Metric) -> List[Tuple[str, float]]:
-    """Named `kind/figure`, as `drumbeat train` names its own."""
+    """Name scalars `kind/figure`, as `drumbeat train` names its own."""
     values: Dict[str, Any] = {name: getattr(metric, name) for name in _SCALARS}
     values.update({name: value for name, value in metric.more.items() if isinstance(value, (int, float))})
     return [
@@ -80,7 +80,7 @@ def scalars(metric: Metric) -> List[Tuple[str, float]]:
 
 
 def _lowest(run: Run) -> List[Metric]:
-    """The lowest rank's: it reports what all ranks share. Without a step a value has no place on a curve."""
+    """Return the lowest rank's metrics: it reports what all ranks share. Without a step a value has no place on a curve."""
     metrics = list(metrics_in_order(run))
     rank = min((metric.rank for metric in metrics), default=0)
     return [metric for metric in metrics if metric.rank == rank and metric.step is not None and scalars(metric)]
@@ -101,7 +101,7 @@ def _tensorboard(run: Run, folder: str) -> int:
 
 
 def _wandb(run: Run, project: str) -> int:
-    """wandb's own step never goes back, and a checkpoint ends some steps after its own: ours is a figure."""
+    """Export to wandb. Its own step never goes back, and a checkpoint ends some steps after its own: our step is a figure."""
     metrics = _lowest(run)
     if not metrics:
         return 0

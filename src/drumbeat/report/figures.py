@@ -44,7 +44,7 @@ class Utilisation:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """Of the GPUs that the job could open, sampled every few seconds from the start of the agents to their end."""
+    """Use of the GPUs that the job could open, sampled every few seconds from the start of the agents to their end."""
 
     samples: int
     busy: Optional[float] = None  # mean, per cent of the time with a kernel running
@@ -96,7 +96,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Setting:
-    """What was run, on what: by this, runs are compared. Unknown values are empty."""
+    """Setting of a run: what was run, on what. Runs are compared by it. Unknown values are empty."""
 
     command: str = ""
     precision: str = ""
@@ -167,5 +167,5 @@ class Figures:
 
     @property
     def size(self) -> Optional[int]:
-        """What scaling counts: GPUs, or ranks where there are none."""
+        """Size that scaling counts: GPUs, or ranks if there are none."""
         return self.gpus or self.ranks

@@ -27,7 +27,7 @@ from drumbeat.runfolder.records import Sample
 from drumbeat.runfolder.run import Run, lead_now
 from drumbeat.runfolder.state import Hang, hangs_of, ranks_seen, seconds_of
 
-# What telemetry says of a run's GPUs and network ports, added up over all nodes.
+# Telemetry of a run's GPUs and network ports, added up over all nodes.
 
 
 _LONGEST_GAP = 60.0  # seconds between two samples over which power is taken to be steady
@@ -59,7 +59,7 @@ class Devices:
         return max(known, default=None)
 
     def energy(self, begin: Optional[float] = None, end: Optional[float] = None) -> Optional[float]:
-        """Joules of all GPUs between two times: by their energy counters, else power integrated over the samples."""
+        """Return joules of all GPUs between two times: by their energy counters, else power integrated over the samples."""
         total, measured = 0.0, False
         for readings in self._gpus.values():
             for first, second, joules in _spent(readings):
@@ -77,7 +77,7 @@ class Devices:
         return f"power of {sensors} of {len(self._gpus)} GPUs, sampled and integrated" if sensors else ""
 
     def curve(self, name: str) -> List[Tuple[float, float]]:
-        """The mean over all GPUs, at most one point per second."""
+        """Return the mean over all GPUs, at most one point per second."""
         at: Dict[int, List[float]] = {}
         for readings in self._gpus.values():
             for t, gpu in readings:
@@ -87,7 +87,7 @@ class Devices:
         return [(float(t), statistics.fmean(values)) for t, values in sorted(at.items())]
 
     def traffic(self) -> Dict[str, Traffic]:
-        """From the first sample to the last; RDMA ports (`mlx5_0:1`) count apart from network interfaces."""
+        """Return traffic from the first sample to the last; RDMA ports (`mlx5_0:1`) count apart from network interfaces."""
         found: Dict[str, List[Tuple[int, int]]] = {}
         for (_, port), counted in self._ports.items():
             passed = tuple(_passed([each[side] for each in counted]) for side in (0, 1))
@@ -104,7 +104,7 @@ def _counts(readings: List[Tuple[float, GpuSample]]) -> bool:
 
 
 def _spent(readings: List[Tuple[float, GpuSample]]) -> Iterator[Tuple[float, float, float]]:
-    """From, to, joules: of each interval between two samples of one GPU."""
+    """Yield start, end and joules of each interval between two samples of one GPU."""
     if _counts(readings):
         counted = [(t, gpu.energy) for t, gpu in readings if gpu.energy is not None]
         for (first, before), (second, after) in zip(counted, counted[1:]):
@@ -118,7 +118,7 @@ def _spent(readings: List[Tuple[float, GpuSample]]) -> Iterator[Tuple[float, flo
 
 
 def _passed(counter: List[Optional[int]]) -> Optional[int]:
-    """How far a counter went up; one that was reset counts on from there."""
+    """Return how far a counter went up; one that was reset counts on from there."""
     known = [value for value in counter if value is not None]
     if len(known) < 2:
         return None
@@ -213,7 +213,7 @@ def _order(run: Run) -> Optional[Order]:
 
 
 def _unread(run: Run) -> List[Note]:
-    """That the summary is of another version: what it says is not in the report."""
+    """Note that the summary is of another version and its content is not in the report."""
     try:
         run.summary()
     except RecordError as error:
@@ -238,7 +238,7 @@ def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
 def _speed(
     rate: Optional[Tuple[float, str]], progress: Progress, reports: Reports, gpus: Optional[int], ranks: Optional[int]
 ) -> Optional[Speed]:
-    """As `Run` says; where a program states it for one device or rank, times their number."""
+    """Return the speed that `Run` gives; if a program states it for one device or rank, times their number."""
     if rate is None:
         return None
     value, unit = rate
@@ -312,8 +312,8 @@ def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus:
 
 
 def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
-    """The rank that `watch` names as well, where one stands out. Else the one for which the others wait: in exchanges where those
-    were measured, else by when it reports its steps."""
+    """Return the rank that `watch` names as well, if one stands out. Else the one for which the others wait: in
+    collectives if those were measured, else by when it reports its steps."""
     slow = slowest_rank(reports.paces.values())
     if slow and slow.stands_out:
         also = f", and it is {count(slow.behind, 'step')} behind" if slow.behind else ""
@@ -324,7 +324,7 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
     if len(exposed) > 1:
         rank = min(exposed, key=lambda each: exposed[each])
         behind = statistics.fmean(exposed.values()) - exposed[rank]
-        how = "the others wait this long for it in exchanges of a step (profile of single steps)"
+        how = "the others wait this long for it in collectives of a step (profile of single steps)"
     else:
         late = {rank: 1e3 * seconds for rank, seconds in reports.lateness().items()}
         if not late:
@@ -337,7 +337,7 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
 
 
 def _step_ms(reports: Reports) -> Optional[float]:
-    """How long one step took; a hang is no part of it."""
+    """Return the duration of one step, without hangs."""
     made = sorted((number, step.t) for number, step in reports.steps.items() if not math.isnan(step.t))
     if reports.too_close:
         (first, begin), (last, end) = made[0], made[-1]
@@ -347,13 +347,13 @@ def _step_ms(reports: Reports) -> Optional[float]:
 
 
 def _mean_ms(seconds: float, steps: float, reports: Reports) -> Optional[float]:
-    """Of one step; hangs, and the step that each of them held up, do not count."""
+    """Return the mean of one step; hangs, and the step that each of them held up, do not count."""
     seconds, steps = seconds - reports.hung, steps - len(reports.hangs)
     return 1e3 * seconds / steps if seconds > 0 and steps > 0 else None
 
 
 def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], seconds: float) -> Phases:
-    """`seconds`: over which the speed was measured."""
+    """Return the phases of a step. `seconds`: the time over which the speed was measured."""
     step = _step_ms(reports)
     if speed and batch and speed.value:
         step = _mean_ms(seconds, speed.value * seconds / batch, reports) if speed.hung else 1e3 * batch / speed.value
@@ -384,7 +384,7 @@ def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[
 
 
 def _note(finding: Finding, hung: Optional[float] = None) -> Note:
-    """`hung`: how long the hang lasted that it reports."""
+    """Return a finding as a note. `hung`: duration of the hang that it reports."""
     where = "" if finding.rank is None else f"rank {finding.rank}{f' on {finding.host}' if finding.host else ''}: "
     cause = f" ({finding.cause})" if finding.cause else ""
     lasted = "" if hung is None else lasted_words(hung)

@@ -48,7 +48,7 @@ class _Step:
 
 @dataclass
 class Reports:
-    """Fed with all metrics of all nodes, times by the lead's clock; node by node, each in its own order."""
+    """Reports of a run, fed with all metrics of all nodes, times by the lead's clock; node by node, each in its own order."""
 
     last_step: Optional[int] = None  # planned or made, to choose the steps at which ranks are compared
     since: float = 0.0  # start of the last attempt: earlier steps may have been made twice
@@ -115,7 +115,7 @@ class Reports:
 
     @property
     def too_close(self) -> bool:
-        """Whether the steps come so fast that the times at which their lines were read do not tell them apart."""
+        """Return true if steps come so fast that the times at which their lines were read do not tell them apart."""
         times = sorted(step.t for step in self.steps.values() if not math.isnan(step.t))
         each = [later - earlier for earlier, later in zip(times, times[1:])]
         return self.printed and not self.unit and bool(each) and statistics.median(each) < _CLOSE
@@ -129,8 +129,8 @@ class Reports:
         return any(begin < (first + last) / 2 < end for first, last in self.hangs)
 
     def rates(self, hangs: bool = True) -> List[Tuple[float, float]]:
-        """Time and speed of each interval between two reports: from work and steps, else as the program states it.
-        `hangs`: also of those in which it hung."""
+        """Return time and speed of each interval between two reports: from work and steps, else as the program states it.
+        `hangs`: include those in which it hung."""
         made = [(number, step) for number, step in sorted(self.steps.items()) if not math.isnan(step.t)]
         found = []
         for (before, first), (number, second) in zip(made, made[1:]):
@@ -142,7 +142,7 @@ class Reports:
         return self.stated[min(self.stated)] if self.stated else []
 
     def work_per_step(self) -> Optional[float]:
-        """Tokens or samples of one step, all ranks; a report may cover several steps."""
+        """Return tokens or samples of one step, all ranks; a report may cover several steps."""
         made = sorted((number, step.work) for number, step in self.steps.items() if step.work)
         each = [work / (number - before) for (before, _), (number, work) in zip(made, made[1:])]
         return statistics.median(each) if each else None
@@ -152,7 +152,8 @@ class Reports:
         return statistics.fmean(values) if values else None
 
     def lateness(self) -> Dict[int, float]:
-        """Rank -> mean seconds that it reports a step after the first rank does; only steps that all ranks reported."""
+        """Map each rank to the mean seconds by which it reports a step after the first rank; only steps that all ranks
+        reported."""
         ranks = set(self.nodes)
         whole = [times for times in self.arrivals.values() if len(times) == len(ranks)]
         if len(ranks) < 2 or len(whole) < 3:
@@ -168,7 +169,7 @@ def _is_number(value: Any) -> bool:
 
 
 def error_of_mean(values: Sequence[float]) -> Optional[float]:
-    """Half of the 95 % confidence interval of the mean, from the means of up to 20 blocks; None for too few values."""
+    """Return half of the 95 % confidence interval of the mean, from the means of up to 20 blocks; None for too few values."""
     size = max(1, len(values) // _BLOCKS)
     blocks = [statistics.fmean(values[at : at + size]) for at in range(0, len(values) - size + 1, size)]
     if len(blocks) < _FEWEST:
@@ -183,7 +184,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def thinned(points: Sequence[Tuple[float, float]], most: int = 400) -> List[Tuple[float, float]]:
-    """Means of neighbours, so that a plot of any run stays small."""
+    """Return means of neighbours, so that a plot of any run stays small."""
     if len(points) <= most:
         return list(points)
     found = []

@@ -1,4 +1,4 @@
-"""What a program printed, read into Figures by the rules for printed metrics: for runs that drumbeat did not start."""
+"""Figures from what a program printed, by the rules for printed metrics: for runs that drumbeat did not start."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def figures_of_log(path: str) -> Figures:
             ends["target_reached"] = record["target_reached"]
     if not values and not ends and not _not_finite(records, "step"):
         raise Problem(
-            f"{path}: no line of it is a metric that drumbeat knows",
+            f"{path}: has no line with a metric that drumbeat knows",
             "docs/metrics.md says which lines are read; a run folder works too",
         )
     nodes, gpus = ends.get("nodes"), _gpus(ends)
@@ -119,7 +119,7 @@ def _speed(values: Dict[str, List[float]], ends: Dict[str, Any], unit: str, gpus
 
 
 def _not_finite(records: List[Dict[str, Any]], kind: str) -> str:
-    """The last loss where it is nan or infinite (a string: JSON has neither), and the first step from which it was."""
+    """Return the last loss if it is nan or infinite (a string: JSON has neither), and the first step from which it was."""
     losses = [record for record in records if record["kind"] == kind and "loss" in record]
     if not losses or not isinstance(losses[-1]["loss"], str):
         return ""

@@ -15,7 +15,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
 
-# In what runs differ besides their size. Pure.
+# Differences between runs besides their size. Pure.
 
 
 # Words of a command that change with the size of a job, and say nothing else.
@@ -41,8 +41,8 @@ class Difference:
 
 
 def differences(runs: Sequence[Figures], batch_is_explained: bool) -> List[Difference]:
-    """`batch_is_explained`: it stays, or grows with the size. A value that only some runs tell counts as a difference that
-    may be one."""
+    """List differences between runs. `batch_is_explained`: it stays, or grows with the size. A value that only some runs
+    tell counts as a possible difference."""
     found: List[Difference] = []
     if not batch_is_explained:
         batches = {run.name: f"{run.batch:,.0f} {run.batch_unit}" if run.batch else "" for run in runs}
@@ -70,7 +70,7 @@ def _each(room: str, values: Mapping[str, Mapping[str, str]]) -> List[Difference
 
 
 def _difference(what: str, values: Mapping[str, str], breaks: bool) -> List[Difference]:
-    """Nothing where all say the same, or none says anything."""
+    """Return nothing if all say the same, or none says anything."""
     told = {value for value in values.values() if value}
     if len(set(values.values())) < 2:
         return []
@@ -79,7 +79,7 @@ def _difference(what: str, values: Mapping[str, str], breaks: bool) -> List[Diff
 
 
 def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
-    """Only the words in which commands differ, so that two long ones can be told apart."""
+    """Keep only the words in which commands differ, so that two long ones can be told apart."""
     words = {name: command.split() for name, command in commands.items() if command}
     common = set.intersection(*map(set, words.values())) if words else set()
     if len({tuple(each) for each in words.values()}) == 1:
@@ -91,7 +91,7 @@ def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
 
 
 STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
-_AS_PRINTED = " as printed"  # behind the unit of a figure of which nobody says whose it is
+_AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 _SAME = 0.01  # batches closer than this are equal
 _SUPER_LINEAR = 1.05  # efficiency above which it is questioned
 NOT = "not measured"
@@ -100,7 +100,7 @@ FINISHED = "finished"
 
 @dataclass(frozen=True)
 class Loss:
-    """Time of one step that is not there in the ideal run; `ms` None: not measured."""
+    """Time of one step beyond that of the ideal run; `ms` None: not measured."""
 
     kind: str  # communication, input, imbalance, compute
     ms: Optional[float]
@@ -147,7 +147,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Figures]) -> Comparison:
-    """Problem if fewer than two runs have a throughput in the same unit and a known size."""
+    """Compare runs. Problem if fewer than two runs have a throughput in the same unit and a known size."""
     left_out = {run.name: why for run in runs for why in [_unusable(run)] if why}
     usable = [run for run in runs if run.name not in left_out]
     units = {run.speed.unit for run in usable if run.speed}
@@ -174,7 +174,7 @@ def compare(runs: Sequence[Figures]) -> Comparison:
 
 
 def scaling_kind(runs: Sequence[Figures]) -> Tuple[str, str]:
-    """Strong, weak or neither, and what says so."""
+    """Return strong, weak or neither, and the evidence."""
     nodes = sorted({run.nodes for run in runs if run.nodes})
     if len({run.size for run in runs}) == 1 and len(nodes) > 1:
         size = f"{runs[0].size} {'GPUs' if runs[0].gpus else 'ranks'}"
@@ -235,7 +235,8 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
 
 
 def _ideal_step(step: Optional[float], ratio: float, kind: str) -> Optional[float]:
-    """Of the baseline's step: divided by the ratio of sizes where the batch stays, unchanged where it grows with them."""
+    """Return the ideal step: the baseline's, divided by the ratio of sizes if the batch stays, unchanged if it grows with
+    them."""
     if step is None or kind not in (STRONG, WEAK, REPEATED):
         return None
     return step / ratio if kind == STRONG else step
@@ -244,8 +245,9 @@ def _ideal_step(step: Optional[float], ratio: float, kind: str) -> Optional[floa
 def losses(
     run: Phases, baseline: Phases, ratio: float, kind: str, lost: Optional[float], one_rank: bool
 ) -> Tuple[Loss, ...]:
-    """What each step lost, by cause. What is left when all others were measured is compute. `one_rank`: the baseline's only
-    rank has nobody to talk to or to wait for; of a larger one that was not measured, nothing is known."""
+    """Return the losses of each step by cause. What is left when all others were measured is compute. `one_rank`: the
+    baseline's only rank has nobody to talk to or to wait for; of a larger baseline that was not measured, nothing is
+    known."""
     profile = "communication_exposed_ms of the rank that waits least (torch's profiler on single steps)"
     others = "communication_exposed_ms, mean of all ranks above the least"
     share = ratio if kind == STRONG else 1.0

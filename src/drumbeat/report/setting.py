@@ -1,4 +1,4 @@
-"""What was run, and on what: the part of a report by which runs are compared."""
+"""Setting of a run, and its hardware: the part of a report by which runs are compared."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def setting_of(run: Run, order: Optional[Order], facts: Optional[Facts], setup: 
 
 
 def precision_in(command: str) -> str:
-    """As the command's options say; empty: they do not."""
+    """Read the precision from the command's options; empty: they do not say."""
     named = _PRECISION.search(command)
     switch = _SWITCH.search(command)
     return named.group(1) if named else switch.group(1) if switch else ""
 
 
 def target_of(command: Sequence[str]) -> Optional[float]:
-    """The accuracy that the command asks for; None: it names none."""
+    """Return the target accuracy in the command; None: it has none."""
     found = _TARGET.search(" ".join(command))
     try:
         return float(found.group(1)) if found else None
@@ -50,7 +50,7 @@ def target_of(command: Sequence[str]) -> Optional[float]:
 
 
 def gpus_of(order: Optional[Order], facts: Mapping[int, Optional[Facts]]) -> Optional[int]:
-    """GPUs of all nodes that the job used; None where a node's facts are not there."""
+    """Count the GPUs of all nodes that the job used; None if a node's facts are missing."""
     if order is None or not facts:
         return None
     known = [gpus_used(order, each) for each in facts.values() if each]

@@ -92,7 +92,7 @@ _WORDS = {True: "yes", False: "no", None: "not known"}
 
 
 def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
-    """The table that people put into a paper: header and one row per run."""
+    """Return the table that people put into a paper: header and one row per run."""
     size = comparison.size_is
     header = ["nodes", size, f"throughput ({comparison.unit})", "speed-up", "efficiency", "time", "target reached"]
     rows = [_cells(row) for row in comparison.rows]
@@ -105,7 +105,7 @@ def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
 
 
 def _all_finished(comparison: Comparison) -> bool:
-    """Or their ends are not recorded, as in logs."""
+    """Return true if all runs finished, or their ends are not recorded, as in logs."""
     return all(row.outcome in (FINISHED, NOT_RECORDED) for row in comparison.rows)
 
 
@@ -130,7 +130,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def csv_text(comparison: Comparison) -> str:
-    """Plain numbers, one row per run."""
+    """Return plain numbers, one row per run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = (
@@ -196,7 +196,7 @@ def text(comparison: Comparison, width: int = 80) -> List[str]:
 
 
 def said(comparison: Comparison) -> List[str]:
-    """All that stands below the table: what kind of scaling it is, the losses, what makes it unfair."""
+    """Return the text below the table: the kind of scaling, the losses, what makes it unfair."""
     found = [f"run: {row.name} ({count(row.size, comparison.size_is[:-1])})" for row in comparison.rows]
     found.append(f"baseline: {comparison.baseline}")
     found.append(f"scaling: {comparison.kind} ({comparison.kind_why})")

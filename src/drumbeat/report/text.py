@@ -73,7 +73,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
 
 
 def software_words(name: str, version: str, gpus: Optional[int]) -> str:
-    """A toolkit is what is installed; which one torch uses is torch's own."""
+    """List the software. A toolkit is what is installed; the one that torch uses is torch's own."""
     what = {"cuda": "CUDA toolkit", "rocm": "ROCm", "torch-cuda": "torch built for CUDA"}
     what["torch-rocm"] = "torch built for ROCm"
     unused = " (installed, not used: no GPU)" if gpus == 0 and name in ("cuda", "rocm") else ""
@@ -104,7 +104,7 @@ def _gpu_hours(figures: Figures) -> str:
 def target_words(figures: Figures) -> str:
     accuracy = f"accuracy {figures.accuracy:.4g}" if figures.accuracy is not None else ""
     if figures.target_reached is None:
-        return f"{accuracy}; no target is named" if accuracy else "none is named"
+        return f"{accuracy}; no target set" if accuracy else "none set"
     target = f" {figures.target:g}" if figures.target is not None else ""
     return f"{'reached' if figures.target_reached else 'not reached'}{target}" + (f" ({accuracy})" if accuracy else "")
 

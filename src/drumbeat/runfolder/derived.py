@@ -1,4 +1,4 @@
-"""What the records of a run folder say taken together: attempts, ranks, progress. `Run` has them as methods."""
+"""Values derived from a run folder's records: attempts, ranks, progress. `Run` has them as methods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from drumbeat.runfolder.summary import AttemptEnd
 
 _RANK = regex(r"rank-(\d{1,9})\.(out|err)")
 _LAUNCHER = regex(r"(?:launcher|torchrun)\.(out|err)")
-# A rank's line, copied for the script's own log: it stands in the rank's log too.
+# A rank's line, copied for the script's own log: it is in the rank's log too.
 _COPY = regex(r"\[rank \d{1,9}\] ")
 _MERGED_LINE = regex(r"(\d{1,9}) (out|err) (.*)", re.DOTALL)
 
@@ -41,11 +41,11 @@ class Log:
     launcher: bool = False
 
     def is_copy(self, text: str) -> bool:
-        """Whether this line of a launcher's log is one of its ranks' own."""
+        """Return true if this line of a launcher's log is one of its ranks' own."""
         return self.launcher and _COPY.match(text) is not None
 
     def line(self, text: str) -> Optional[Line]:
-        """The line that a line of this file stands for; None for a torn one of a merged log."""
+        """Return the line that a line of this file stands for; None for a torn one of a merged log."""
         if not self.merged:
             return Line(self.node, self.attempt, self.rank, self.stream, text)
         found = _MERGED_LINE.fullmatch(text)
@@ -53,7 +53,7 @@ class Log:
 
 
 def list_logs(files: Files, node: NodeFolder, attempt: int) -> List[Log]:
-    """By rank, standard output before standard error; then the launcher's own."""
+    """List logs by rank, standard output before standard error; then the launcher's own."""
     folder = node.attempt(attempt)
     names = files.names(folder)
     ranked = [found for found in map(_RANK.fullmatch, names) if found]
@@ -71,7 +71,7 @@ _AT = RunFolder("")  # names relative to the run folder
 
 
 class Records(Protocol):
-    """As much of a `Run` as is needed here."""
+    """The part of a `Run` that is needed here."""
 
     @property
     def files(self) -> Files: ...
@@ -106,8 +106,8 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Those of the last attempt: how many were started, and those that have ended. Ranks that a node's command starts (a
-    launcher, a script) are counted by their logs; where they have no logs of their own, nobody has counted them."""
+    """Ranks of the last attempt: how many were started, and those that have ended. Ranks that a node's command starts (a
+    launcher, a script) are counted by their logs; without logs of their own they are not counted."""
 
     started: int = 0
     ended: Tuple[RankEnd, ...] = ()
@@ -117,23 +117,23 @@ class Ranks:
 
 
 def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
-    """Which spares took whose place, in words."""
+    """Say which spares replaced which nodes."""
     return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
 
 
 def lost_spares(events: Iterable[Event]) -> Tuple[str, ...]:
-    """Spares that were lost before they had a role, in words."""
+    """Name the spares that were lost before they had a role."""
     lost = (event for event in events if isinstance(event, kinds.NodeLost) and event.spare)
     return tuple(f"node {each.peer} ({each.peer_host}), an idle spare" for each in lost)
 
 
 def spares_left(events: Iterable[Event]) -> int:
-    """Nodes that waited without a role when the last attempt began."""
+    """Return nodes that waited without a role when the last attempt began."""
     return next((len(each.spares) for each in reversed(list(events)) if isinstance(each, kinds.AttemptStarted)), 0)
 
 
 def attempt_ends(run: Records) -> List[AttemptEnd]:
-    """Attempts that the run's events tell of. One without an end was cut off: its node, or the whole job, was killed."""
+    """Return the attempts in the run's events. One without an end was cut off: its node, or the whole job, was killed."""
     found: List[AttemptEnd] = []
     for event in run.run_events():
         if isinstance(event, kinds.AttemptStarted):
@@ -146,7 +146,7 @@ def attempt_ends(run: Records) -> List[AttemptEnd]:
 
 
 def ranks(run: Records) -> Ranks:
-    """Those of the last attempt, by the nodes' own events and by the logs of ranks that a command has started."""
+    """Return the ranks of the last attempt, by the nodes' own events and by the logs of ranks that a command has started."""
     offsets = run.clock_offsets()
     attempt, started = -1, 0
     commands: List[int] = []  # nodes
@@ -176,8 +176,8 @@ def ranks(run: Records) -> Ranks:
 
 
 def _logged_ranks(run: Records, node: int, attempt: int) -> Optional[List[int]]:
-    """Ranks that a node's command has started so far; None where they have no logs of their own: then the command is not a
-    launcher of ours, which has one as well, or the logs are one file."""
+    """Return the ranks that a node's command has started so far; None if they have no logs of their own: then the command
+    is not a launcher of ours, which has one as well, or the logs are one file."""
     logs = list_logs(run.files, _AT.node(node), attempt)
     if any(log.merged for log in logs) or not any(log.launcher for log in logs):
         return None
@@ -185,8 +185,8 @@ def _logged_ranks(run: Records, node: int, attempt: int) -> Optional[List[int]]:
 
 
 def progress(run: Records) -> Progress:
-    """How far it is, and how fast it has been in this attempt. Of long files only the ends are read: there the agent says what
-    everything before adds up to."""
+    """Return how far the run is, and its speed in this attempt. Of long files only the ends are read: there the agent says
+    what everything before adds up to."""
     nodes = run.nodes()
     size = max(_HEAD, _RECENT // max(1, len(nodes)))
     offsets = run.clock_offsets()
@@ -213,7 +213,7 @@ def progress(run: Records) -> Progress:
 
 
 def _part(lines: Sequence[str], node: int) -> Tuple[Progress, List[Metric], bool]:
-    """What a node's last lines add up to, its metrics, and whether one of the lines says what came before."""
+    """Return what a node's last lines add up to, its metrics, and whether one of the lines says what came before."""
     part, metrics, counted = Progress(), [], False
     for line in lines:
         data = decode(line) or {}
@@ -231,7 +231,7 @@ def _part(lines: Sequence[str], node: int) -> Tuple[Progress, List[Metric], bool
 
 
 def _recent(ends: Mapping[int, Sequence[Metric]], offsets: Mapping[int, float]) -> Progress:
-    """Of files that do not say what their beginning adds up to: only the time that the ends of all of them cover."""
+    """Restrict to the time that the ends of all files cover, if the files do not say what their beginning adds up to."""
     recent: List[Metric] = []
     starts: List[float] = []
     for node, metrics in ends.items():
@@ -248,7 +248,8 @@ def _recent(ends: Mapping[int, Sequence[Metric]], offsets: Mapping[int, float]) 
 
 
 def _ends(run: Records, name: str, size: int) -> Tuple[List[str], List[str], bool]:
-    """The first and the last lines of a file: the first `_HEAD` bytes, the last `size`; and whether those are all of it."""
+    """Return the first and the last lines of a file: the first `_HEAD` bytes, the last `size`; and whether those are all
+    of it."""
     found = run.files.chunk(name, 0, _HEAD)
     if found is None:
         return [], [], True

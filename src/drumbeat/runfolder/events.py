@@ -51,7 +51,7 @@ class NodeJoined(Event):
 
 @dataclass(frozen=True)
 class Waiting(Event):
-    """The muster takes long: who has not come yet."""
+    """The muster takes long: names those that have not joined yet."""
 
     missing: str  # host names as a node list, or node ranks
     seconds: float  # since the lead began to wait
@@ -81,7 +81,7 @@ class FirstStep(Event):
 
 @dataclass(frozen=True)
 class Activity(Event):
-    """What the ranks are doing while no step comes."""
+    """Activity of the ranks while no step comes."""
 
     seconds: float  # since the attempt began, or since the last step
     what: str
@@ -90,7 +90,7 @@ class Activity(Event):
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """What was reported as a hang is over: steps come again, or all ranks have ended well."""
+    """A reported hang is over: steps come again, or all ranks have ended well."""
 
     seconds: float  # since the last step; 0 where all ranks have ended
     ended: bool = False  # all ranks ended with exit code 0, so it was no hang
@@ -128,7 +128,7 @@ class Decided(Event):
 
 @dataclass(frozen=True)
 class Excluded(Event):
-    """No further attempt of this run uses that node."""
+    """A node that no further attempt of this run uses."""
 
     peer: int
     peer_host: str
@@ -144,7 +144,7 @@ class Stopping(Event):
 
 @dataclass(frozen=True)
 class NodeSilent(Event):
-    """Nothing is heard of a node, though its connection is not broken. It is given up only when the patience is over."""
+    """A node is silent although its connection is not broken. It is given up only after `patience` seconds."""
 
     peer: int
     peer_host: str
@@ -242,7 +242,7 @@ class FindingMade(Event):
 
 @dataclass(frozen=True)
 class KernelLogRead(Event):
-    """Whether this node's kernel log is followed for errors of its GPUs."""
+    """Says whether this node's kernel log is followed for errors of its GPUs."""
 
     source: str  # /dev/kmsg, dmesg, journalctl or a file; empty: it cannot be read, so its silence means nothing
     why: str = ""  # it cannot be read
@@ -300,7 +300,7 @@ _UNKNOWN = {"mono": 0.0, "seq": 0, "host": "", "node": 0, "attempt": 0}  # what 
 
 
 def parse_event(data: Mapping[str, Any]) -> Optional[Event]:
-    """The event that a decoded line stands for; None if a field is missing or of the wrong type."""
+    """Return the event that a decoded line stands for; None if a field is missing or of the wrong type."""
     record = TYPES.get(str(data.get("kind")), Event)
     try:
         event = from_plain(record, {**_UNKNOWN, **data})

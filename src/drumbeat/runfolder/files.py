@@ -23,7 +23,7 @@ from drumbeat.runfolder.events import KINDS
 
 
 def replace(path: str, text: str, mode: int = 0o644) -> None:
-    """Readers see the old file or the new one, never a part."""
+    """Replace a file: readers see the old one or the new one, never a part."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
@@ -45,13 +45,13 @@ def replace_json(path: str, value: Any) -> None:
 
 
 def create(path: str, data: bytes) -> None:
-    """A new file, or one that begins anew; also its folder. A link is not followed."""
+    """Create a new file, or one that begins anew; also its folder. A link is not followed."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     _write(path, data, os.O_TRUNC)
 
 
 def append(path: str, data: bytes) -> None:
-    """To the end of a file, which is made where there is none. A link is not followed."""
+    """Append to a file, which is created if there is none. A link is not followed."""
     _write(path, data, os.O_APPEND)
 
 
@@ -61,7 +61,7 @@ def _write(path: str, data: bytes, how: int) -> None:
 
 
 def open_to_write(path: str, how: int) -> BinaryIO:
-    """`how`: O_TRUNC or O_APPEND. OSError for a link, and for a pipe, which would block, or a device."""
+    """Open to write. `how`: O_TRUNC or O_APPEND. OSError for a link, and for a pipe, which would block, or a device."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | how
     file = open(os.open(path, flags, 0o644), "wb")  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -71,7 +71,7 @@ def open_to_write(path: str, how: int) -> BinaryIO:
 
 
 class EventLog:
-    """The one writer of an events.jsonl. It goes on where an earlier writer of the same file stopped.
+    """The only writer of an events.jsonl. It goes on where an earlier writer of the same file stopped.
 
     `append(path, data)` does the writing, where that must not block whoever has an event; without it events are written here.
     """
@@ -115,7 +115,7 @@ class EventLog:
         os.close(self._fd)
 
     def _mend_torn_end(self) -> None:
-        """After a crash the last line may be half: end it, so that the next event starts on a line of its own."""
+        """End a last line that a crash has cut, so that the next event starts on a line of its own."""
         size = os.fstat(self._fd).st_size
         if size:
             if os.pread(self._fd, 1, size - 1) != b"\n":
@@ -145,15 +145,15 @@ class Files:
         self.root = root
 
     def settle(self, seconds: float = 20.0) -> None:
-        """The run has ended: wait until all of it is here. Plain files are."""
+        """Wait until all of an ended run is here. Plain files are."""
 
     def read(self, name: str) -> Optional[bytes]:
-        """A whole file; None if there is none, or it is larger than any of ours."""
+        """Read a whole file; None if there is none, or it is larger than any of ours."""
         chunk = self.chunk(name, 0, _WHOLE)
         return None if chunk is None or chunk.size > _WHOLE else chunk.data
 
     def chunk(self, name: str, offset: int, limit: int) -> Optional[Chunk]:
-        """Up to `limit` bytes from `offset` on. Opened anew each time, so that a network file system looks for news."""
+        """Read up to `limit` bytes from `offset` on. Opened anew each time, so that a network file system looks for news."""
         try:
             fd = os.open(os.path.join(self.root, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):  # ValueError: a name with a NUL in it
@@ -171,7 +171,7 @@ class Files:
             os.close(fd)
 
     def append(self, name: str, text: str) -> bool:
-        """Add text to the end of a file; false where that is not possible now."""
+        """Add text to the end of a file; false if that is not possible now."""
         append(os.path.join(self.root, name), text.encode())
         return True
 
@@ -183,7 +183,7 @@ class Files:
 
 
 def decode(line: str) -> Optional[Dict[str, Any]]:
-    """The JSON object on a line; None for a torn line, another value, deep nesting or text that cannot be printed."""
+    """Return the JSON object on a line; None for a torn line, another value, deep nesting or text that cannot be printed."""
     line = line.strip(_SPACE)
     try:
         value, end = _raw_decode(line)  # without the wrappers of json.loads: lines come by the thousand
@@ -204,14 +204,14 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def read_json(path: str, files: Optional[Files] = None) -> Optional[Dict[str, Any]]:
-    """The object in a file; None when it is not there or not whole."""
+    """Return the object in a file; None when it is missing or incomplete."""
     data = (files or Files()).read(path)
     return None if data is None else decode(data.decode("utf-8", "replace"))
 
 
 @dataclass
 class Tail:
-    """Follows one growing file; returns only whole lines, or all of it at the end.
+    """Follower of one growing file; returns only whole lines, or all of it at the end.
 
     A file that was cut short or replaced is read from its start, unless what stood before our position still stands there:
     a mirror replaces a file by a longer copy of itself.
@@ -225,7 +225,7 @@ class Tail:
     _anchor: bytes = b""
 
     def lines(self, final: bool = False, limit: int = _CHUNK) -> List[str]:
-        """At most `limit` bytes of them in one call; `final` also gives a last line that has no end yet."""
+        """Return at most `limit` bytes of lines; `final` also returns a last line that has no end yet."""
         data = self._new(limit)
         if data:
             self._anchor = (self._anchor + data)[-_ANCHOR:]

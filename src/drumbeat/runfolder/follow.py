@@ -32,7 +32,7 @@ _AT = RunFolder("")
 
 @dataclass
 class _Budget:
-    """What one poll may still spend."""
+    """Files and bytes that one poll may still read."""
 
     files: int = _FILES
     bytes: int = _BYTES
@@ -51,7 +51,7 @@ class _LogTail:
 
 @dataclass
 class _Node:
-    """What is followed of one node."""
+    """Files of one node that are followed."""
 
     number: int
     tails: Dict[str, Tail]  # kind of record -> its file
@@ -66,11 +66,11 @@ class _Node:
 
 
 class Follower:
-    """`nodes`: only these; `what`: which records; `rank`: lines of this rank alone; `first_attempt`, `last_attempt`: lines of
-    these attempts; `from_end`: only what is written from now on; `recent`: of metrics and telemetry that are there already,
-    only so many bytes per file, the last ones; `every`: only every so many samples of those that were written since the last
-    poll, always with the last one. `damaged` counts lines that could not be used.
-    """
+    """Reader of what is added to a run folder. `nodes`: only these; `what`: which records; `rank`: lines of this rank
+    alone; `first_attempt`, `last_attempt`: lines of these attempts; `from_end`: only what is written from now on;
+    `recent`: of metrics and telemetry that exist already, only the last so many bytes per file; `every`: only every so
+    many samples of those written since the last poll, always with the last one. `damaged` counts lines that could not be
+    used."""
 
     def __init__(
         self,
@@ -104,11 +104,11 @@ class Follower:
         state.logs_at, state.logs_files, state.logs = NodeFolder("", node), Files(path), {}
 
     def poll(self) -> List[Record]:
-        """What is new, up to a fixed amount; call again at once if `behind`."""
+        """Return what is new, up to a fixed amount; call again at once if `behind`."""
         return self._poll(_Budget())
 
     def drain(self) -> Iterator[List[Record]]:
-        """The rest, piece by piece, when nobody writes any more; also a last line that has no end."""
+        """Yield the rest, piece by piece, when nobody writes any more; also a last line that has no end."""
         self._polls = 0  # look for nodes once more
         while True:
             budget = _Budget(files=1 << 30)
@@ -193,7 +193,7 @@ class Follower:
         return texts
 
     def _find_nodes(self) -> None:
-        """Nodes whose folders have appeared; all of them are looked for only until all are known, and now and then."""
+        """Find nodes whose folders have appeared; all are looked for only until all are known, and now and then."""
         self._polls += 1
         if self._chosen is not None:
             numbers = self._chosen
@@ -218,7 +218,7 @@ class Follower:
         return state
 
     def _find_logs(self, state: _Node, budget: _Budget) -> None:
-        """Logs of the newest attempt, and of any attempt that began since the last look."""
+        """Find logs of the newest attempt, and of any attempt that began since the last look."""
         budget.files -= 2
         names = state.logs_files.names(state.logs_at.path)
         found = [int(name[8:]) for name in names if name.startswith("attempt-") and name[8:].isdecimal()]
@@ -234,7 +234,7 @@ class Follower:
                 each.over = each.log.attempt < state.attempt
 
     def _skip(self) -> None:
-        """Take everything that is there now as read."""
+        """Take everything that exists now as read."""
         for state in self._nodes.values():
             for tail in state.tails.values():
                 tail.skip()

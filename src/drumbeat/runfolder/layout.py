@@ -1,4 +1,4 @@
-"""The layout of a run folder, and nothing else: where each file stands and who writes it.
+"""The layout of a run folder, and nothing else: where each file is and who writes it.
 
 RUN/
   run.json             what this is, schema, handle        desk; again when a scheduler has given it a handle
@@ -173,18 +173,18 @@ class NodeFolder:
         return self.at(f"attempt-{attempt}")
 
     def log(self, attempt: int, rank: int, stream: str) -> str:
-        """`stream` is `out` or `err`."""
+        """Return the path of a log. `stream` is `out` or `err`."""
         return self.at(f"attempt-{attempt}", f"rank-{rank}.{stream}")
 
     def merged(self, attempt: int) -> str:
-        """All ranks of the node in one file, where the job is large."""
+        """Return the file that holds all ranks of the node, if the job is large."""
         return self.at(f"attempt-{attempt}", "ranks.log")
 
     def looks(self, attempt: int) -> str:
         return self.at(f"attempt-{attempt}", "looks.json")
 
     def ranks(self, attempt: int) -> Dict[int, str]:
-        """Rank -> its path without the stream's ending."""
+        """Map each rank to its path without the stream's ending."""
         try:
             names = os.listdir(self.attempt(attempt))
         except OSError:
@@ -207,7 +207,7 @@ _LIMIT = 1 << 16
 
 
 def ask_to_stop(path: str, name: str, reason: str) -> None:
-    """`name` is one of WORDS."""
+    """Ask the agents to stop. `name` is one of WORDS."""
     append(path, stop_line(name, reason).encode())
 
 
@@ -218,13 +218,13 @@ def stop_line(name: str, reason: str) -> str:
 
 @dataclass
 class StopFile:
-    """The agents' side: what was asked since the last look."""
+    """The agents' side: requests since the last look."""
 
     path: str
     position: int = 0
 
     def look(self) -> List[Tuple[str, str]]:
-        """Pairs of a word of WORDS and the reason."""
+        """Return pairs of a word of WORDS and the reason."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.position)
@@ -241,8 +241,8 @@ class StopFile:
         return asked
 
     def skip(self, started_before: bool, events: str) -> int:
-        """Where to begin. What was asked of an earlier start of this run is no longer meant; that the run was cancelled still
-        is. There was an earlier one if the scheduler says so (`started_before`), or if a lead left `events`."""
+        """Return where to begin. Requests to an earlier start of this run no longer count, except that it was cancelled.
+        There was an earlier one if the scheduler says so (`started_before`), or if a lead left `events`."""
         position = 0
         try:
             with open(self.path, "rb") as file:
@@ -255,11 +255,11 @@ class StopFile:
         return position if started_before or os.path.exists(events) else 0
 
 
-# Whether a run folder is this user's own, before anything is written into it.
+# Check that a run folder is this user's own before anything is written into it.
 
 
 def untrusted(folder: RunFolder, node: int) -> str:
-    """Why node `node` must not write into this run folder; '' if it may.
+    """Explain why node `node` must not write into this run folder; '' if it may.
 
     The folder and those below it that the node uses must be folders, no links, and belong to this user: somebody else
     could otherwise have put links there that make this user write into files of their choice. The path above may hold
@@ -286,7 +286,7 @@ def _foreign(path: str) -> str:
 
 
 def _owner_of_new(folder: str) -> int:
-    """The owner that a file gets which this process makes there: some file systems give all files one owner."""
+    """Return the owner that a file gets which this process creates there: some file systems give all files one owner."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".owner-") as file:
             return os.fstat(file.fileno()).st_uid

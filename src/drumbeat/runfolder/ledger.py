@@ -37,7 +37,7 @@ _REPORTED = ("validation", "checkpoint", BETWEEN_STAGES)  # of what was spent on
 
 @dataclass
 class _Attempt:
-    """From the start of its ranks to their end, or to the last that was heard of it."""
+    """One attempt, from the start of its ranks to their end, or to its last sign of life."""
 
     begin: float
     end: float
@@ -69,7 +69,7 @@ class _Timeline:
     last: float = 0.0  # time of the newest event
 
     def pass_to(self, t: float) -> float:
-        """Move the cursor on; the seconds passed."""
+        """Move the cursor on; return the seconds passed."""
         t = min(max(t, self.cursor), self.end)
         seconds, self.cursor = t - self.cursor, t
         return seconds
@@ -113,8 +113,8 @@ class _Timeline:
 def ledger(
     created: float, end: float, events: Iterable[Event], queued: bool = False, current: Optional[Progress] = None
 ) -> Dict[str, float]:
-    """Seconds of each of PARTS. `events` are the lead's; `queued`: a scheduler started the job; `current` is the progress
-    of the last attempt where no event tells it: it goes on, or the lead was killed."""
+    """Return the seconds of each of PARTS. `events` are the lead's; `queued`: a scheduler started the job; `current` is
+    the progress of the last attempt if no event tells it: it goes on, or the lead was killed."""
     end = max(created, end)
     timeline = _Timeline(end, queued, created)
     for event in events:
@@ -161,7 +161,7 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
 
 
 def _share_repeated(progress: Progress, resumed: Optional[Progress]) -> float:
-    """How much of an attempt's steps the next one did again: all that came after the step from which it went on."""
+    """Return the share of an attempt's steps that the next one repeated: all after the step from which it went on."""
     if resumed is None or resumed.first_step is None or progress.first_step is None or progress.step is None:
         return 1.0
     made = progress.step - progress.first_step
@@ -170,7 +170,7 @@ def _share_repeated(progress: Progress, resumed: Optional[Progress]) -> float:
 
 
 def training_share(parts: Mapping[str, float]) -> Optional[float]:
-    """The effective training time ratio: training as a share of the time that the job held its nodes, i.e. without the
-    queue. None if the program reported no steps."""
+    """Return the effective training time ratio: training as a share of the time that the job held its nodes, i.e. without
+    the queue. None if the program reported no steps."""
     held = sum(seconds for name, seconds in parts.items() if name != QUEUE)
     return round(parts[TRAINING] / held, 4) if held > 0 and parts.get(TRAINING, 0.0) > 0 else None

@@ -14,12 +14,12 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import Affected, Summary
 
-# What the GPUs of a run do now: one line for `status`.
+# Current use of a run's GPUs: one line for `status`.
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """Over the latest samples of all nodes; None is unknown."""
+    """GPU use over the latest samples of all nodes; None is unknown."""
 
     gpus: int
     use: Optional[float]  # per cent, mean
@@ -41,7 +41,7 @@ class GpuUse:
 
 
 def gpu_use(run: Run) -> Optional[GpuUse]:
-    """None where no node has reported a GPU."""
+    """Return the GPU use; None if no node has reported a GPU."""
     samples = [run.latest_sample(node) for node in run.nodes()]
     gpus = [gpu for sample in samples if sample for gpu in sample.gpus]
     if not gpus:
@@ -80,8 +80,8 @@ _LONGEST = 300  # characters of a line
 
 
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
-    """`left`: say also how long it will take, as far as that is known. `now`, by the lead's clock, of a run that goes on: say
-    also how long no step has come."""
+    """Return the progress line. `left`: also say how long it will take, as far as known. `now`, by the lead's clock, for a
+    run that goes on: also say how long no step has come."""
     parts = [f"{progress.counts} {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
     parts[0] += f" of this {progress.lap}" if progress.lap else ""
     if progress.not_finite:
@@ -100,7 +100,7 @@ def progress_line(progress: Progress, left: bool = True, now: Optional[float] = 
 
 
 def of_step(progress: Progress) -> str:
-    """Which step the last loss is of, where that is not the step that was reported last."""
+    """Name the step of the last loss if it is not the step that was reported last."""
     same = progress.last_loss_step in (None, progress.step)
     return "" if same else f" ({progress.counts} {progress.last_loss_step})"
 
@@ -110,12 +110,13 @@ def quiet_words(seconds: float) -> str:
 
 
 def lasted_words(seconds: float) -> str:
-    """Behind the title of a hang that is over, whose number is of the moment when it was found."""
+    """Return the duration for the title of a hang that is over; the title's own number is from when it was found."""
     return f"; it lasted {duration(seconds)}"
 
 
 def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> Lines:
-    """At most MOST_LINES. `printed`: nodes whose ranks' output the reader has seen already, so it is not repeated."""
+    """Return at most MOST_LINES lines. `printed`: nodes whose ranks' output the reader has seen already, so it is not
+    repeated."""
     progress = summary.progress
     after: Lines = [("end", end_words(summary))]
     losses = loss_words(progress)
@@ -166,7 +167,7 @@ def failure_lines(
     room: int = MOST_LINES,
     printed: Collection[int] = (),
 ) -> Lines:
-    """What failed, why, the end of its log as far as there is room, the fix, and what became of the other ranks."""
+    """Say what failed, why, the end of its log as far as there is room, the fix, and what became of the other ranks."""
     same = [number for each in affected if each.what == failure.title for number in numbers(each.ranks)]
     affected = tuple(each for each in affected if each.what != failure.title)  # they failed alike, not because of it
     where = f" on {failure.host} (node {failure.node})" if failure.host and failure.node is not None else ""
@@ -195,7 +196,7 @@ def failure_lines(
 
 
 def ledger_words(parts: Mapping[str, float], share: Optional[float]) -> str:
-    """Where the time went; the share of training is of the time that the job held its nodes."""
+    """Say where the time went; the share of training is of the time that the job held its nodes."""
     words = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05]
     if share is not None:
         words = [f"{word} ({share:.0%})" if word.startswith("training ") else word for word in words]
@@ -232,7 +233,7 @@ def _gpus_words(run: Run, summary: Summary) -> str:
 
 
 def code_words(run: Run) -> str:
-    """The commit that was run, and whether files differed from it; empty outside a git checkout."""
+    """Name the commit that was run, and whether files differed from it; empty outside a git checkout."""
     code = run.code()
     commit = str(code.get("commit") or "unknown")
     if commit == "unknown":
@@ -242,7 +243,7 @@ def code_words(run: Run) -> str:
 
 
 def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
-    """Whether the ranks printed a lot, or for long, but nothing that is read as a metric."""
+    """Return true if the ranks printed a lot, or for long, but nothing that is read as a metric."""
     if progress.step is not None or progress.last_loss is not None or progress.not_finite:
         return False
     if any(True for node in run.nodes() for _ in run.metrics(node)):
@@ -252,7 +253,7 @@ def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
 
 
 def _lines_at_start(path: str) -> int:
-    """Lines that the program wrote, in the first part of a log; a progress bar's updates count."""
+    """Count lines that the program wrote, in the first part of a log; a progress bar's updates count."""
     try:
         with open(path, "rb") as file:
             lines = file.read(1 << 14).replace(b"\r\n", b"\n").replace(b"\r", b"\n").splitlines()
@@ -262,7 +263,7 @@ def _lines_at_start(path: str) -> int:
 
 
 def loss_words(progress: Progress) -> str:
-    """How the loss went, and the validation loss: from the run's first report to its last; empty where there is none."""
+    """Say how the loss and the validation loss developed, from the run's first report to its last; empty if there is none."""
     last = None if progress.laps else progress.last_loss_step
     went = _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last, progress.counts)
     if went and progress.laps:
@@ -283,7 +284,7 @@ def not_finite_words(progress: Progress) -> str:
 def _went(
     first: Optional[float], last: Optional[float], begin: Optional[int], end: Optional[int], counts: str = "step"
 ) -> str:
-    """`begin` and `end` are the steps of the two losses; None: not named."""
+    """Describe one loss. `begin` and `end` are the steps of the two losses; None: not named."""
     if first is None or last is None:
         return ""
     same = f"{first:.3f}" == f"{last:.3f}"  # also where a program reports a loss and prints it, rounded
@@ -309,8 +310,8 @@ def _short_ranks(affected: Affected) -> str:
 
 
 def _log_name(run: Run, failure: Finding) -> str:
-    """The failed rank's log, relative to the run folder: as the finding says, else its standard error, or its standard output
-    where that is all it wrote."""
+    """Return the failed rank's log, relative to the run folder: as the finding says, else its standard error, or its
+    standard output if that is all it wrote."""
     named = next((each.file for each in failure.evidence if each.file), None)
     if failure.rank is None or named:
         return named or ""
@@ -328,7 +329,7 @@ def _end_of_log(run: Run, name: str, failure: Finding) -> List[str]:
 
 
 def folded(text: str, width: int, indent: int = 11) -> List[str]:
-    """A line's text in pieces that fit beside its label on a terminal; words longer than that stay whole."""
+    """Split a line's text into pieces that fit beside its label on a terminal; longer words stay whole."""
     return textwrap.wrap(text, max(30, width - indent), break_on_hyphens=False, break_long_words=False) or [""]
 
 
@@ -340,7 +341,7 @@ def duration(seconds: float) -> str:
 
 
 def speed(value: float, unit: str, rough: bool = False) -> str:
-    """`rough`: with two digits only."""
+    """Format a speed. `rough`: with two digits only."""
     if rough:
         rounded = float(f"{value:.2g}")
         return f"about {rounded:,.0f} {unit}" if rounded >= 10 else f"about {rounded:g} {unit}"
@@ -352,6 +353,6 @@ def count(number: int, noun: str) -> str:
 
 
 def near(path: str) -> str:
-    """A path as short as it can be written from here; from /, where nobody types, all of it."""
+    """Return a path as short as it can be written from here; from /, where nobody types, all of it."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") or os.getcwd() == os.sep else relative

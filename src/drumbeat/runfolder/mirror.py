@@ -35,7 +35,7 @@ RUN_AS_CODE = (".pkl",)  # the other side unpickles it, and there it belongs to 
 
 
 def grows(path: str) -> bool:
-    """Whether a file of a run folder only ever gets longer. All others are replaced as a whole."""
+    """Return true if a file of a run folder only ever gets longer. All others are replaced as a whole."""
     return path.endswith(_GROWING) or os.path.basename(path) == "stop"
 
 
@@ -87,7 +87,7 @@ def answer(root: str, request: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any],
 
 
 def _files(root: str, under: str) -> Iterator[Tuple[str, int, int]]:
-    """Path, size and time of the last change of every regular file; links are not followed."""
+    """Return path, size and time of the last change of every regular file; links are not followed."""
     for base, folders, names in os.walk(os.path.join(root, under)):
         folders.sort()
         for name in sorted(names):
@@ -101,8 +101,8 @@ def _files(root: str, under: str) -> Iterator[Tuple[str, int, int]]:
 
 
 def _read(path: str, offset: int, limit: int) -> Optional[bytes]:
-    """None for what is run as code on the other side and may be another user's. What is judged is the open file: its name may
-    stand for another one by now."""
+    """Read a file; None for code that runs on the other side and may be another user's. The open file is judged: its name
+    may stand for another one by now."""
     code = path.endswith(RUN_AS_CODE)
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -116,14 +116,14 @@ def _read(path: str, offset: int, limit: int) -> Optional[bytes]:
 
 
 def _of_others(status: os.stat_result) -> bool:
-    """Whether another user owns this file, or may write to it."""
+    """Return true if another user owns this file, or may write to it."""
     return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
 
 
 ENDED = "ended"  # whatever started the lead's agent leaves this file once nothing is written any more
 COMPLETE = "mirrored.json"  # ours: all of the run is here
 _AT = RunFolder("")
-# What this side has written itself.
+# Files that this side has written itself.
 _OWN = (_AT.run_json, _AT.order, _AT.job, _AT.code, _AT.call, _AT.bundle, _AT.stop, "manifest.yaml", COMPLETE)
 _WITHDRAWN = (_AT.summary, _AT.verdict, ENDED)  # the lead takes these away when a run is started again
 _PAUSE = 0.3  # seconds between two looks for a run's last files
@@ -138,8 +138,8 @@ class Source:
 
 
 class Mirror(Files):
-    """`sources` is asked again before every look, because pods come and go. `on_complete` is called once, when the run has
-    ended and all of it is here."""
+    """Copy of a run folder. `sources` is asked again before every look, because pods come and go. `on_complete` is called
+    once, when the run has ended and all of it is here."""
 
     def __init__(
         self,
@@ -176,8 +176,8 @@ class Mirror(Files):
         return any("end" in header for source in lead for header, _ in _pieces_of(source.exchange(request)) or ())
 
     def settle(self, seconds: float = 20.0) -> None:
-        """The summary comes before the lead's agent has ended: look until that is here too, or the lead is gone. Where one look
-        takes as long as `seconds`, some more are made: whatever slows it down slows the agent's end too."""
+        """Look until the lead's agent has ended, or the lead is gone: the summary comes before that. If one look takes as
+        long as `seconds`, some more are made: whatever slows it down slows the agent's end too."""
         deadline, looks = time.monotonic() + seconds, 1
         self.sync()
         while not self.complete and (looks < _LOOKS or time.monotonic() < deadline):
@@ -198,7 +198,7 @@ class Mirror(Files):
         self._next = now + max(self.every, 2 * (now - begun) if self.every else 0.0)  # a slow line is not kept busy
 
     def sync(self) -> None:
-        """Fetch all that is new, from the members first: what the lead's `ended` stands for must be here before it is."""
+        """Fetch all that is new, from the members first: the files that the lead's `ended` implies must be here before it."""
         if self.complete:
             return
         sources = sorted(self.sources(), key=lambda source: not source.under)
@@ -216,7 +216,7 @@ class Mirror(Files):
                 self.on_complete()
 
     def _pull(self, source: Source, served: Collection[str]) -> bool:
-        """Whether everything that the source has is here now."""
+        """Return true if everything that the source has is here now."""
         for _ in range(_AT_ONCE):
             pieces = _pieces_of(source.exchange(self._request(source)))
             if pieces is None:
@@ -289,7 +289,7 @@ class Mirror(Files):
 
 
 def ended_with(root: str) -> Optional[int]:
-    """The exit code of the lead's agent, as whatever started it wrote it down; None where it did not."""
+    """Return the exit code of the lead's agent, as its starter wrote it down; None if it did not."""
     try:
         with open(os.path.join(root, ENDED), encoding="ascii", errors="replace") as file:
             text = file.read(20).strip()
@@ -325,7 +325,7 @@ def _split(answer: bytes) -> Iterator[Tuple[Dict[str, Any], bytes]]:
 
 
 def _safe(path: str, under: str) -> bool:
-    """Whether a path that the other side sent is written in the one plain way, and stays inside of what it was asked for."""
+    """Return true if a path that the other side sent is written in the one plain way, and stays inside what was requested."""
     plain = "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
     return plain and (not under or path.startswith(under + "/"))
 
@@ -335,7 +335,7 @@ def _listed(value: Any) -> List[Any]:
 
 
 def _size(path: str) -> int:
-    """Of a regular file, else -1: what somebody has put in its place is replaced as a whole."""
+    """Return the size of a regular file, else -1: anything put in its place is replaced as a whole."""
     try:
         status = os.lstat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Progress: what the ranks' metrics add up to. Fed one metric at a time; parts of several nodes merge."""
+"""Progress: the sum of the ranks' metrics. Fed one metric at a time; parts of several nodes merge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
 _TOO_SHORT = 2.0  # and over less than this none
 _UNKNOWN = (None, "")
-# No step for longer than both of these, as the hang watcher has it: then nobody knows how much time is left.
+# After no step for longer than both of these (as in the hang watcher) the time left is unknown.
 _QUIET = 5.0  # seconds
 _QUIET_TIMES = 5.0  # times the usual time between two reports
 # Values that belong together: each group is that of the first node that has any of it.
@@ -138,7 +138,8 @@ class Progress:
             self._add_loss(metric.loss, metric.step)
 
     def _count_laps(self, metric: Metric, step: int) -> None:
-        """A step that is back at the first one: the script counts the steps of each epoch, or of each of its stages."""
+        """Count a new lap at a step that is back at the first one: the script counts the steps of each epoch, or of each
+        stage."""
         before, last_epoch = self._previous
         told = metric.more.get("epoch")
         epoch = float(told) if isinstance(told, (int, float)) else None
@@ -183,8 +184,8 @@ class Progress:
 
     @property
     def short_of_steps(self) -> bool:
-        """Whether the announced number of steps was surely not reached: more are missing than lie between two reports.
-        False where that is not known, as where steps are counted per epoch."""
+        """Return true if the announced number of steps was surely not reached: more are missing than lie between two
+        reports. False if that is not known, as when steps are counted per epoch."""
         if self.step is None or self.steps is None or self.laps or self.target_reached:
             return False
         return self.steps - self.step > max(1, self.widest or self.first_step or 0)
@@ -196,14 +197,14 @@ class Progress:
 
     @property
     def lap(self) -> str:
-        """What the step numbers count anew, in a word; '' if they do not."""
+        """Name what the step numbers restart with; '' if they do not."""
         if not self.laps:
             return ""
         return STAGE if self.stages == self.laps else "epoch or stage"
 
     @property
     def seconds(self) -> float:
-        """From the first report of a step to the last one."""
+        """Seconds from the first report of a step to the last one."""
         if self.first_t is None or self.last_t is None:
             return 0.0
         return max(0.0, self.last_t - self.first_t)
@@ -226,12 +227,12 @@ class Progress:
 
     @property
     def rough(self) -> bool:
-        """Whether `rate` is only about right: a short time between lines that are read a few times per second."""
+        """Return true if `rate` is only approximate: a short time between lines that are read a few times per second."""
         return self.printed and not self.reported_rate and self.seconds < _SHORT
 
     @property
     def all_made(self) -> bool:
-        """All planned steps are made; nothing says how long what follows takes: a validation, saving, the end."""
+        """Return true if all planned steps are made; how long the rest takes is unknown: a validation, saving, the end."""
         return not self.laps and self.step is not None and self.steps is not None and self.step >= self.steps
 
     def quiet(self, now: float) -> Optional[float]:
@@ -242,7 +243,7 @@ class Progress:
         return silent if silent > max(_QUIET, _QUIET_TIMES * self.seconds / (self.reports - 1)) else None
 
     def seconds_left(self, now: Optional[float] = None) -> Optional[float]:
-        """None where it is not known; with `now`, also once no step has come for long."""
+        """Return the seconds left; None if not known; with `now`, also once no step has come for long."""
         if now is not None and self.quiet(now) is not None:
             return None
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
@@ -252,7 +253,7 @@ class Progress:
         return (self.steps - self.step) * self.seconds / (self.step - self.first_step)
 
     def snapshot(self) -> Dict[str, Any]:
-        """All that `restored` needs to count on from here."""
+        """Return all that `restored` needs to count on from here."""
         return {
             **self.to_plain(),
             "reporting": sorted(self._reporting),
@@ -263,7 +264,7 @@ class Progress:
 
     @staticmethod
     def restored(data: Any) -> Progress:
-        """RecordError where it is no snapshot."""
+        """Restore a snapshot; RecordError if it is none."""
         progress = from_plain(Progress, data)
         reporting, lowest = data.get("reporting"), data.get("lowest")
         if not isinstance(reporting, list) or not all(isinstance(rank, int) for rank in reporting):
@@ -290,7 +291,7 @@ _COUNTS = {item.name: item.default for item in dataclasses.fields(Progress) if i
 
 
 def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
-    """The run's progress from its nodes' parts, each with its clock offset, node 0's first: its losses are the run's."""
+    """Merge the parts of all nodes, each with its clock offset, node 0's first: its losses are the run's."""
     total, first = Progress(), True
     for part, clock_offset in parts:
         total.merge(part, clock_offset)
@@ -306,7 +307,7 @@ def _finite(value: Optional[float]) -> Optional[float]:
     return value if value is not None and math.isfinite(value) else None
 
 
-# How fast each rank makes its steps, and which one holds the others up: the same answer in every view. Pure.
+# The pace of each rank, and the one that holds the others up: the same answer in every view. Pure.
 
 
 _SMOOTH = 0.3  # weight of the latest step time in a rank's average
@@ -318,7 +319,7 @@ _READ = 0.25  # seconds to which the times of printed lines are known
 
 @dataclass
 class RankPace:
-    """One rank of the current attempt."""
+    """Pace of one rank of the current attempt."""
 
     rank: int
     node: int
@@ -349,7 +350,7 @@ class RankPace:
             self.step, self.epoch, self.since = metric.step, epoch, t
 
     def _took(self, seconds: float, steps: int) -> None:
-        """Both are smoothed, so that a validation before a single step weighs no more than that step."""
+        """Smooth both times, so that a validation before a single step weighs no more than that step."""
         whole, made = _smoothed(self.gap[0], seconds), _smoothed(self.gap[1], float(steps))
         self.gap = (whole, made)
         self.step_seconds = whole / made if whole is not None and made else self.step_seconds
@@ -372,12 +373,12 @@ class Slowest:
 
     @property
     def spread(self) -> float:
-        """How much longer its steps take than the median rank's: 0.05 is 5 %."""
+        """Return how much longer its steps take than the median rank's: 0.05 is 5 %."""
         return self.step_seconds / self.median_seconds - 1.0 if self.median_seconds > 0 else 0.0
 
 
 def slowest_rank(ranks: Iterable[RankPace], skew: float = SKEW) -> Optional[Slowest]:
-    """The rank that is furthest behind (by more than `skew` seconds of steps), else the one with the longest steps.
+    """Return the rank that is furthest behind (by more than `skew` seconds of steps), else the one with the longest steps.
 
     None below two ranks with step times.
     """

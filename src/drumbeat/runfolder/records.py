@@ -47,7 +47,7 @@ class Metric(NamedTuple):
 
     @property
     def of_epoch(self) -> bool:
-        """`step` and `steps` are the epoch's own, not the run's."""
+        """Return true if `step` and `steps` are the epoch's own, not the run's."""
         return self.more.get("step_of") == "epoch"
 
     @property
@@ -57,7 +57,7 @@ class Metric(NamedTuple):
 
     @property
     def announces(self) -> bool:
-        """Says that something other than a step begins: a report without any figure."""
+        """Return true for a report without any figure: something other than a step begins."""
         figures = (self.loss, self.seconds, self.accuracy, self.rate, self.tokens, self.samples)
         return self.kind != "step" and all(figure is None for figure in figures) and not self.more
 
@@ -88,7 +88,7 @@ class Line:
 
 @dataclass(frozen=True)
 class SoFar:
-    """What a node's metrics of the current attempt add up to, up to this line of its metrics.jsonl. The agent writes one now and
+    """Sum of a node's metrics of the current attempt, up to this line of its metrics.jsonl. The agent writes one now and
     then, so that a reader who begins late, or reads only the end of a long file, counts what everybody else counts."""
 
     node: int
@@ -112,7 +112,7 @@ _KINDS = {"int": int, "float": float, "str": str, "Tuple": tuple}
 
 
 def _kind(annotation: Any) -> type:
-    """`Optional[Tuple[str, ...]]` is a tuple, `Optional[float]` a float."""
+    """Return the plain type: `Optional[Tuple[str, ...]]` is a tuple, `Optional[float]` a float."""
     return _KINDS[str(annotation).replace("Optional[", "").partition("[")[0].rstrip("]")]
 
 
@@ -120,7 +120,7 @@ _GPU_FIELDS = {item.name: _kind(item.type) for item in dataclasses.fields(GpuSam
 
 
 def parse_metric(data: Mapping[str, Any], node: int) -> Optional[Metric]:
-    """The metric that a decoded line stands for; None if one of its known values cannot be used."""
+    """Return the metric that a decoded line stands for; None if one of its known values cannot be used."""
     if data.get("kind") == SO_FAR:
         return None
     values: Dict[str, Any] = {}
@@ -139,7 +139,7 @@ def parse_metric(data: Mapping[str, Any], node: int) -> Optional[Metric]:
 
 
 def so_far_line(progress: Mapping[str, Any], t: float) -> str:
-    """The line of metrics.jsonl that `parse_so_far` reads."""
+    """Return the line of metrics.jsonl that `parse_so_far` reads."""
     return json.dumps({"t": t, "kind": SO_FAR, "progress": progress}) + "\n"
 
 
@@ -149,7 +149,7 @@ def parse_so_far(data: Mapping[str, Any], node: int) -> Optional[SoFar]:
 
 
 def parse_sample(data: Mapping[str, Any], node: int) -> Optional[Sample]:
-    """By hand where there are many: a run of 1,000 nodes writes 8,000 readings of GPUs every 5 s."""
+    """Parse a sample by hand, for speed: a run of 1,000 nodes writes 8,000 readings of GPUs every 5 s."""
     get = data.get
     try:
         t, host, gpus = _number(get("t")), get("host", ""), get("gpus", ())
@@ -162,7 +162,7 @@ def parse_sample(data: Mapping[str, Any], node: int) -> Optional[Sample]:
 
 
 def _gpu_sample(data: Mapping[str, Any]) -> GpuSample:
-    """TypeError for a value of another type; unknown keys are ignored."""
+    """Parse a GPU's sample. TypeError for a value of another type; unknown keys are ignored."""
     values: Dict[str, Any] = {}
     for name, value in data.items():
         kind = _GPU_FIELDS.get(name)
@@ -187,7 +187,7 @@ def parse_member(data: Any) -> Optional[Member]:
 
 
 def is_count(number: int) -> bool:
-    """Whether it can be a number of steps, ranks or nodes. A run folder may be somebody else's and hold any number."""
+    """Return true if it can be a number of steps, ranks or nodes. A run folder may be somebody else's and hold any number."""
     return 0 <= number <= _LARGEST_COUNT
 
 

@@ -44,7 +44,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str, files: Optional[Files] = None) -> Run:
-        """RecordError when there is no run there, or one of a newer drumbeat."""
+        """Open a run folder. RecordError when there is no run there, or one of a newer drumbeat."""
         path = os.path.abspath(path)
         files = files or Files(path)
         return cls(path, read_run_record(path, files), files)
@@ -55,21 +55,21 @@ class Run:
 
     @property
     def folder(self) -> RunFolder:
-        """Paths, for those who write."""
+        """Return the paths, for those who write."""
         return RunFolder(self.path)
 
     def ask_to_stop(self, word: str, reason: str) -> bool:
-        """A line for the lead, wherever its folder is; false while the lead cannot be reached. `word`: stop_file.WORDS."""
+        """Write a line for the lead, wherever its folder is; false while the lead cannot be reached. `word`: layout.WORDS."""
         return self.files.append(_AT.stop, stop_line(word, reason))
 
     def was_cancelled(self) -> bool:
-        """Whether `drumbeat cancel` has asked its lead before."""
+        """Return true if `drumbeat cancel` has asked its lead before."""
         return any(line.startswith(b"CANCEL") for line in (self.files.read(_AT.stop) or b"").splitlines())
 
     # -- whole files -------------------------------------------------------------------------------------------------
 
     def order(self) -> Optional[Order]:
-        """RecordError for an order of a newer drumbeat."""
+        """Return the order. RecordError for an order of a newer drumbeat."""
         data = self.files.read(_AT.order)
         if data is None:
             return None
@@ -79,7 +79,7 @@ class Run:
             raise RecordError(f"{self.path}/{_AT.order}: {error}") from None
 
     def summary(self) -> Optional[Summary]:
-        """How it went; None while it goes on, or when nobody could write it."""
+        """Return the summary; None while the run goes on, or if nobody could write it."""
         return parse_summary(read_json(_AT.summary, self.files), os.path.join(self.path, _AT.summary))
 
     def members(self) -> Tuple[Member, ...]:
@@ -95,30 +95,32 @@ class Run:
         return facts
 
     def environment(self, node: int) -> Dict[str, Any]:
-        """Every variable that the node's ranks were given, with reason and source, and their binding; {} if unknown."""
+        """Return every variable that the node's ranks were given, with reason and source, and their binding; {} if
+        unknown."""
         return read_json(_AT.node(node).environment, self.files) or {}
 
     def code(self) -> Dict[str, Any]:
-        """Which code it was: commit, whether files differ from it, the image's digest; {} if unknown."""
+        """Identify the code: commit, whether files differ from it, the image's digest; {} if unknown."""
         return read_json(_AT.code, self.files) or {}
 
     def packages(self) -> Dict[str, Any]:
-        """Versions of the Python packages that node 0 found: `packages`, and the `folders` they are in; {} if unknown."""
+        """Return versions of the Python packages that node 0 found: `packages`, and the `folders` they are in; {} if
+        unknown."""
         return read_json(_AT.packages, self.files) or {}
 
     def results(self, name: str, node: int = 0) -> Optional[Dict[str, Any]]:
-        """A JSON file that a rank has left in the last attempt's folder."""
+        """Return a JSON file that a rank has left in the last attempt's folder."""
         attempts = self.attempts(node)
         return read_json(os.path.join(_AT.node(node).attempt(attempts[-1]), name), self.files) if attempts else None
 
     def output(self) -> List[str]:
-        """Names of the files that a scheduler's job printed into, the newest last."""
+        """Return names of the files that a scheduler's job printed into, the newest last."""
         found = [self.record.output] if self.record.output else []
         found += sorted(name for name in self.files.names("") if name.endswith(".out"))
         return [name for name in dict.fromkeys(found) if self.files.chunk(name, 0, 1) is not None]
 
     def output_lines(self) -> List[str]:
-        """The last lines of all that a scheduler's job printed."""
+        """Return the last lines of all that a scheduler's job printed."""
         lines: List[str] = []
         for name in self.output():
             size = (self.files.chunk(name, 0, 0) or (b"", 0))[1]
@@ -129,11 +131,11 @@ class Run:
     # -- nodes, attempts, logs ---------------------------------------------------------------------------------------
 
     def nodes(self) -> List[int]:
-        """Node ranks that have a folder here."""
+        """Return node ranks that have a folder here."""
         return sorted(int(name) for name in self.files.names("nodes") if name.isdecimal())
 
     def size(self) -> int:
-        """How many nodes the run has; 0 if its order cannot be read."""
+        """Number of nodes of the run; 0 if its order cannot be read."""
         try:
             order = self.order()
         except RecordError:
@@ -145,7 +147,7 @@ class Run:
         return sorted(int(name[8:]) for name in names if name.startswith("attempt-") and name[8:].isdecimal())
 
     def array(self) -> List[Run]:
-        """The runs of a job array; each task has a run folder of its own."""
+        """Return the runs of a job array; each task has a run folder of its own."""
         tasks = sorted((name for name in self.files.names("array") if name.isdecimal()), key=int)
         runs = []
         for name in tasks:
@@ -156,7 +158,8 @@ class Run:
         return runs
 
     def logs(self, attempt: Optional[int] = None, rank: Optional[int] = None) -> List[Log]:
-        """The logs of one attempt, of the last one if none is named; of large runs one log per node holds all its ranks."""
+        """Return the logs of one attempt, of the last one if none is named; in large runs one log per node holds all its
+        ranks."""
         found: List[Log] = []
         for node in self.nodes():
             numbers = self.attempts(node)[-1:] if attempt is None else [attempt]
@@ -165,7 +168,7 @@ class Run:
         return [log for log in found if rank is None or log.rank == rank or log.merged]
 
     def nccl_logs(self) -> List[Tuple[int, str]]:
-        """Nodes and names of what NCCL wrote in the last attempt: a trace, or a log that was kept after a failure."""
+        """Return nodes and names of what NCCL wrote in the last attempt: a trace, or a log that was kept after a failure."""
         found = []
         for node in self.nodes():
             for attempt in self.attempts(node)[-1:]:
@@ -175,7 +178,7 @@ class Run:
         return found
 
     def lines(self, log: Log) -> Iterator[Line]:
-        """All lines of a log, read in pieces."""
+        """Yield all lines of a log, read in pieces."""
         tail = Tail(log.name, 0, self.files)
         while True:
             texts = tail.lines(final=True)
@@ -187,7 +190,7 @@ class Run:
                 return
 
     def last_lines(self, log: Log, size: int = 64 << 10) -> List[Line]:
-        """The lines in the last `size` bytes of a log."""
+        """Return the lines in the last `size` bytes of a log."""
         found = self.files.chunk(log.name, 0, 0)
         if found is None:
             return []
@@ -200,25 +203,25 @@ class Run:
     # -- records -----------------------------------------------------------------------------------------------------
 
     def clock_offsets(self) -> Dict[int, float]:
-        """Seconds to add to a node's clock to get the lead's."""
+        """Return the seconds to add to a node's clock to get the lead's."""
         return {member.node: member.clock_offset for member in self.members()}
 
     def run_events(self) -> List[Event]:
-        """What the lead recorded, in its order."""
+        """Return the lead's events, in its order."""
         return list(self._events(_AT.events))
 
     def last_run_events(self) -> List[Event]:
-        """The end of what the lead recorded: how it ended is there, however many nodes joined before."""
+        """Return the end of the lead's events: how the run ended is there, however many nodes joined before."""
         decoded = (decode(line) for line in self._last_texts(_AT.events, _LAST_EVENTS))
         found = (parse_event(data) for data in decoded if data)
         return [event for event in found if event]
 
     def node_events(self, node: int) -> Iterator[Event]:
-        """What one node recorded, by its own clock."""
+        """Yield one node's events, by its own clock."""
         return self._events(_AT.node(node).events)
 
     def events(self) -> List[Event]:
-        """All events of all nodes, by the lead's clock."""
+        """Return all events of all nodes, by the lead's clock."""
         offsets = self.clock_offsets()
         found = self.run_events()
         for node in self.nodes():
@@ -242,7 +245,7 @@ class Run:
                 yield sample
 
     def latest_sample(self, node: int) -> Optional[Sample]:
-        """What the node's devices did when they were last looked at."""
+        """Return the latest sample of the node's devices."""
         for line in reversed(self._last_texts(_AT.node(node).telemetry, _LAST_SAMPLES)):
             data = decode(line)
             sample = parse_sample(data, node) if data else None
@@ -253,19 +256,19 @@ class Run:
     # -- what the records say ----------------------------------------------------------------------------------------
 
     def attempt_ends(self) -> List[AttemptEnd]:
-        """Attempts that the run's events tell of. One without an end was cut off: its node, or the whole job, was killed."""
+        """Return the attempts in the run's events. One without an end was cut off: its node, or the whole job, was killed."""
         return derived.attempt_ends(self)
 
     def ranks(self) -> Ranks:
-        """Those of the last attempt, by the nodes' own events."""
+        """Return the ranks of the last attempt, by the nodes' own events."""
         return derived.ranks(self)
 
     def progress(self) -> Progress:
-        """How far it is, and how fast it was lately: the first and the last metrics of each node, however many there are."""
+        """Return progress and recent speed: from the first and the last metrics of each node, however many there are."""
         return derived.progress(self)
 
     def ledger(self, now: float) -> Dict[str, float]:
-        """Where the time went, by the parts of ledger.py: as the summary says, else as far as the events tell at `now`."""
+        """Return the time spent in each part of ledger.py: by the summary, else as far as the events tell at `now`."""
         try:
             summary = self.summary()
         except RecordError:
@@ -286,7 +289,7 @@ class Run:
                 yield event
 
     def _last_texts(self, name: str, size: int) -> List[str]:
-        """The lines in the last `size` bytes of a file; the first of them may be torn."""
+        """Return the lines in the last `size` bytes of a file; the first of them may be torn."""
         found = self.files.chunk(name, 0, 0)
         chunk = self.files.chunk(name, max(0, found.size - size), size) if found else None
         return (chunk.data if chunk else b"").decode("utf-8", "replace").split("\n")
@@ -313,30 +316,30 @@ def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
         return None
 
 
-# What time it is by the clock of a run's lead, whose records a desk reads: the desk's own clock may be minutes apart
+# The time by the clock of a run's lead, whose records a desk reads: the desk's own clock may be minutes apart
 # from it.
 
 
 class LeadClock:
-    """For a view that goes on: the newest record's time, and what has passed here since it was read."""
+    """The lead's clock for a view that goes on: the newest record's time, plus what has passed here since it was read."""
 
     def __init__(self) -> None:
         self._newest: Optional[float] = None
         self._read = 0.0
 
     def saw(self, t: float) -> None:
-        """A record of this time, by the lead's clock."""
+        """Take in a record of this time, by the lead's clock."""
         if self._newest is None or t > self._newest:
             self._newest, self._read = t, time.monotonic()
 
     def now(self) -> float:
-        """Our own time while there is no record."""
+        """Return the lead's time; our own while there is no record."""
         return time.time() if self._newest is None else self._newest + time.monotonic() - self._read
 
 
 def lead_now(run: Run) -> float:
-    """For a single look: our own clock where the lead is on this machine, else the time of its newest record. While its node is
-    alive that is a few seconds ago, as its devices are looked at all the time."""
+    """Return the lead's time for a single look: our own clock if the lead is on this machine, else the time of its newest
+    record. While its node is alive that is a few seconds ago, as its devices are sampled all the time."""
     lead = next((member for member in run.members() if member.node == 0), None)
     if lead is None or lead.host == socket.gethostname():
         return time.time()

@@ -1,4 +1,4 @@
-"""Hangs, by what a run's lead recorded: whether it hangs now, and how long each hang lasted."""
+"""Hangs as a run's lead recorded them: the current one, and the duration of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Hang:
 
 
 def hang_of(events: Iterable[Event]) -> Optional[Hang]:
-    """The hang of the last attempt, while that attempt goes on."""
+    """Return the hang of the last attempt, while that attempt goes on."""
     found: Optional[Hang] = None
     for event in events:
         if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
@@ -34,8 +34,8 @@ def hang_of(events: Iterable[Event]) -> Optional[Hang]:
 
 
 def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Optional[Progress] = None) -> List[Hang]:
-    """All hangs, each once, with how long they lasted. Of a run whose lead was lost: `end` is when it ended, `progress` how far
-    its last attempt had come."""
+    """Return all hangs, each once, with their durations. For a run whose lead was lost: `end` is when it ended, `progress`
+    how far its last attempt had come."""
     found: List[Hang] = []
     open_: List[Hang] = []  # reported, and not over
     for event in events:
@@ -49,33 +49,34 @@ def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Opt
 
 
 def _until(hang: Hang, event: Event) -> Optional[float]:
-    """None where it was no hang, or where nobody knows when it was over: the lead was lost, and started again."""
+    """Return the end of a hang; None if it was no hang, or if nobody knows when it was over: the lead was lost, and
+    started again."""
     if isinstance(event, kinds.Resumed):
         return None if event.ended else event.seconds
     return _since(hang, event.t, event.progress) if isinstance(event, kinds.AttemptEnded) else None
 
 
 def _since(hang: Hang, end: float, progress: Optional[Progress]) -> float:
-    """From the last step; where none was reported, from when it was found."""
+    """Return the last step's time; if none was reported, the time when the hang was found."""
     last = progress.last_t if progress else None
     return max(0.0, end - (hang.t if last is None else min(last, hang.t)))
 
 
 def seconds_of(finding: Optional[Finding], hangs: Iterable[Hang]) -> Optional[float]:
-    """How long the hang lasted that `finding` reports; None where it reports none, or where that is not known."""
+    """Return the duration of the hang that `finding` reports; None if it reports none, or if that is not known."""
     if finding is None or not finding.code.startswith(CODE):
         return None
     return next((hang.seconds for hang in reversed(list(hangs)) if hang.finding.code == finding.code), None)
 
 
-# Whether the ranks of a run are the one training that was planned, and how many they are, by what its lead recorded.
+# The world of a run by its lead's records: one training as planned or not, and the number of ranks.
 
 
 CODES = ("ranks-never-joined", "separate-worlds", "ranks-repeated", "world-of-another-size")
 
 
 def world_of(events: Iterable[Event]) -> Optional[Finding]:
-    """What was found wrong with the world of the last attempt; None: nothing."""
+    """Return what was wrong with the world of the last attempt; None: nothing."""
     found: Optional[Finding] = None
     for event in events:
         if isinstance(event, kinds.AttemptStarted):
@@ -88,8 +89,8 @@ def world_of(events: Iterable[Event]) -> Optional[Finding]:
 
 
 def ranks_seen(events: Iterable[Event]) -> Optional[int]:
-    """How many ranks of the last attempt were seen in one world; None: nobody could count them. Where a command starts its
-    ranks itself, nothing else tells."""
+    """Count the ranks of the last attempt that were seen in one world; None: they could not be counted. If a command
+    starts its ranks itself, nothing else tells."""
     seen: Optional[int] = None
     for event in events:
         if isinstance(event, kinds.AttemptStarted):
@@ -99,7 +100,7 @@ def ranks_seen(events: Iterable[Event]) -> Optional[int]:
     return seen
 
 
-# How far the nodes of a run have come together, from the lead's events.
+# State of the muster, from the lead's events.
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Muster:
 
 
 def muster_of(events: Iterable[kinds.Event]) -> Optional[Muster]:
-    """None for a run whose nodes have come together, or that has not started or has ended."""
+    """Return the state of the muster; None for a run whose nodes have joined, or that has not started or has ended."""
     started: Optional[kinds.RunStarted] = None
     here: Set[int] = set()
     named: Optional[kinds.Waiting] = None

@@ -1,4 +1,4 @@
-"""summary.json: how a run went, in one small file. The lead writes it; the desk does if the lead was killed.
+"""summary.json: the result of a run in one small file. The lead writes it; the desk does if the lead was killed.
 
 Both go through `summarize`. *Finished* and *target reached* are two things. However many ranks failed, it stays small: ranks
 are written as ranges, hosts as a node list, and what would grow without end is cut.
@@ -88,7 +88,7 @@ class Summary:
 
     @property
     def elapsed(self) -> float:
-        """How long it ran: without the time in a queue."""
+        """Return the duration of the run without its time in a queue."""
         return max(0.0, self.seconds - self.ledger.get(QUEUE, 0.0))
 
 
@@ -106,9 +106,9 @@ def summarize(
     hangs: Sequence[Hang] = (),
     ranks: Optional[int] = None,
 ) -> Summary:
-    """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger; `hang` had been
-    reported and was not over; `replaced`: which spares took whose place; `world`: what was wrong with the ranks' world; `hangs`:
-    how long each lasted; `ranks`: how many were seen, where that is known."""
+    """Summarize a run. `attempts` are all of them; the end of the last one is the end of the run. `parts` is the ledger;
+    `hang` had been reported and was not over; `replaced`: which spares replaced which nodes; `world`: what was wrong with
+    the ranks' world; `hangs`: how long each lasted; `ranks`: how many were seen, if known."""
     last = attempts[-1]
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds
@@ -142,13 +142,13 @@ def summarize(
 
 
 def gpus_used(order: Order, facts: Facts) -> int:
-    """GPUs of one node that the job may use."""
+    """Return the GPUs of one node that the job may use."""
     here = sum(not gpu.integrated for gpu in facts.gpus)
     return min(here, order.gpus) if order.gpus is not None else here
 
 
 def gpus_of_run(order: Order, of_nodes: Sequence[int]) -> int:
-    """Emulated nodes are one machine with one set of GPUs, however many nodes it plays."""
+    """Count the GPUs of a run. Emulated nodes are one machine with one set of GPUs, whatever their number."""
     return max(of_nodes, default=0) if order.emulated else sum(of_nodes)
 
 
@@ -157,7 +157,7 @@ def write_summary(folder: RunFolder, summary: Summary) -> None:
 
 
 def parse_summary(data: Optional[Mapping[str, Any]], where: str) -> Optional[Summary]:
-    """None where there is none, or none that can be read; RecordError for one of a newer drumbeat."""
+    """Parse a summary; None if there is none, or none that can be read; RecordError for one of a newer drumbeat."""
     if data is None:
         return None
     check_schema(str(data.get("schema", "?")), SCHEMA, where)
@@ -170,7 +170,7 @@ def parse_summary(data: Optional[Mapping[str, Any]], where: str) -> Optional[Sum
 
 
 def group(ends: Iterable[Tuple[int, str]]) -> Tuple[Affected, ...]:
-    """Ranks and what became of each: ranks that ended in the same way together, the largest group first."""
+    """Group ranks that ended in the same way, the largest group first."""
     groups: Dict[str, List[int]] = {}
     for rank, what in ends:
         groups.setdefault(_cut(what), []).append(rank)
@@ -186,7 +186,7 @@ def group(ends: Iterable[Tuple[int, str]]) -> Tuple[Affected, ...]:
 
 
 def shortened(finding: Finding) -> Finding:
-    """With evidence that fits on a page."""
+    """Shorten the evidence so that it fits on a page."""
     evidence = tuple(dataclasses.replace(each, text=_cut(each.text)) for each in finding.evidence[:_MOST_EVIDENCE])
     title, cause, fix = _cut(finding.title), _cut(finding.cause, 1000), _cut(finding.fix, 1000)
     return dataclasses.replace(finding, title=title, cause=cause, fix=fix, evidence=evidence)
@@ -223,7 +223,8 @@ _HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 def write_verdict(
     folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool, stopped: bool = False
 ) -> None:
-    """`counts`: this requeue is one of the few that the job allows. `stopped`: the scheduler asked for the end."""
+    """Write the verdict. `counts`: this requeue is one of the few that the job allows. `stopped`: the scheduler asked for
+    the end."""
     assert next_step in (END, REQUEUE), next_step
     hosts = ",".join(host for host in dict.fromkeys([*lost_nodes(folder), *lost]) if _HOST.fullmatch(host))
     if lost:
@@ -235,7 +236,7 @@ def write_verdict(
 
 
 def next_step(folder: RunFolder) -> str:
-    """END or REQUEUE; END where there is no verdict."""
+    """Return END or REQUEUE; END if there is no verdict."""
     return REQUEUE if f"next={REQUEUE}" in _text(folder.verdict).splitlines() else END
 
 
@@ -244,7 +245,7 @@ def lost_nodes(folder: RunFolder) -> List[str]:
 
 
 def requeues(folder: RunFolder) -> int:
-    """How often drumbeat has queued this job again, as far as it counts."""
+    """Return how often drumbeat has queued this job again, as far as it counts."""
     text = _text(folder.requeues)
     return int(text) if text.isdigit() and len(text) < 6 else 0
 
@@ -258,7 +259,7 @@ def _text(path: str) -> str:
 
 
 def forget_end(folder: RunFolder) -> None:
-    """A job that starts again has not ended."""
+    """Remove the recorded end of a job that starts again."""
     for path in (folder.summary, folder.verdict):
         try:
             os.unlink(path)
@@ -299,7 +300,7 @@ class RunRecord:
 
 
 def read_run_record(path: str, files: Optional[Files] = None) -> RunRecord:
-    """RecordError when there is no run there, or one of a newer drumbeat."""
+    """Read run.json. RecordError when there is no run there, or one of a newer drumbeat."""
     place = os.path.join(path, _RUN_JSON)
     data = read_json(_RUN_JSON, files or Files(path))
     if data is None:
@@ -313,7 +314,7 @@ def read_run_record(path: str, files: Optional[Files] = None) -> RunRecord:
 
 
 def is_folder_of(folder: RunFolder, run_id: str) -> bool:
-    """Whether this run's folder can be seen from here."""
+    """Return true if this run's folder can be seen from here."""
     try:
         return read_run_record(folder.path).run_id == run_id
     except RecordError:
@@ -321,7 +322,7 @@ def is_folder_of(folder: RunFolder, run_id: str) -> bool:
 
 
 def keep_last_word(path: str, state: str, detail: str) -> None:
-    """The job is about to be removed from its cluster: what was said of its end stays here."""
+    """Keep what the cluster said of the job's end: the job is about to be removed from it."""
     record = dataclasses.replace(read_run_record(path), last_state=state, last_detail=detail)
     write_run_record(RunFolder(path), record)
 

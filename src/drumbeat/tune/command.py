@@ -1,4 +1,5 @@
-"""How a command takes what is tried: one of our recipes by `--set` and `--layout`, any other by `{batch}` and the like.
+"""The ways in which a command takes a trial's values: our recipes by `--set` and `--layout`, any other by `{batch}` and the
+like.
 
 Words are added to a recipe's command, never cut out: what stands last counts there.
 """
@@ -19,13 +20,13 @@ from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.refusal import Refusal
 from drumbeat.tune.search import Point
 
-# What a trial needs nothing of: it neither saves, nor resumes, nor measures quality.
+# Settings that a trial does not need: it neither saves, nor resumes, nor measures quality.
 _OFF = ("checkpoint=", "save_every=0", "validate_every=0", "stop_after=0", "profile=", "figures=")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`drumbeat train NAME ...` as a command says it."""
+    """`drumbeat train NAME ...` as parsed from a command."""
 
     name: str
     settings: Dict[str, str] = field(default_factory=dict)
@@ -35,12 +36,12 @@ class Recipe:
         if text is None:
             return None
         if not text.replace("_", "").isdigit() or not int(text.replace("_", "")):
-            raise Problem(f"the command says {key}={text}, which is no whole number above 0")
+            raise Problem(f"the command says {key}={text}, which is not a whole number above 0")
         return int(text.replace("_", ""))
 
 
 def find_recipe(command: Sequence[str]) -> Optional[Recipe]:
-    """`drumbeat train llama ...`, however it is started: by its name, by `python -m drumbeat`, behind torchrun."""
+    """Find `drumbeat train llama ...`, however it is started: by its name, by `python -m drumbeat`, behind torchrun."""
     for index, word in enumerate(command[:-2]):
         if os.path.basename(word) == "drumbeat" and command[index + 1] == "train":
             return Recipe(command[index + 2], _settings(command[index + 3 :]))
@@ -48,7 +49,7 @@ def find_recipe(command: Sequence[str]) -> Optional[Recipe]:
 
 
 def _settings(words: Sequence[str]) -> Dict[str, str]:
-    """As the recipe would read them: the last one counts, and `--layout` over `layout=`."""
+    """Return the settings as the recipe would read them: the last one counts, and `--layout` over `layout=`."""
     found: Dict[str, str] = {}
     layout: Optional[str] = None
     taking = False
@@ -69,7 +70,8 @@ def _settings(words: Sequence[str]) -> Dict[str, str]:
 
 @dataclass(frozen=True)
 class Tunable:
-    """A command and how it takes a point. `command` is the job's own text; `recipe` was read from its expanded words."""
+    """A command and the places where it takes a point. `command` is the job's own text; `recipe` was read from its
+    expanded words."""
 
     command: Tuple[str, ...]
     recipe: Optional[Recipe]
@@ -86,7 +88,7 @@ class Tunable:
         return fill(self.command, {name: literal(value) for name, value in self.values(point).items()})
 
     def values(self, point: Point) -> Dict[str, str]:
-        """Every place of the command and what stands there in this trial."""
+        """Map every placeholder of the command to its value in this trial."""
         values = dict(self.given)
         values.update((name, str(value)) for name, value in vars(point).items() if value is not None)
         if "layout" in values:
@@ -95,7 +97,8 @@ class Tunable:
         return {name: values[name] for name in self.places if name in values}
 
     def _sets(self, point: Point, global_batch: Optional[int]) -> List[str]:
-        """A recipe's `batch` is that of all ranks together, so what a rank takes at once is set by `accumulate`."""
+        """Return the recipe's settings. Its `batch` is that of all ranks together, so a rank's batch is set by
+        `accumulate`."""
         assert self.recipe
         said = self.recipe.settings.get("batch") == str(global_batch) and point.accumulate is None
         sets = [f"batch={global_batch}"] if global_batch is not None and not said else []
@@ -103,7 +106,7 @@ class Tunable:
         return sets + ([f"hook={point.hook}"] if point.hook is not None else [])
 
     def words(self, point: Point, global_batch: Optional[int]) -> str:
-        """What to put into the job."""
+        """Return the text to put into the job."""
         if self.recipe:
             sets = self._sets(point, global_batch)
             return " ".join(
@@ -113,7 +116,8 @@ class Tunable:
 
 
 def _from_the_start(hook: Optional[str]) -> Optional[str]:
-    """PowerSGD sends plain gradients first, for longer than a trial lasts; 2 steps are the fewest it takes."""
+    """Start PowerSGD at once: it sends plain gradients first, for longer than a trial lasts; 2 steps are the fewest it
+    takes."""
     return f"{hook}:2" if hook and hook.startswith("powersgd") and hook.count(":") == 1 else hook
 
 
@@ -125,22 +129,22 @@ def tunable(
     world: int,
     ranks_per_node: int,
 ) -> Tunable:
-    """The command as something to tune `kind` of (batch, hook, layout); a Problem where it takes no such thing."""
+    """Return the command as something to tune `kind` of (batch, hook, layout); a Problem if it takes no such thing."""
     recipe = find_recipe(expanded)
     found = places(command)
     if recipe:
         if found or given:
             named = ", ".join(f"{{{name}}}" for name in found) or "--with"
-            raise Problem(f"{named}: a recipe takes what is tried by its own settings", "leave it out")
+            raise Problem(f"{named}: a recipe takes these values by its own settings", "leave it out")
         if "--verify-resume" in expanded or "--settings" in expanded:
-            raise Problem("the command does not train: it says --verify-resume or --settings", "leave that out")
+            raise Problem("the command does not train: it has --verify-resume or --settings", "leave that out")
         return Tunable(command, recipe, (), {}, world, ranks_per_node)
     wanted = {"batch": "{batch}", "hook": "{hook}", "layout": "{layout}"}[kind]
     takes = kind in found or (kind == "layout" and any(name in DEGREES for name in found))
     if not takes:
         raise Problem(
-            f"the command says nowhere where the {kind} goes",
-            f"write {wanted} where it stands, such as: python train.py --{kind} {wanted}; recipes need none",
+            f"no {wanted} in the command",
+            f"write {wanted} where the {kind} goes, such as: python train.py --{kind} {wanted}; recipes need none",
         )
     unknown = [name for name in given if name not in found and not (name == "layout" and set(DEGREES) & set(found))]
     if unknown:
@@ -162,12 +166,12 @@ def read_layout(text: str, world: int, ranks_per_node: int) -> Layout:
 
 
 def layout_text(layout: Layout) -> str:
-    """The degrees above 1; `dp_replicate=1` for a single rank."""
+    """Return the degrees above 1; `dp_replicate=1` for a single rank."""
     said = [f"{name}={getattr(layout, name)}" for name in DEGREES if getattr(layout, name) > 1]
     return ",".join(said) or "dp_replicate=1"
 
 
-# The batch that a script takes when nobody says one: the default of the option in whose place `{batch}` stands.
+# A script's own batch: the default of the option that `{batch}` replaces.
 
 
 _LARGEST_SCRIPT = 4 << 20  # bytes
@@ -175,7 +179,7 @@ _DECLARES = ("add_argument", "option", "Option")  # argparse; click; typer
 
 
 def own_batch(command: Sequence[str], expanded: Sequence[str]) -> Optional[int]:
-    """`python train.py --batch-size {batch}` -> the default of --batch-size in train.py, if it is written there.
+    """Return the default of --batch-size in train.py, if it is written there: `python train.py --batch-size {batch}`.
 
     `expanded`: the same command with its variables filled in, for the path of the script."""
     option = _option(command)

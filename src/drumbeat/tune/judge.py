@@ -1,4 +1,4 @@
-"""What the trials mean: the largest that fits, the fastest, and what to take. Pure.
+"""Judgement of the trials: the largest that fits, the fastest, and which to take. Pure.
 
 Two speeds differ only if they are further apart than the noise: 2 %, or twice the standard error of their difference as
 the steps of both trials show it, whichever is more.
@@ -29,7 +29,7 @@ class Judgement:
 
 
 def judge(kind: str, results: Sequence[Result], gpu_gib: Optional[float] = None) -> Judgement:
-    """`gpu_gib` is a GPU's memory, where it is known."""
+    """Judge the trials. `gpu_gib` is a GPU's memory, if it is known."""
     fits = _fitting(results)
     if not fits:
         return Judgement(why="no trial went well")
@@ -49,7 +49,7 @@ def judge(kind: str, results: Sequence[Result], gpu_gib: Optional[float] = None)
 
 
 def noise(one: Result, other: Result) -> float:
-    """How far apart two speeds must be, as a part of the larger one, to be called different."""
+    """Return how far apart two speeds must be, as a share of the larger one, to be called different."""
     spreads = (_UNKNOWN if each.spread is None else each.spread for each in (one, other))
     return max(_LEAST, 2 * math.hypot(*spreads))
 
@@ -64,7 +64,7 @@ def _slower_by(one: Result, fastest: Result) -> float:
 
 
 def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str) -> Tuple[Result, str]:
-    """Hooks and layouts are tried from the plain one on: the first that is as fast as the fastest is taken."""
+    """Return the first that is as fast as the fastest: hooks and layouts are tried from the plain one on."""
     for each in known:
         if each is not fastest and _slower_by(each, fastest) <= noise(each, fastest):
             return each, (
@@ -77,20 +77,21 @@ def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str
 
 
 def _against(fastest: Result, first: Result, kind: str) -> str:
-    """A hook that sends less may train worse: its loss stands beside that of the first."""
+    """Compare the loss with that of the first: a hook that sends less may train worse."""
     if kind != "hooks" or fastest.point == first.point or fastest.loss is None or first.loss is None:
         return ""
     return f"; its loss is {fastest.loss:.4f} where {first.point.hook} has {first.loss:.4f} after the same steps"
 
 
 def _fitting(results: Sequence[Result]) -> Tuple[Result, ...]:
-    """One for each point, its last: that is the longer one. A point whose trials disagree does not count."""
+    """Return the last trial of each point: that is the longer one. A point whose trials disagree does not count."""
     bad = {each.point for each in results if each.outcome != OK}
     return tuple({each.point: each for each in results if each.point not in bad}.values())
 
 
 def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[float], end: str) -> Tuple[Result, str]:
-    """The fastest is the largest as well: then the next smaller one leaves room, if it is as fast within the noise."""
+    """If the fastest is the largest as well, return the next smaller one, which leaves room, if it is as fast within the
+    noise."""
     smaller = [each for each in known if (each.point.batch or 0) < (fastest.point.batch or 0)]
     near = max(smaller, key=lambda each: each.point.batch or 0, default=None)
     if near is not None and _slower_by(near, fastest) <= noise(near, fastest):
@@ -102,11 +103,11 @@ def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[flo
     return fastest, f"the fastest, and the largest {end}; its peak was {fastest.memory_gib:.1f} GiB, {left}"
 
 
-# How a trial ended, as one word. Pure: what was seen goes in. Memory is blamed only where something says so.
+# The end of a trial as one word. Pure: observations in. Memory is blamed only if something says so.
 
 
-# Why a trial was over: enough steps were seen, its time was up, no step came any more, the loss is no number, memory ran out
-# though its process stayed, its ranks ended by themselves, somebody ended the tuning.
+# Reasons for the end of a trial: enough steps were seen, its time was up, no step came any more, the loss is not a number,
+# memory ran out though its process stayed, its ranks ended by themselves, somebody ended the tuning.
 STEPS, TIME, SILENCE, NOT_FINITE, NO_MEMORY, ENDED, INTERRUPTED = (
     "steps", "time", "silence", "not finite", "no memory", "ended", "interrupted",
 )  # fmt: skip
@@ -119,7 +120,7 @@ _REFUSAL_EXIT = 2  # a recipe's own
 
 @dataclass(frozen=True)
 class Ended:
-    """What is known when a trial is over."""
+    """State of a trial when it is over."""
 
     why: str  # one of the words above
     seconds: float
@@ -131,7 +132,7 @@ class Ended:
 
 
 def classify(ended: Ended, seen: Observed, must_report: bool, silence: float) -> Tuple[str, str]:
-    """One of OUTCOMES, and why. `must_report`: the program is known to report its steps."""
+    """Return one of OUTCOMES, and why. `must_report`: the program is known to report its steps."""
     if ended.why == INTERRUPTED:
         return STOPPED, "the tuning was ended"
     if seen.not_finite:

@@ -1,4 +1,5 @@
-"""What a trial's metrics say while it runs: steps, speed after the warm-up, loss, memory. Pure: records in, figures out."""
+"""Figures from a trial's metrics while it runs: steps, speed after the warm-up, loss, memory. Pure: records in, figures
+out."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Report(NamedTuple):
 
 @dataclass
 class Observed:
-    """`warm_up` steps count for nothing: they compile, allocate and open the first file."""
+    """Observations of one trial. `warm_up` steps do not count: they compile, allocate and open the first file."""
 
     warm_up: int
     by_rate: bool = False  # the speed that the program prints is the one that is asked for
@@ -30,11 +31,11 @@ class Observed:
     rate_unit: str = ""
     rate_rank: Optional[int] = None  # whose rates are kept: every rank may print them
     losses: Dict[int, float] = field(default_factory=dict)  # step -> loss, of the lowest rank
-    not_finite: Optional[str] = None  # what the first loss was that is no number
+    not_finite: Optional[str] = None  # the first loss that was not a number
     memory_gib: Optional[float] = None
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """One metrics record. Any script may write them, so whatever is of the wrong kind is passed over."""
+        """Add one metrics record. Any script may write them, so values of the wrong kind are skipped."""
         rank, t = record.get("rank", 0), number(record.get("t"))
         kind = record.get("kind", "step")
         if kind not in ("step", "throughput", "summary") or not isinstance(rank, int) or t is None:
@@ -74,7 +75,8 @@ class Observed:
             self.not_finite = self.not_finite or f"the loss was {value} at step {step}"
 
     def loss_after(self, steps: int) -> Optional[float]:
-        """The loss once so many steps were measured, so that trials compare the same one; the last one of a shorter trial."""
+        """Return the loss after this many measured steps, so that trials compare the same one; the last one of a shorter
+        trial."""
         if not self.losses:
             return None
         first = min(self.losses)
@@ -87,14 +89,14 @@ class Observed:
 
     @property
     def steps(self) -> int:
-        """How many steps were seen: of the rank that has come least far."""
+        """Count the steps seen, of the rank that is furthest behind."""
         if self.by_rate or not self.reports:
             return len(self.rates)
         return min(seen[-1].step - seen[0].step + 1 for seen in self.reports.values())
 
     @property
     def measured(self) -> int:
-        """Steps after the warm-up."""
+        """Count the steps after the warm-up."""
         if self.by_rate or not self.reports:
             return max(0, len(self.rates) - self.warm_up)
         return min(self._measured(seen) for seen in self.reports.values())
@@ -103,7 +105,8 @@ class Observed:
         return max(0, seen[-1].step - seen[0].step + 1 - self.warm_up)
 
     def speed(self, samples_a_step: Optional[float] = None) -> Optional[Tuple[float, str]]:
-        """Of all ranks together; none where too little was seen. `samples_a_step` is used where nothing is counted."""
+        """Return the speed of all ranks together; none if too little was seen. `samples_a_step` is used if nothing is
+        counted."""
         rates = sorted(self.rates[min(self.warm_up, len(self.rates) // 2) :])
         printed = (rates[len(rates) // 2], self.rate_unit or "as printed") if rates else None
         parts = [self._after_warm_up(seen) for seen in self.reports.values()]
@@ -120,7 +123,7 @@ class Observed:
         return (steps * samples_a_step, "samples/s") if samples_a_step else (steps, "steps/s")
 
     def spread(self) -> Optional[float]:
-        """The standard error of the speed, as a part of it: of the rank whose steps differ most from each other."""
+        """Return the relative standard error of the speed, of the rank whose steps vary most."""
         if self.by_rate or not self.reports:
             found = [_standard_error(self.rates[min(self.warm_up, len(self.rates) // 2) :])]
         else:
@@ -130,7 +133,7 @@ class Observed:
         return max(known) if known else None
 
     def _after_warm_up(self, seen: List[Report]) -> Optional[Tuple[Report, List[Report]]]:
-        """The report at which the clock starts, and those after it. Where a trial was short, half of it is warm-up."""
+        """Return the report at which the clock starts, and those after it. In a short trial, half of it is warm-up."""
         steps = seen[-1].step - seen[0].step + 1
         first = seen[0].step + min(self.warm_up, max(1, steps // 2)) - 1
         ref = next((report for report in seen if report.step >= first), seen[0])
@@ -144,7 +147,7 @@ def _step_seconds(ref: Report, after: List[Report]) -> List[float]:
 
 
 def _standard_error(values: List[float]) -> Optional[float]:
-    """Of their mean, as a part of it."""
+    """Return the relative standard error of their mean."""
     if len(values) < 3 or statistics.fmean(values) <= 0:
         return None
     return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)

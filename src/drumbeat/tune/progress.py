@@ -1,4 +1,4 @@
-"""What a person sees: the cost first, one line a trial, at the end a table and what to put into the job."""
+"""Console output of a tuning: the cost first, one line per trial, at the end a table and what to put into the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_REASONS = 16  # lines
 
 
 class Shown:
-    """Lines go to standard error, so that `--json` has standard output to itself."""
+    """Output on standard error, so that `--json` has standard output to itself."""
 
     def __init__(self) -> None:
         self.live = sys.stderr.isatty()
@@ -55,7 +55,7 @@ def speed_text(result: Result) -> str:
 
 
 def table(kind: str, results: Sequence[Result], refused: Sequence[Result]) -> List[str]:
-    """Rows for a person; of trials that were refused, the reason."""
+    """Return rows for a person; for trials that were refused, the reason."""
     first = {"batch": ("batch", "accumulate"), "hooks": ("hook",), "layout": ("layout",)}[kind]
     loss = ("loss", "against " + (results[0].point.hook or "")) if kind == "hooks" and results else ()
     head = (*first, "outcome", "speed", "memory", *loss, "seconds", "run")
@@ -76,7 +76,7 @@ def table(kind: str, results: Sequence[Result], refused: Sequence[Result]) -> Li
 
 
 def _losses(result: Result, first: Result) -> Tuple[str, ...]:
-    """After the same steps, and how far from what the first one has come to."""
+    """Return the losses after the same steps, and their distance from the first one's."""
     if result.loss is None:
         return "-", "-"
     return f"{result.loss:.4f}", "-" if first.loss is None else f"{result.loss - first.loss:+.4f}"

@@ -1,4 +1,4 @@
-"""What a person asks of a tuning, apart from the job; it travels with a submitted one."""
+"""Request for a tuning, apart from the job; it travels with a submitted one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEPS = {"batch": 10, "hooks": 20, "layout": 20}  # after the warm-up
 class Asked:
     kind: str
     seconds: float = 120.0  # of a trial, at most
-    silence: float = 60.0  # so long without a step is a hang
+    silence: float = 60.0  # no step for this long counts as a hang
     steps: Optional[int] = None  # after the warm-up
     start: Optional[int] = None
     largest: Optional[int] = None
@@ -58,7 +58,7 @@ class Asked:
         try:
             made = re.compile(self.rate)
         except re.error as error:
-            raise Problem(f"--rate {self.rate!r} is no regular expression: {error}") from None
+            raise Problem(f"--rate {self.rate!r} is not a regular expression: {error}") from None
         if made.groups != 1:
             raise Problem(
                 f"--rate {self.rate!r} has {made.groups} groups, and one must hold the number",
@@ -71,6 +71,7 @@ class Asked:
         return self.steps or _STEPS[self.kind]
 
     def limits(self, long: bool, recipe: bool) -> Limits:
-        """The longer trial has twice the steps and twice the time. A recipe reports once in a warm-up."""
+        """Return the limits of a trial. The longer trial has twice the steps and twice the time. A recipe reports once in
+        a warm-up."""
         twice = 2 if long else 1
         return Limits(self.seconds * twice, self.counted * twice, 1 if recipe else WARM_UP, self.silence)

@@ -14,7 +14,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple, Union
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.train.parallel.layout import Layout
 
-# What a trial tries, how it ended, and the words for both.
+# Points and results of trials, and the words for both.
 
 
 OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED = "ok", "oom", "nan", "hang", "failed", "refused", "stopped"
@@ -23,7 +23,7 @@ OUTCOMES = (OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED)
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of what is tuned; what is not varied is none."""
+    """One setting of what is tuned; what does not vary is None."""
 
     batch: Optional[int] = None  # samples that a rank takes at once
     accumulate: Optional[int] = None  # how many of them make a step
@@ -31,19 +31,19 @@ class Point:
     layout: Optional[str] = None  # degrees: dp_shard=4,tp=2
 
     def label(self) -> str:
-        """As a part of a run's name."""
+        """Return the point as a part of a run's name."""
         text = self.layout or self.hook or str(self.batch)
         return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
 
     def says(self) -> str:
-        """For a person."""
+        """Return the point in words."""
         said = self.layout or self.hook
         return said or f"batch {self.batch}" + (f" x {self.accumulate}" if self.accumulate is not None else "")
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one trial went."""
+    """Result of one trial."""
 
     point: Point
     outcome: str  # one of OUTCOMES
@@ -83,7 +83,7 @@ class Done:
 
 
 def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) -> Union[Next, Done]:
-    """`candidates` rise (a tuple, or a range) and hold `start`."""
+    """Return the next batch to try. `candidates` rise (a tuple, or a range) and hold `start`."""
     if not history:
         return Next(start)
     lasting = any(tried.long and tried.outcome == OOM for tried in history)
@@ -113,7 +113,7 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
 
 
 def _fits(history: Sequence[Tried], lasting: bool) -> Optional[int]:
-    """The largest that every trial of it agrees on, below all that did not fit. `lasting`: a short trial has been
+    """Return the largest that every trial of it agrees on, below all that did not fit. `lasting`: a short trial has been
     overruled, so from then on only long ones count."""
     bad = {tried.batch for tried in history if tried.outcome != OK}
     good = {tried.batch for tried in history if tried.long or not lasting} - bad
@@ -121,14 +121,14 @@ def _fits(history: Sequence[Tried], lasting: bool) -> Optional[int]:
 
 
 def _confirmed(low: int, history: Sequence[Tried], why: str) -> Union[Next, Done]:
-    """Memory creeps: fragments, longer samples, a second optimizer step. So the largest is tried for longer."""
+    """Try the largest for longer before it counts: memory creeps (fragments, longer samples, a second optimizer step)."""
     if any(tried.batch == low and tried.long for tried in history):
         return Done(why, low)
     return Next(low, long=True)
 
 
 def smaller(candidates: Sequence[int], largest: int, tried: Sequence[int]) -> Optional[int]:
-    """One that has not been tried, near half or a quarter of the largest: what fits best is not always fastest."""
+    """Return an untried batch near half or a quarter of the largest: the largest is not always the fastest."""
     for part in (2, 4):
         below = bisect_right(candidates, largest // part)
         if below and candidates[below - 1] not in tried:
@@ -137,7 +137,7 @@ def smaller(candidates: Sequence[int], largest: int, tried: Sequence[int]) -> Op
 
 
 def most_trials(candidates: Sequence[int], start: int) -> int:
-    """How many trials the search takes at most, when a trial and its longer one agree."""
+    """Return the highest number of trials the search takes if a trial and its longer one agree."""
     climb, at = [start], Next(start)
     while not at.long:
         answer = next_batch(candidates, start, [Tried(batch, OK) for batch in climb])
@@ -160,7 +160,7 @@ def _count(candidates: Sequence[int], start: int, limit: int) -> int:
 
 
 def _compared(candidates: Sequence[int], largest: Optional[int], tried: List[int]) -> int:
-    """How many smaller ones are compared with the largest."""
+    """Count the smaller ones that are compared with the largest."""
     count = 0
     while largest is not None and (below := smaller(candidates, largest, tried)) is not None:
         tried.append(below)
@@ -173,10 +173,10 @@ def divisors(number: int) -> Tuple[int, ...]:
     return tuple(sorted({*small, *(number // each for each in small)}))
 
 
-# Which hooks and which layouts are tried, and in which order. Pure.
+# Hooks and layouts to try, in order. Pure.
 
 
-# Of one parameter, whatever the precision: weights and gradients of 4 bytes (or 2 + 2 and a master copy of 4) and Adam's
+# Bytes per parameter, whatever the precision: weights and gradients of 4 bytes (or 2 + 2 and a master copy of 4) and Adam's
 # two moments of 4. Activations come on top.
 STATE_BYTES = 16
 
@@ -185,7 +185,7 @@ HOOKS = ("all-reduce", "fp16", "bf16", "powersgd:1", "powersgd:4")
 
 
 def layouts(world: int) -> Iterator[Layout]:
-    """Every way to write the number of ranks as a product of the five degrees."""
+    """List every way to write the number of ranks as a product of the five degrees."""
     for tp in divisors(world):
         for cp in divisors(world // tp):
             for pp in divisors(world // tp // cp):
@@ -194,12 +194,12 @@ def layouts(world: int) -> Iterator[Layout]:
 
 
 def ranked(world: int, ranks_per_node: int) -> List[Layout]:
-    """All layouts, the likeliest to be fast first; docs/tune.md says the order in words."""
+    """Return all layouts, the likeliest to be fast first; docs/tune.md explains the order."""
     return sorted(layouts(world), key=lambda layout: _order(layout, ranks_per_node))
 
 
 def _order(layout: Layout, ranks_per_node: int) -> Tuple[object, ...]:
-    """What talks in every layer must stay inside a node; then the less a model is cut, the less it talks."""
+    """Sort key: traffic of every layer must stay inside a node; then, the less a model is cut, the less it communicates."""
     crosses = layout.tp > ranks_per_node or ranks_per_node % layout.tp != 0
     crosses = crosses or layout.tp * layout.cp > max(ranks_per_node, layout.tp)
     inside = ranks_per_node // (layout.tp * layout.cp) or 1  # data ranks of one node
@@ -212,7 +212,7 @@ def _order(layout: Layout, ranks_per_node: int) -> Tuple[object, ...]:
 
 
 def too_large(layout: Layout, parameters: Optional[float], gpu_gib: Optional[float]) -> str:
-    """Why this layout cannot fit, by its parameters alone; '' where it may, or where nobody says how many they are."""
+    """Explain why this layout cannot fit, by its parameters alone; '' if it may, or if their number is unknown."""
     if parameters is None or gpu_gib is None:
         return ""
     pieces = layout.dp_shard * layout.tp * layout.pp
@@ -222,7 +222,7 @@ def too_large(layout: Layout, parameters: Optional[float], gpu_gib: Optional[flo
     return f"{STATE_BYTES} bytes x {parameters:.3g} parameters / {pieces} = {need:.0f} GiB, and a GPU has {gpu_gib:.0f}"
 
 
-# What a tuning may cost at most: shown before the first trial. Pure.
+# The highest cost of a tuning, shown before the first trial. Pure.
 
 
 AROUND = 30  # seconds to start and to end a trial's ranks, beside --seconds
@@ -252,6 +252,6 @@ class Cost:
 
 
 def cost(trials: int, long: int, seconds: float, nodes: int, ranks: int, gpus: Optional[int]) -> Cost:
-    """`long` of the trials have twice the time."""
+    """Return the cost. `long` of the trials take twice the time."""
     whole = trials * (seconds + AROUND) + long * seconds
     return Cost(trials, int(-(-whole // 1)), nodes, ranks, gpus)

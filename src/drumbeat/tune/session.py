@@ -1,4 +1,4 @@
-"""A tuning from its first trial to its last: what is known so far always stands in tune.json."""
+"""A tuning from its first trial to its last: tune.json always holds what is known so far."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BROKEN = {"batch": (FAILED, HANG, NAN, REFUSED), "hooks": (FAILED, HANG, NAN, R
 
 @dataclass
 class Tuning:
-    """Everything that was settled before the first trial, and what the trials said."""
+    """Everything settled before the first trial, and the results of the trials."""
 
     asked: Asked
     job: Job
@@ -54,7 +54,7 @@ class Tuning:
 
     @property
     def words(self) -> str:
-        """What to put into the job."""
+        """Return the text to put into the job."""
         best = self.judgement.recommended
         return self.tunable.words(best.point, self.plan.global_batch) if best else ""
 
@@ -72,7 +72,7 @@ class Tuning:
 
 
 def sized(job: Job, given: Dict[str, str]) -> Job:
-    """The job with something in each of its places, so that its size and folders can be known."""
+    """Return the job with all its placeholders filled, so that its size and folders are known."""
     return dataclasses.replace(job, command=fill(job.command, {**dict.fromkeys(NAMES, "1"), **given}))
 
 
@@ -89,7 +89,7 @@ def settle(asked: Asked, job: Job, place: Place) -> Tuning:
 
 
 def run_tuning(tuning: Tuning, shown: Shown, interruption: Interruption) -> None:
-    """Trial after trial, until the plan is done, somebody ends it, or the first one shows that the job is broken."""
+    """Run trial after trial, until the plan is done, somebody ends it, or the first one shows that the job is broken."""
     become_subreaper()
     interruption.listen()
     make_folder(tuning.folder)
@@ -134,7 +134,7 @@ def make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)  # a submitted one has its folder already
     except OSError as error:
-        raise Problem(f"cannot make the folder {path}: {error.strerror}", "say another place with --runs") from None
+        raise Problem(f"cannot make the folder {path}: {error.strerror}", "choose another place with --runs") from None
 
 
 def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption) -> Result:
@@ -157,14 +157,15 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
 
 
 def _samples(plan: Plan, trial: Trial) -> Optional[float]:
-    """Of one step, for a program that counts none: where they grow with the batch, steps alone compare nothing."""
+    """Return the samples of one step for a program that counts none: if they grow with the batch, steps alone compare
+    nothing."""
     if plan.kind != "batch" or plan.global_batch is not None:
         return None
     return float((trial.point.batch or 0) * (plan.data_ranks or 0))
 
 
 def trial_job(tuning: Tuning, trial: Trial) -> Job:
-    """A short run: it has nothing to save, is started once, and no profiler slows it down."""
+    """Return the job of a short run: it saves nothing, is started once, and no profiler slows it down."""
     asked, recipe = tuning.asked, tuning.tunable.recipe is not None
     limits = asked.limits(trial.long, recipe)
     ending = f"-{tuning.asked.kind}-{trial.point.label()}" + ("-long" if trial.long else "")
@@ -185,7 +186,7 @@ def trial_job(tuning: Tuning, trial: Trial) -> Job:
 
 
 def _gpu_gib(results: List[Result]) -> Optional[float]:
-    """Memory of a GPU of node 0, as its agent saw it."""
+    """Return the memory of a GPU of node 0, as its agent saw it."""
     for each in results:
         facts = Run.open(each.run).facts(0) if each.run else None
         sizes = [gpu.memory_bytes for gpu in facts.gpus if gpu.memory_bytes is not None] if facts else []
@@ -225,7 +226,7 @@ def make_request(tuning: Tuning) -> Request:
 
 
 def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> str:
-    """The handle of the job. One that is refused leaves nothing behind."""
+    """Submit the tuning and return the handle of its job. One that is refused leaves nothing behind."""
     make_folder(tuning.folder)
     try:
         replace(os.path.join(tuning.folder, REQUEST), _request_text(tuning))
@@ -247,16 +248,16 @@ def _request_text(tuning: Tuning) -> str:
 
 
 def _sized(tuning: Tuning) -> Any:
-    """The job with the size that its cost was worked out for."""
+    """Return the job with the size that its cost was worked out for."""
     order: Order = tuning.place.order
     return to_plain(dataclasses.replace(tuning.job, nodes=order.nodes, ranks_per_node=order.ranks_per_node or None))
 
 
 def read_request(path: str) -> Tuple[Asked, Job, str]:
-    """What was requested, the job, and the folder of the tuning."""
+    """Read the request, the job, and the folder of the tuning."""
     plain = read_json(path)
     if plain is None:
-        raise Problem(f"{path} is not there, or not whole")
+        raise Problem(f"{path} is missing or incomplete")
     try:
         return from_plain(Asked, plain.get("asked"), path), from_plain(Job, plain.get("job"), path), plain["folder"]
     except (RecordError, TypeError, KeyError) as error:

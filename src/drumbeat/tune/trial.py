@@ -31,7 +31,7 @@ from drumbeat.runfolder.run import Run
 from drumbeat.tune.judge import ENDED, INTERRUPTED, NO_MEMORY, NOT_FINITE, SILENCE, STEPS, TIME, Ended, out_of_memory
 from drumbeat.tune.observe import Observed
 
-# Why a trial's ranks ended, from its run folder: the last lines of their logs, and who ended before anybody was
+# The reason of a trial's end, from its run folder: the last lines of their logs, and who ended before anybody was
 # asked to.
 
 
@@ -42,7 +42,7 @@ _SAYS = "drumbeat train: "  # how a recipe begins what it says when it refuses
 
 
 def in_logs(run: Run) -> Tuple[Finding, ...]:
-    """Causes and symptoms in the ends of the last attempt's logs; a program may print one and yet not end."""
+    """Return causes and symptoms in the ends of the last attempt's logs; a program may print one and yet not end."""
     reader = Reader()
     for log in _logs(run):
         reader.name_file(log.name, log.rank, None)
@@ -53,7 +53,7 @@ def in_logs(run: Run) -> Tuple[Finding, ...]:
 
 
 def failed_before_stop(run: Run) -> bool:
-    """Whether a rank had failed when the ranks were asked to end: one that reports may have run on without it."""
+    """Return true if a rank had failed when the ranks were asked to end: one that reports may have run on without it."""
     events = run.events()
     stops = (event.t for event in events if isinstance(event, kinds.Stopping) and event.why != "a rank failed")
     asked = min(stops, default=float("inf"))
@@ -62,7 +62,7 @@ def failed_before_stop(run: Run) -> bool:
 
 
 def refusal(run: Run) -> str:
-    """What a recipe would not do, and why, in its own words."""
+    """Return a recipe's refusal with its reason, in its own words."""
     for log in _logs(run):
         lines = [line.text for line in run.last_lines(log, _TAIL)]
         for index, line in enumerate(lines):
@@ -74,7 +74,7 @@ def refusal(run: Run) -> str:
 
 
 def _logs(run: Run) -> List[Log]:
-    """Of the last attempt; of each rank what it printed to standard error first."""
+    """Return the logs of the last attempt; of each rank standard error first."""
     logs = [log for log in run.logs() if log.rank is not None or log.stream != "out"]
     return sorted(logs, key=lambda log: (log.node, not log.merged, log.rank is None, log.rank or 0, log.stream))[:_MOST]
 
@@ -91,7 +91,7 @@ class Limits:
     seconds: float  # from the start to the end, all included
     steps: int  # after the warm-up
     warm_up: int
-    silence: float  # so long without a step is a hang
+    silence: float  # no step for this long counts as a hang
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Watched:
         return self.follower.run if self.follower else None
 
     def _read_pipe(self, pipe: int) -> None:
-        """What the trial's own process says: its run folder, or why it did not start."""
+        """Read what the trial's own process says: its run folder, or why it did not start."""
         try:
             self._pipe += os.read(pipe, 1 << 16)
         except BlockingIOError:
@@ -173,7 +173,7 @@ def run_trial(
     interruption: Interruption,
     progress: Progress,
 ) -> Tuple[Ended, Watched]:
-    """Start it, watch it, end it; a Problem where it could not be started at all."""
+    """Start, watch and end a trial; a Problem if it could not be started at all."""
     watched = Watched(Observed(limits.warm_up, by_rate=rate is not None), rate)
     begun = watched.last_step = time.monotonic()
     pid, pipe = _fork(job, output)
@@ -248,7 +248,7 @@ def _ended(why: str, watched: Watched, limits: Limits, seconds: float, status: O
 
 
 def _fork(job: Job, output: str) -> Tuple[int, int]:
-    """The trial's process, and the pipe it speaks through."""
+    """Fork the trial's process and return it with the pipe it reports through."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""From what is asked and where it will run to the list of what is tried, its most trials and its cost. Pure."""
+"""The list of trials from the request and the place: what is tried, the highest number of trials and their cost. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Plan:
-    """`next(results)` says what to try, until it says that it is done."""
+    """Plan of the trials: `next(results)` says what to try, until it says that it is done."""
 
     kind: str
     most: int  # trials
@@ -62,7 +62,7 @@ class Plan:
     own_batch: Optional[int] = None  # that the script takes by itself, where it is known
 
     def changes(self, best: Optional[Result]) -> str:
-        """What else changes with the batch that is recommended; empty where a step's samples stay the same."""
+        """Say what else changes with the recommended batch; empty if a step's samples stay the same."""
         if self.kind != "batch" or self.global_batch is not None or best is None or self.data_ranks is None:
             return ""
         if best.point.batch == self.own_batch:
@@ -84,19 +84,19 @@ class Plan:
         return self._cut(Trial(self.points[len(results)]), results)
 
     def _smaller(self, largest: Optional[int], results: Sequence[Result]) -> Optional[int]:
-        """Two below the largest are compared with it, where there are speeds to compare."""
+        """Compare two batches below the largest with it, if there are speeds to compare."""
         if largest is None or not any(each.speed for each in results):
             return None
         return smaller(self.batches, largest, [each.point.batch or 0 for each in results])
 
     def _cut(self, trial: Trial, results: Sequence[Result]) -> Union[Trial, Done]:
-        """The cost that was shown holds: a longer trial counts as two."""
+        """Cut the plan so that the cost that was shown holds: a longer trial counts as two."""
         spent = sum(1 + each.long for each in results) + 1 + trial.long
         return trial if spent <= self.most + self.long else Done(f"{self.most} trials are spent")
 
     @property
     def long(self) -> int:
-        """Longer trials that are reckoned with."""
+        """Count the longer trials in the estimate."""
         return 1 if self.kind == "batch" else 0
 
     def point(self, batch: int) -> Point:
@@ -111,9 +111,9 @@ class Plan:
 def make_plan(
     asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[float] = None, own_batch: Optional[int] = None
 ) -> Plan:
-    """`gpu_gib`: memory of a GPU, `own_batch`: what a script takes by itself, where they are known."""
+    """Make the plan. `gpu_gib`: memory of a GPU, `own_batch`: the script's own batch, if known."""
     if not order.world_size:
-        raise Problem("nobody says how many ranks a node has", "add --ranks-per-node M")
+        raise Problem("the number of ranks per node is not known", "add --ranks-per-node M")
     if asked.kind == "hooks":
         points = tuple(Point(hook=hook) for hook in asked.hooks)
         return Plan("hooks", len(points), None, None, points=points, wanted=len(points))
@@ -123,7 +123,7 @@ def make_plan(
 
 
 def _data_ranks(asked: Asked, tunable: Tunable, order: Order) -> int:
-    """How many ways the samples of a step are split."""
+    """Count how many ways the samples of a step are split."""
     if order.launcher == "once" and not asked.data_ranks:
         raise Problem(
             "the command starts its ranks itself, so how many of them share a step's samples is not known",
@@ -149,7 +149,7 @@ def _batches(asked: Asked, tunable: Tunable, order: Order, own: Optional[int]) -
     else:
         if total % ranks:
             raise Problem(
-                f"{total} samples a step cannot be split evenly over {ranks} data ranks",
+                f"{total} samples per step cannot be split evenly over {ranks} data ranks",
                 f"--global-batch {-(-total // ranks) * ranks} can",
             )
         batches = tuple(each for each in divisors(total // ranks) if each <= (asked.largest or total))
@@ -158,7 +158,7 @@ def _batches(asked: Asked, tunable: Tunable, order: Order, own: Optional[int]) -
 
 
 def _start(asked: Asked, tunable: Tunable, batches: Sequence[int], share: int, own: Optional[int]) -> int:
-    """As asked, or as the command has it now; below it where that is no divisor of a rank's share."""
+    """Return the first batch: as requested, or as the command has it now; below it if that does not divide a rank's share."""
     now = own or 1
     if tunable.recipe and not asked.start:
         now = max(1, share // (tunable.recipe.number("accumulate") or 1))
@@ -166,25 +166,26 @@ def _start(asked: Asked, tunable: Tunable, batches: Sequence[int], share: int, o
 
 
 def _global_batch(asked: Asked, tunable: Tunable) -> Optional[int]:
-    """None where the samples of a step are free to grow with the batch."""
+    """Return the global batch; None if the samples of a step are free to grow with the batch."""
     if tunable.recipe:
         found = asked.global_batch or tunable.recipe.number("batch")
         if found is None:
             raise Problem(
-                "the command does not say how many samples a step has",
+                "the number of samples per step is not known",
                 "add --global-batch N, or --set batch=N to the command",
             )
         return found
     takes = "accumulate" in tunable.places and "accumulate" not in tunable.given
     if takes and not asked.global_batch:
         raise Problem(
-            "{accumulate} is filled in so that a step's samples stay the same, and nobody says how many they are",
+            "{accumulate} is filled in so that a step's samples stay the same, but their number is not known",
             "add --global-batch N",
         )
     if asked.global_batch and not takes:
         raise Problem(
-            f"--global-batch {asked.global_batch}: the command says nowhere how many batches make a step",
-            "write {accumulate} where that goes, or leave --global-batch out: a step's samples then grow with the batch",
+            f"--global-batch {asked.global_batch}: no {{accumulate}} in the command",
+            "write {accumulate} where the number of batches per step goes, or leave --global-batch out: a step's "
+            "samples then grow with the batch",
         )
     return asked.global_batch
 
@@ -195,7 +196,7 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
         total = total or tunable.recipe.number("batch")
     elif "batch" in tunable.places and "batch" not in tunable.given and not total:
         raise Problem(
-            "{batch} depends on how many ranks share a step's samples, and nobody says how many samples it has",
+            "{batch} depends on how many ranks share a step's samples, but the number of samples is not known",
             "add --global-batch N, or --with batch=N for a batch that stays as it is",
         )
     points: List[Point] = []
@@ -210,14 +211,14 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
         else:
             points.append(point)
     if not points:
-        raise Problem(f"none of {len(refused)} layouts can be: {refused[0].point.says()}: {refused[0].why}")
+        raise Problem(f"none of {len(refused)} layouts is possible: {refused[0].point.says()}: {refused[0].why}")
     wanted = min(asked.candidates, len(points))
     most = min(2 * wanted, len(points))  # refused ones do not count, and yet must end somewhere
     return Plan("layout", most, None, total, points=tuple(points), wanted=wanted, refused=tuple(refused))
 
 
 def _layout_point(layout: Layout, tunable: Tunable, total: Optional[int]) -> Tuple[Point, str]:
-    """The point of a layout, and why it cannot be where a step's samples do not divide."""
+    """Return the point of a layout, and why it is impossible if a step's samples do not divide."""
     text, ranks = layout_text(layout), layout.data_ranks
     if total is None:
         return Point(layout=text), ""
@@ -232,7 +233,7 @@ def _layout_point(layout: Layout, tunable: Tunable, total: Optional[int]) -> Tup
     return Point(batch=total // ranks // accumulate, accumulate=accumulate, layout=text), ""
 
 
-# Where the trials will run, and how large the job is there: asked once, before the first trial.
+# The place of the trials and the job's size there: worked out once, before the first trial.
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ class Place:
 
 
 def place_here(job: Job, environ: Mapping[str, str]) -> Place:
-    """On this machine, or in the allocation whose shell or batch script this is."""
+    """Describe this machine, or the allocation whose shell or batch script this is."""
     place = find_place(LiveHost())
     if place.kind == INSIDE or environ.get("NODE_RANK"):
         raise Problem(
@@ -276,12 +277,12 @@ def _gpu_gib() -> Optional[float]:
 
 
 def seconds_left() -> Optional[float]:
-    """Until the end of the allocation, where the scheduler says when that is."""
+    """Return the seconds until the end of the allocation, if the scheduler says when that is."""
     ends_at = identities.read(LiveHost(), []).ends_at
     return None if ends_at is None else max(0.0, ends_at - time.time())
 
 
 def place_in_queue(order: Order) -> Place:
-    """For a job that a scheduler will start: GPUs are those that are requested."""
+    """Describe a job that a scheduler will start: GPUs are those that are requested."""
     gpus = order.resources.gpus
     return Place(order, None if gpus is None else gpus * order.nodes)

@@ -1,4 +1,5 @@
-"""What the measurements mean: results of the collective test + facts of all nodes + the site's floors -> verdicts. Pure."""
+"""Judgement of the measurements: results of the collective test + facts of all nodes + the site's floors -> verdicts.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from drumbeat.machine.model import Facts, Interface, Peer, Peers
 from drumbeat.machine.peaks import gpu_link_rate
 from drumbeat.verify.pairs import judge_pairs
 
-# How fast the hardware allows each collective to be, from the facts of all nodes. Pure; unknown stays unknown. B is
+# The hardware's limit for each collective, from the facts of all nodes. Pure; unknown stays unknown. B is
 # what the NICs of a node carry together, k the nodes, n the ranks, I what the links inside a node carry. Every node
 # must receive S(k-1)/k bytes of an all-gather from the others, and half of an all-reduce is one: so no algorithm
 # passes B (n-1)/n / ((k-1)/k), and a flat ring gets B. Two nodes may thus show nearly twice their NICs' rate and be
@@ -20,7 +21,7 @@ from drumbeat.verify.pairs import judge_pairs
 
 @dataclass(frozen=True)
 class Ceiling:
-    """busbw in GB/s: what cannot be passed, and what a healthy ring comes near to."""
+    """Bus bandwidth in GB/s: the limit, and what a healthy ring comes near to."""
 
     bound: Optional[float]
     usual: Optional[float]
@@ -29,7 +30,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Network:
-    """What one node's NICs carry together, in GB/s."""
+    """Bandwidth of one node's NICs together, in GB/s."""
 
     rate: Optional[float]
     nics: int
@@ -60,7 +61,7 @@ def ceilings(results: Mapping[str, Any], peers: Peers, emulated: bool) -> Dict[s
 
 
 def slowest_network(results: Mapping[str, Any], peers: Peers) -> Network:
-    """The node with the least sets the pace; one that is not known makes the whole unknown."""
+    """Return the node with the least, which sets the pace; one that is not known makes the whole unknown."""
     networks = [(peer, node_network(results, peer)) for peer in peers.nodes]
     for peer, network in networks:
         if network.rate is None:
@@ -86,13 +87,14 @@ def node_network(results: Mapping[str, Any], peer: Peer) -> Network:
 
 
 def _fast_ports(facts: Facts) -> List[Tuple[str, Optional[float]]]:
-    """RDMA ports that are up, and Slingshot NICs: name, Gb/s."""
+    """Return RDMA ports that are up, and Slingshot NICs: name, Gb/s."""
     ports = [(device.name, port.rate_gbps) for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
     return ports or [(device.name, device.speed_gbps) for device in facts.cxi]
 
 
 def _interface(results: Mapping[str, Any], peer: Peer) -> Tuple[Optional[Interface], str]:
-    """The one that variables name for the ranks, else the one with the address by which the others reach this node."""
+    """Return the interface that variables name for the ranks, else the one with the address by which the others reach this
+    node."""
     named = results.get("interfaces") or {}
     wanted = named.get("NCCL_SOCKET_IFNAME" if results["backend"] == "nccl" else "GLOO_SOCKET_IFNAME", "")
     names = [name for name in wanted.lstrip("=").split(",") if name and not name.startswith("^")]
@@ -111,7 +113,7 @@ def _inside(results: Mapping[str, Any], peers: Peers, per_node: int) -> Tuple[Op
     if results["device"] != "cuda" or len(names) != 1:
         return None, "ranks of one node share memory, and no link's rate bounds them"
     if per_node < 2:
-        return None, "one rank a node: nothing crosses a link inside it"
+        return None, "one rank per node: nothing crosses a link inside it"
     (name,) = names
     rate = gpu_link_rate(name, per_node)
     return rate, f"{name}: " + (
@@ -188,7 +190,7 @@ def _bytes(measured: Mapping[str, Any]) -> int:
 
 
 def _values(results: Mapping[str, Any]) -> Verdict:
-    """Wrong sums are the worst there is: a training run goes on and learns nothing, or something else."""
+    """Judge the sums. Wrong ones are the worst there is: a training run goes on and learns nothing, or something else."""
     findings = []
     mistakes = results["mistakes"]
     if mistakes:
@@ -241,7 +243,7 @@ def _wrong(results: Mapping[str, Any], mistakes: List[Mapping[str, Any]]) -> Fin
 
 
 def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
-    """The same whole numbers multiplied on like devices must give the same."""
+    """Find ranks that returned a wrong matmul result: the same whole numbers on like devices must give the same."""
     ranks = (results.get("gemm") or {}).get("ranks") or []
     by_device: Dict[str, List[Mapping[str, Any]]] = {}
     for each in ranks:
@@ -252,7 +254,7 @@ def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
         common = max(set(checks), key=checks.count)
         for each in group:
             if each["check"] != common and checks.count(common) > 1:
-                title = f"{who(results, each['rank'])} multiplies wrongly"
+                title = f"{who(results, each['rank'])} returned a wrong matmul result"
                 cause = "the same matrices gave another product there than on the other ranks"
                 fix = "take the device out of service; a wrong product without an error is a hardware fault"
                 findings.append(Finding("wrong-product", ERROR, title, cause, fix, rank=each["rank"]))
@@ -260,7 +262,7 @@ def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
 
 
 def _network(peers: Peers, emulated: bool) -> Optional[Verdict]:
-    """Said only where nothing crossed a network: then no figure below is one of the network."""
+    """Note that nothing crossed a network: then no figure below is one of the network."""
     if len(peers.nodes) > 1 and not emulated:
         return None
     why = "the nodes are emulated on one machine" if len(peers.nodes) > 1 else "all ranks are on one node"
@@ -270,7 +272,7 @@ def _network(peers: Peers, emulated: bool) -> Optional[Verdict]:
 
 def _bandwidth(rows: List[Row], alone: bool) -> Verdict:
     if alone:
-        words = "not measured: one rank has nobody to send to"
+        words = "not measured: one rank has no partner to send to"
         return Verdict("bandwidth", "unknown", "unknown", words, unseen=("every link",))
     known = [row for row in rows if row.ceiling.usual]
     if not known:
@@ -353,7 +355,7 @@ def _rank(results: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
 
 
 def who(results: Mapping[str, Any], rank: int) -> str:
-    """`rank 3 (n2, GPU 1)`"""
+    """Name a rank: `rank 3 (n2, GPU 1)`."""
     known = _rank(results, rank)
     device = f", GPU {known.get('local_rank')}" if known.get("gpu") else ""
     return f"rank {rank} ({known.get('host', 'host unknown')}{device})"

@@ -1,4 +1,4 @@
-"""Who is slow: from rates of pairs, each way, to a host, a rank's GPU and NIC, or the link between two. Pure.
+"""Slow parts: from rates of pairs, each way, to a host, a rank's GPU and NIC, or the link between two. Pure.
 
 Each rank met several partners. Where one side is slow with all of them and they are not slow with others, it is that
 side; where only one meeting was slow, it is the link between the two; where there was only one meeting, it is either.
@@ -57,7 +57,7 @@ def ways_of(pairs: List[Mapping[str, Any]], kind: str) -> List[Way]:
 
 
 def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Finding]:
-    """First whole hosts are suspected, then single ranks; what nobody alone explains is a way between two."""
+    """Suspect whole hosts first, then single ranks; what nobody alone explains is a link between two."""
     left = [way for way in ways if way.slow]
     if not left:
         return []
@@ -77,13 +77,13 @@ def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Findin
                     findings.append(_finding(results, words, rank, mine, end, usual))
                     left = [way for way in left if way not in mine]
     for way in left:
-        words = f"{rank_of[way.sender]} to {rank_of[way.receiver]} is slow: one of both, or the way between"
+        words = f"{rank_of[way.sender]} to {rank_of[way.receiver]} is slow: either one, or the link between them"
         findings.append(_finding(results, words, None, [way], "sender", usual))
     return findings
 
 
 def _parts(results: Mapping[str, Any], rank: Optional[int], kind: str) -> str:
-    """What may be at fault, by name where the names are known."""
+    """Name what may be at fault, as far as the names are known."""
     if rank is None:
         return "its NIC, cable or switch port"
     known: Mapping[str, Any] = next((each for each in results["ranks"] if each["rank"] == rank), {})
@@ -94,8 +94,8 @@ def _parts(results: Mapping[str, Any], rank: Optional[int], kind: str) -> str:
 
 
 def _all_its_fault(mine: List[Way], ways: List[Way], end: str, place: Mapping[int, str]) -> bool:
-    """All its ways are slow, with several partners, and each partner has a way like it that is not, or is far faster:
-    on a busy network others are slow too, but not as slow."""
+    """Return true if all its ways are slow, with several partners, and each partner has a similar way that is not, or is
+    far faster: on a busy network others are slow too, but not as slow."""
     other = "receiver" if end == "sender" else "sender"
     partners: Set[str] = {place[getattr(way, other)] for way in mine}
     if len(partners) < 2 or not all(way.slow for way in mine):

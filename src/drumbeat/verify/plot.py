@@ -1,4 +1,4 @@
-"""A small SVG, written by hand: busbw over message size, one line an operation, both axes logarithmic."""
+"""A small SVG, written by hand: busbw over message size, one line per operation, both axes logarithmic."""
 
 from __future__ import annotations
 

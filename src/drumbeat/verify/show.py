@@ -1,4 +1,4 @@
-"""What `drumbeat verify` prints for a person."""
+"""Output of `drumbeat verify`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# What the MPI test's figures mean, in words. Pure.
+# The MPI test's figures in words. Pure.
 
 
 NOT_MEASURED = (

@@ -1,1 +1,1 @@
-"""Live views of a run: one model of how it stands, shown in the terminal, on a page, and to Prometheus."""
+"""Live views of a run: one model of its state, shown in the terminal, on a page, and to Prometheus."""

@@ -54,7 +54,7 @@ class Curve:
         self._total[slot] += value
 
     def points(self, since: float = float("-inf")) -> List[Point]:
-        """Slots that hold values, in the order of time; `since`: only those that end later."""
+        """Return slots that hold values, in the order of time; `since`: only those that end later."""
         if self.begin is None:
             return []
         first = max(0, int((since - self.begin) / self.width)) if since > self.begin else 0
@@ -65,7 +65,7 @@ class Curve:
         return Point(self._last[slot], total / count, self._low[slot], self._high[slot], total)
 
     def _halve(self) -> None:
-        """Two neighbouring slots become one, and each slot twice as wide."""
+        """Merge each two neighbouring slots into one of twice the width."""
         pairs = range(0, len(self._count), 2)
         merged = [self._merged(slot, min(slot + 1, len(self._count) - 1)) for slot in pairs]
         self._count = array("L", (each[0] for each in merged))
@@ -85,8 +85,8 @@ class Curve:
 
 
 def rates(points: List[Point], together: float = 0.0) -> List[Point]:
-    """What was added between one slot and the next, per second; the first has nothing to be compared with. Slots that are less
-    than `together` seconds apart count as one: the ranks' reports of one step, which fall to both sides of a slot's end."""
+    """Return the increase from one slot to the next, per second; the first has nothing to be compared with. Slots less
+    than `together` seconds apart count as one: the ranks' reports of one step may fall on both sides of a slot's end."""
     joined: List[Point] = []
     for point in points:
         if joined and point.t - joined[-1].t < together:

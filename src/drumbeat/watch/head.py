@@ -14,7 +14,7 @@ from drumbeat.watch.model import Check, RunView
 
 @dataclass(frozen=True)
 class Standing:
-    """What only the desk knows: whose run this is, and what its scheduler says."""
+    """State that only the desk knows: whose run this is, and what its scheduler says."""
 
     run_id: str
     name: str = ""

@@ -1,4 +1,4 @@
-"""How a run stands, worked out record by record: the one source of the numbers that terminal, page and /metrics show.
+"""State of a run, worked out record by record: the one source of the numbers that terminal, page and /metrics show.
 
 Pure: it is given records and answers questions. Memory is bounded by the number of ranks, not by the length of the run, and a
 record costs the same at its end as at its beginning.
@@ -23,7 +23,7 @@ from drumbeat.runfolder.summary import Summary, shortened
 from drumbeat.watch.curve import Curve, Point, rates
 from drumbeat.watch.node_view import MOST_NODES, MOST_RANKS, NodeView, RankView
 
-# What is known of a run at this moment, in memory that is bounded by the number of its ranks.
+# The current state of a run, in memory that is bounded by the number of its ranks.
 
 
 _MOST_MARKS = 200
@@ -32,7 +32,7 @@ _MOST_FINDINGS = 50
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened, for the time axis."""
+    """An event on the time axis."""
 
     t: float
     kind: str  # failed, lost, restart, stop, attempt, first step, end, checkpoint, validation, finding
@@ -87,7 +87,7 @@ class RunState:
         return found
 
     def go_to(self, attempt: int) -> None:
-        """Ranks of an earlier attempt are gone. Its nodes may speak of a new attempt before the lead is heard."""
+        """Go to an attempt: ranks of an earlier one are gone. Nodes may report a new attempt before the lead does."""
         if attempt > self.attempt:
             self.attempt, self.ended_ranks, self._marked = attempt, 0, None
             self.ranks.clear()
@@ -98,7 +98,7 @@ class RunState:
         self.marks.append(Mark(t, kind, text[:300]))
 
 
-# What each event of a run changes in its view: phase, nodes, ranks, findings and marks.
+# Changes by each event of a run: phase, nodes, ranks, findings and marks.
 
 
 _MOST_REPLACED = 100
@@ -107,7 +107,7 @@ _LONGEST = 300  # characters of a reason or a name
 
 
 def apply_event(view: RunState, event: Event, t: float) -> None:
-    """`t`: when it happened, by the lead's clock."""
+    """Apply an event. `t`: when it happened, by the lead's clock."""
     if isinstance(event, kinds.RunStarted):
         _run_started(view, event, t)
     elif isinstance(event, kinds.NodeJoined):
@@ -187,7 +187,7 @@ def _attempt_started(view: RunState, event: kinds.AttemptStarted, t: float) -> N
 
 
 def _failure_is_past(view: RunState, attempt: int) -> None:
-    """That attempt, counted from 1, failed; the run goes on all the same."""
+    """Mark the failure as past: that attempt, counted from 1, failed, but the run goes on."""
     if view.failure:
         past = replace(view.failure, severity=INFO, title=f"attempt {attempt} ended: {view.failure.title}")
         view.findings = deque((past if each == view.failure else each for each in view.findings), view.findings.maxlen)
@@ -222,12 +222,12 @@ def _rank(view: RunState, event: Event) -> None:
             view.ended_ranks += 1
 
 
-# What the nodes' verdicts of one check add up to. Pure.
+# The nodes' verdicts of one check, combined. Pure.
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one check says of all nodes."""
+    """Result of one check on all nodes."""
 
     check: str
     answer: str  # the answer that needs attention first, else the one of most nodes
@@ -255,7 +255,7 @@ class RunView(RunState):
     # -- what comes in -----------------------------------------------------------------------------------------------
 
     def members(self, members: Iterable[Member]) -> None:
-        """Who takes part: hosts and clocks."""
+        """Take the members in: hosts and clocks."""
         for member in members:
             self.offsets[member.node] = member.clock_offset
             self.node(member.node).host = member.host
@@ -274,7 +274,7 @@ class RunView(RunState):
             assert isinstance(record, Line), record
 
     def end(self, summary: Optional[Summary]) -> None:
-        """How it ended; None: it goes on, or goes on again."""
+        """Take the end in; None: the run goes on, or goes on again."""
         self.summary = summary
         if summary and summary.failure:
             self.failure = shortened(summary.failure)
@@ -283,26 +283,26 @@ class RunView(RunState):
 
     @property
     def shown(self) -> Progress:
-        """Progress by the summary where there is one, else by what was read so far."""
+        """Return progress by the summary if there is one, else by what was read so far."""
         return self.summary.progress if self.summary else self.progress
 
     @property
     def progress(self) -> Progress:
-        """What was read so far, of the current attempt."""
+        """Return the progress of the current attempt as read so far."""
         if self._total[0] != self.changes:
             parts = [(self._parts[node], self.offsets.get(node, 0.0)) for node in sorted(self._parts)]
             self._total = (self.changes, merged(parts))
         return self._total[1]
 
     def rate(self) -> Optional[Tuple[float, str]]:
-        """Throughput of all ranks since the first step; at the end, the summary's."""
+        """Return the throughput of all ranks since the first step; at the end, the summary's."""
         if self.summary:
             told = self.summary.throughput
             return (told.value, told.unit) if told else None
         return self.progress.rate()
 
     def recent_rate(self) -> Optional[float]:
-        """Throughput over the last minute, in the unit of `rate`; None where ranks report no tokens or samples."""
+        """Return the throughput over the last minute, in the unit of `rate`; None if ranks report no tokens or samples."""
         points = self.work.points(self.now - 2 * _RECENT)[:-1]  # the last slot is still filling
         if len(points) < 3:
             return None
@@ -312,7 +312,7 @@ class RunView(RunState):
         return sum(point.total for point in late) / seconds if seconds > 0 else None
 
     def throughput(self) -> List[Point]:
-        """The curve of `rate`; its last slot is left out while it is still filling."""
+        """Return the curve of `rate`; its last slot is left out while it is still filling."""
         if len(self.work):
             points, reporter = self.work.points(), self.ranks.get(self._reporter or 0)
             step = reporter.step_seconds if reporter and reporter.step_seconds else 0.0
@@ -364,7 +364,7 @@ class RunView(RunState):
             return
 
     def _reported(self, metric: Metric, rank: RankView, t: float) -> None:
-        """What the lowest rank says speaks for the run."""
+        """Take a report in; the lowest rank speaks for the run."""
         loss = metric.loss if metric.loss is not None and abs(metric.loss) < 1e30 else None  # NaN compares false
         if metric.kind == "step":
             if loss is not None:

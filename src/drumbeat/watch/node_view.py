@@ -1,4 +1,4 @@
-"""What is known of one node and of its ranks: the latest samples, rates between two of them, and short histories."""
+"""View of one node and its ranks: the latest samples, rates between two of them, and short histories."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NodeView:
     received: Optional[float] = None  # bytes per second, between the last two samples
     sent: Optional[float] = None
     energy: Optional[float] = None  # joules of its GPUs since the first sample
-    # What the node's curves show: the mean over its GPUs, for power the sum; network is in and out together.
+    # The node's curves: the mean over its GPUs, for power the sum; network is in and out together.
     means: Dict[str, Optional[float]] = field(default_factory=lambda: dict.fromkeys(CURVES))
     slowed: int = 0  # GPUs that something slows down
     joined: bool = False
@@ -87,7 +87,7 @@ class NodeView:
 
     @property
     def throttle(self) -> Tuple[str, ...]:
-        """What slows any of its GPUs down now."""
+        """Return the reasons that slow any of its GPUs down now."""
         return tuple(dict.fromkeys(reason for gpu in self.gpus for reason in gpu.throttle or ()))
 
 
@@ -100,8 +100,8 @@ def memory_percent(gpu: GpuSample) -> Optional[float]:
 def traffic(
     before: Mapping[str, Any], after: Mapping[str, Any], seconds: float
 ) -> Tuple[Optional[float], Optional[float]]:
-    """Bytes per second in and out, over RDMA ports or over interfaces, whichever carried more: RDMA bypasses interfaces,
-    and IP over InfiniBand is counted by both."""
+    """Return bytes per second in and out, over RDMA ports or over interfaces, whichever carried more: RDMA bypasses
+    interfaces, and IP over InfiniBand is counted by both."""
     best: Tuple[Optional[float], Optional[float]] = (None, None)
     ports = [name for name in after if ":" in name]
     interfaces = [name for name in after if ":" not in name and not _REPEATS.match(name)]
@@ -133,7 +133,7 @@ def _pairs(before: Tuple[GpuSample, ...], after: Tuple[GpuSample, ...]) -> List[
 
 
 def _energy(before: GpuSample, after: GpuSample, seconds: float) -> Optional[float]:
-    """Joules between two samples: by the GPU's own counter, else by its power."""
+    """Return joules between two samples: by the GPU's own counter, else by its power."""
     if before.energy is not None and after.energy is not None and after.energy >= before.energy:
         return after.energy - before.energy
     powers = [gpu.power for gpu in (before, after) if gpu.power is not None]

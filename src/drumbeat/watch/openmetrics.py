@@ -30,7 +30,7 @@ class RunCollector(Collector):
 
 
 def exposition(session: Session, accept: str) -> Tuple[bytes, str]:
-    """Prometheus' text or OpenMetrics, as the scraper asks for."""
+    """Return Prometheus' text or OpenMetrics, as the scraper asks for."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(session))
     encoder, kind = choose_encoder(accept)

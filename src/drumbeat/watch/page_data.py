@@ -1,4 +1,4 @@
-"""What the page is sent: plain values made from the session, in pieces that stay small however large the run is."""
+"""Data for the page: plain values from the session, in pieces that stay small however large the run is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NARROWEST = 0.1  # of the highest value: the least that a scale of the heat map
 _MOST_ROWS = 200
 _MOST_LINES = 60
 
-# What a cell of the heat map shows: label, unit, fixed range if there is one.
+# Cells of the heat map: label, unit, fixed range if there is one.
 HEAT = {
     "use": ("GPU use", "%", (0.0, 100.0)),
     "memory": ("GPU memory", "%", (0.0, 100.0)),
@@ -44,7 +44,7 @@ def head_data(session: Session) -> Dict[str, Any]:
 
 
 def curves(session: Session, since: Optional[float] = None) -> Dict[str, Any]:
-    """All curves; with `since`, only what may have changed after that time."""
+    """Return all curves; with `since`, only what may have changed after that time."""
     view = session.view
     found = {"loss": _curve(view.loss, since), "validation": _curve(view.validation, since)}
     found["step_seconds"] = _curve(view.step_seconds, since)
@@ -59,7 +59,7 @@ def curves(session: Session, since: Optional[float] = None) -> Dict[str, Any]:
 
 
 def heat(session: Session, show: str) -> Dict[str, Any]:
-    """One value per node and GPU, or per node and rank; None is unknown."""
+    """Return one value per node and GPU, or per node and rank; None is unknown."""
     label, unit, limits = HEAT[show]
     nodes = [session.view.nodes[number] for number in sorted(session.view.nodes)]
     rows = [_heat_row(node, show) for node in nodes]
@@ -81,7 +81,7 @@ def heat(session: Session, show: str) -> Dict[str, Any]:
 
 
 def scale(values: List[float]) -> Tuple[float, float]:
-    """From the lowest to the highest, and never so narrow that values which are nearly equal get opposite colours."""
+    """Return a scale from the lowest to the highest value, never so narrow that nearly equal values get opposite colours."""
     if not values:
         return 0.0, 1.0
     low, high = min(values), max(values)
@@ -126,12 +126,12 @@ def last_lines(session: Session, node: int, rank: Optional[int]) -> List[Dict[st
 
 
 def overlap_begin(session: Session) -> float:
-    """From here on curves may still change."""
+    """Return the time from which curves may still change."""
     return session.view.now - max(_OVERLAP, 2 * max(widths(session)))
 
 
 def widths(session: Session) -> List[float]:
-    """When one of these changes, curves are to be sent as a whole."""
+    """Return the slot widths: when one of them changes, whole curves must be sent."""
     view = session.view
     shown = [view.loss, view.validation, view.step_seconds, view.work, view.reported_rate, *view.cluster.values()]
     if len(view.nodes) <= _FEW_NODES:
@@ -147,7 +147,7 @@ def _curve(curve: Curve, since: Optional[float] = None) -> Dict[str, Any]:
 
 
 def _points(points: List[Point], since: Optional[float] = None) -> Dict[str, Any]:
-    """`since`: the client keeps what it has from before that time."""
+    """Return points. `since`: the client keeps what it has from before that time."""
     kept = [point for point in points if since is None or point.t >= since]
     return {"since": since, "p": [[round(p.t, 2), _short(p.mean), _short(p.low), _short(p.high)] for p in kept]}
 

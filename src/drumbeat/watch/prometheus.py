@@ -118,7 +118,7 @@ def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
 
 
 def _throughput(head: Head) -> List[Family]:
-    """`tokens/s` becomes drumbeat_tokens_per_second; the unit of a script's own figure is a label."""
+    """Name the throughput: `tokens/s` becomes drumbeat_tokens_per_second; the unit of a script's own figure is a label."""
     known = _UNITS.get(head.rate_unit)
     if known:
         words = "Throughput of all ranks, over the run or the last minute."
@@ -150,7 +150,7 @@ def _share(percent: Optional[float]) -> Optional[float]:
 
 
 def text(found: Iterable[Family], more: Dict[str, str]) -> str:
-    """Prometheus' text format; `more`: labels that every sample gets."""
+    """Return Prometheus' text format; `more`: labels that every sample gets."""
     lines: List[str] = []
     for family in found:
         name = family.name + ("_total" if family.kind == COUNTER else "")
@@ -176,7 +176,7 @@ _ALL_NODES = 16  # above, only the lead's own node is read: following all of the
 
 
 class TextFile:
-    """`folder` is the collector's; the file is named after the run."""
+    """Writer of node-exporter's text file. `folder` is the collector's; the file is named after the run."""
 
     def __init__(self, folder: str, run_path: str) -> None:
         self.run_path = run_path
@@ -186,7 +186,7 @@ class TextFile:
         self._failed = False
 
     def update(self) -> None:
-        """Every 15 s: read what is new and write the file. What fails is said once, and stops nothing."""
+        """Read what is new and write the file, every 15 s. Failures are logged once and never stop the run."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + EVERY

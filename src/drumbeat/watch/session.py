@@ -23,7 +23,7 @@ from drumbeat.runfolder.summary import Summary, gpus_used
 from drumbeat.watch.head import Head, Standing, head_of
 from drumbeat.watch.model import RunView
 
-_STATUS_EVERY = 3.0  # seconds between two looks at how the run stands
+_STATUS_EVERY = 3.0  # seconds between two questions about the run's state
 _FIRST_READ = 24 << 20  # bytes of earlier metrics and telemetry that are read at the start, over all nodes
 _LEAST_READ = 12 << 10  # bytes of each file
 _MANY_NODES = 64  # above, a node's monitor writes this many samples at once, and one of them is enough:
@@ -34,7 +34,8 @@ _AT = RunFolder("")
 
 @dataclass(frozen=True)
 class Told:
-    """How a run stands: what its scheduler says, its summary if it has ended, and why it failed before any agent ran."""
+    """Answer about a run's state: what its scheduler says, its summary if it has ended, and why it failed before any agent
+    ran."""
 
     status: Status
     summary: Optional[Summary]
@@ -42,7 +43,7 @@ class Told:
 
 
 class Session:
-    """`tick` every `interval` seconds; everything else only answers."""
+    """One watched run. Call `tick` every `interval` seconds; everything else only answers."""
 
     def __init__(self, run: Run) -> None:
         try:
@@ -68,8 +69,8 @@ class Session:
         self._head: Optional[Tuple[Tuple[int, float], Head]] = None
 
     def tick(self, now: Optional[float] = None, look: bool = True) -> bool:
-        """Read what is new; whether there is more to read at once. `look`: also ask how it stands, which may take seconds
-        where a scheduler is slow."""
+        """Read what is new; return true if there is more to read at once. `look`: also ask for the run's state, which may
+        take seconds if a scheduler is slow."""
         now = time.time() if now is None else now
         self.view.clock = now
         self._add(self.follower.poll())
@@ -79,11 +80,11 @@ class Session:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to ask again how the run stands."""
+        """Return true when it is time to ask again for the run's state."""
         return time.monotonic() >= self._next_status
 
     def ask(self) -> Told:
-        """How it stands, by its folder and its scheduler. Changes nothing, so it may run in another thread."""
+        """Ask folder and scheduler for the run's state. Changes nothing, so it may run in another thread."""
         told = status(self.run)
         summary = None if told.state in ALIVE else read_summary(self.run)
         failure = None
@@ -109,7 +110,7 @@ class Session:
         return self._head[1]
 
     def last_lines(self, node: int, rank: Optional[int], most: int = 40) -> List[Line]:
-        """The end of what a rank printed in the node's last attempt; of all its ranks if none is named."""
+        """Return the end of what a rank printed in the node's last attempt; of all its ranks if none is named."""
         attempts = self.run.attempts(node)
         lines: List[Line] = []
         for log in list_logs(self.run.files, _AT.node(node), attempts[-1]) if attempts else ():
@@ -127,7 +128,7 @@ class Session:
             self._clock.saw(self.view.now)
 
     def settle(self, told: Told) -> None:
-        """Take in what `ask` answered."""
+        """Apply the answer of `ask`."""
         status, record = told.status, self.run.record
         ended = status.state not in (*ALIVE, UNKNOWN)
         if ended and not self._over:

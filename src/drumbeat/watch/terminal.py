@@ -58,8 +58,8 @@ class Lines(Static):
 
 
 class Rows(DataTable[Any]):
-    """Rows that are known by their first cell; only those on the screen are kept up to date. Where there is no room for all
-    columns, the most important ones are shown."""
+    """Rows known by their first cell; only those on the screen are kept up to date. If there is no room for all columns,
+    the most important ones are shown."""
 
     BINDINGS = [
         Binding("home,g", "scroll_top", "first", show=False),
@@ -104,7 +104,7 @@ class Rows(DataTable[Any]):
                 self._shown[row[0]] = row
 
     def _widest(self, rows: Sequence[Tuple[str, ...]], width: int) -> List[int]:
-        """Columns do not come and go with the length of their numbers."""
+        """Return the widest width so far: columns do not come and go with the length of their numbers."""
         widths = column_widths(self.all_titles, rows)
         if self._widths[0] == width:
             widths = [max(pair) for pair in zip(widths, self._widths[1])]
@@ -247,7 +247,7 @@ class WatchApp(App[None]):
         self.query_one("#events", Static).update(text)
 
     def _sparks(self) -> List[Tuple[str, str]]:
-        """Loss and throughput since the start, where there is room."""
+        """Show loss and throughput since the start, if there is room."""
         if self.size.height < _ROOMY:
             return []
         width = min(120, self.size.width - 30)
@@ -260,7 +260,7 @@ class WatchApp(App[None]):
         return lines if len(lines) > 1 else []
 
     def check_action(self, action: str, parameters: Tuple[object, ...]) -> Optional[bool]:
-        """The keys of this screen; a node or a rank on top of it has its own."""
+        """Enable the keys of this screen; a node or a rank on top of it has its own."""
         return len(self.screen_stack) == 1 or action not in ("quit", "filter", "no_filter", "events")
 
     def action_events(self) -> None:
@@ -298,7 +298,7 @@ def watch_terminal(session: Session) -> int:
 
 
 def _printable(text: str) -> str:
-    """A host name or a line of a rank is no place for escape sequences."""
+    """Remove escape sequences from a host name or a line of a rank."""
     return "".join(letter if letter.isprintable() else "?" for letter in text.expandtabs())
 
 

@@ -16,7 +16,7 @@ from drumbeat.watch.node_view import NodeView, memory_percent
 from drumbeat.watch.session import Session
 
 COLUMNS = ("node", "host", "GPU", "use", "mem", "power", "clock", "temp", "slowed by", "in", "out", "cpu")
-# Which columns are left out where there is no room for all of them: the last of these first.
+# Columns by importance: without room for all of them, the last of these go first.
 FIRST = ("node", "host", "use", "slowed by", "mem", "power", "temp", "in", "out", "GPU", "cpu", "clock")
 _GAP = 2  # between two columns
 _WRAPPED = (
@@ -34,7 +34,7 @@ _STEADY = 0.02  # a change of speed below this is none
 
 
 def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
-    """Label and text; unknown is left out, or says so."""
+    """Return label and text of each line; unknown values are left out, or say so."""
     lines = [("run", _title(head)), ("progress", _progress(head))]
     if head.rate is not None or head.step_seconds is not None:
         lines.append(("speed", _speed(head)))
@@ -108,7 +108,7 @@ def _speed(head: Head) -> str:
 
 
 def trend(head: Head) -> str:
-    """How the last minute compares with the whole run."""
+    """Compare the last minute with the whole run."""
     if not head.rate or head.recent_rate is None:
         return ""
     change = head.recent_rate / head.rate - 1
@@ -153,7 +153,7 @@ def slowest_words(head: Head) -> str:
 
 
 def finding_words(finding: Finding) -> str:
-    """Who it is about, unless its title begins with that."""
+    """Return the finding with its subject, unless its title begins with that."""
     if finding.rank is not None:
         who = f"rank {finding.rank}"
     else:
@@ -162,7 +162,7 @@ def finding_words(finding: Finding) -> str:
 
 
 def node_cells(node: NodeView) -> Tuple[str, ...]:
-    """In the order of COLUMNS."""
+    """Return a node's cells in the order of COLUMNS."""
     means, gpus = node.means, node.gpus
     clocks = [gpu.clock for gpu in gpus if gpu.clock is not None]
     heat = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
@@ -176,7 +176,7 @@ def node_cells(node: NodeView) -> Tuple[str, ...]:
 
 
 def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> List[int]:
-    """Letters that each column needs; 0: nothing is known of it. The first column is always known."""
+    """Return the letters that each column needs; 0: nothing is known of it. The first column is always known."""
     found = []
     for place, title in enumerate(columns):
         longest = max((len(row[place]) for row in rows if row[place] != "-"), default=0)
@@ -185,7 +185,7 @@ def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> List
 
 
 def fitting(columns: Sequence[str], widths: Sequence[int], width: int, first: Sequence[str] = ()) -> List[int]:
-    """The columns to show in so many letters: of those of which something is known, the most important ones, by `first`."""
+    """Return the columns that fit into this many letters: of those with known values, the most important ones, by `first`."""
     kept, room = [], width + _GAP
     for title in first or columns:
         place = columns.index(title)
@@ -196,7 +196,7 @@ def fitting(columns: Sequence[str], widths: Sequence[int], width: int, first: Se
 
 
 def cut_row(columns: Sequence[str], row: Sequence[str], width: int) -> Tuple[str, ...]:
-    """Of a long host name the middle is left out, of long reasons the end, so that they leave room for the numbers."""
+    """Shorten long host names in the middle and long reasons at the end, so that they leave room for the numbers."""
     cells = list(row)
     for title, most in (("host", width // 4), ("slowed by", width // 3)):
         place = columns.index(title) if title in columns else -1
@@ -207,7 +207,7 @@ def cut_row(columns: Sequence[str], row: Sequence[str], width: int) -> Tuple[str
 
 
 def wrapped(lines: Sequence[Tuple[str, str]], width: int) -> List[Tuple[str, str]]:
-    """What went wrong and how to fix it on up to three lines each; everything else on one."""
+    """Wrap what went wrong and its fix on up to three lines each; everything else on one."""
     found: List[Tuple[str, str]] = []
     for label, text in lines:
         pieces = folded(text, width) if label in _WRAPPED else [text]
@@ -223,7 +223,7 @@ RANK_COLUMNS = ("rank", "step", "step time", "memory", "last report", "end")
 
 
 def gpu_rows(node: NodeView) -> List[Tuple[str, ...]]:
-    """In the order of GPU_COLUMNS."""
+    """Return rows in the order of GPU_COLUMNS."""
     return [
         (
             str(gpu.index), percent(gpu.busy), percent(memory_percent(gpu)), "-" if gpu.power is None else power(gpu.power),
@@ -238,7 +238,7 @@ def gpu_rows(node: NodeView) -> List[Tuple[str, ...]]:
 
 
 def rank_rows(node: NodeView, now: float) -> List[Tuple[str, ...]]:
-    """In the order of RANK_COLUMNS."""
+    """Return rows in the order of RANK_COLUMNS."""
     rows: List[Tuple[str, ...]] = []
     for rank in sorted(node.ranks.values(), key=lambda rank: rank.rank):
         ended = "" if rank.ended is None else f"signal {-rank.ended}" if rank.ended < 0 else f"exit code {rank.ended}"
@@ -256,7 +256,7 @@ def rank_rows(node: NodeView, now: float) -> List[Tuple[str, ...]]:
 
 
 def matching(nodes: Sequence[NodeView], wanted: str) -> List[NodeView]:
-    """Nodes whose number, host or trouble (`lost`, `temperature`) contains the text."""
+    """Return nodes whose number, host or trouble (`lost`, `temperature`) contains the text."""
     wanted = wanted.strip().lower()
     return [node for node in nodes if wanted in _searched(node)]
 
@@ -293,7 +293,7 @@ def volume(amount: Optional[float]) -> str:
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """A curve as a line of blocks."""
+    """Draw a curve as a line of blocks."""
     if len(values) < 2 or width < 2:
         return ""
     shown = [values[int(place * (len(values) - 1) / (width - 1))] for place in range(min(width, len(values)))]
@@ -338,7 +338,7 @@ def watch_plain(session: Session, once: bool) -> int:
 
 
 def screen(session: Session, columns: int, rows: int, whole: bool = False) -> List[str]:
-    """No line is wider than `columns`; not more than `rows` lines, unless `whole`."""
+    """Return the screen: no line wider than `columns`, not more than `rows` lines unless `whole`."""
     head, view = session.head(), session.view
     lines = [f"{label:<10} {text}" for label, text in wrapped(glance(head, view), columns)]
     nodes = [view.nodes[number] for number in sorted(view.nodes)]
@@ -354,7 +354,7 @@ def screen(session: Session, columns: int, rows: int, whole: bool = False) -> Li
 
 
 def table(rows: Sequence[Sequence[str]], width: int) -> List[str]:
-    """Nodes below a header; columns of which nothing is known, or for which there is no room, are left out."""
+    """Return nodes below a header; columns without known values, or without room, are left out."""
     cut = [cut_row(COLUMNS, row, width) for row in rows]
     widths = column_widths(COLUMNS, cut)
     shown = fitting(COLUMNS, widths, width, FIRST)

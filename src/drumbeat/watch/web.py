@@ -30,7 +30,7 @@ from drumbeat.watch import page_data
 from drumbeat.watch.openmetrics import exposition
 from drumbeat.watch.session import Session
 
-# Who may read the page's data: an ASGI wrapper that checks Host, Origin and token, and sets the headers of every
+# Access to the page's data: an ASGI wrapper that checks Host, Origin and token, and sets the headers of every
 # answer. A page of another site in the same browser can send requests to this address, under a name that it has made
 # to point here (DNS rebinding). So the Host must be an address or a name of this machine, the Origin must be our
 # own, and data needs the token in a header, which no other site can set. The token stands behind the `#` of the
@@ -104,12 +104,12 @@ class Guard:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
             return (
                 401,
-                "the token is missing or wrong: open the address that drumbeat printed, with what stands behind the #",
+                "the token is missing or wrong: open the address that drumbeat printed, with the part after the #",
             )
         return None
 
     def _is_ours(self, host: str) -> bool:
-        """Any port: a tunnel may have another one than we do."""
+        """Return true for our own origin on any port: a tunnel may use another one than we do."""
         found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?", host)
         if not found:
             return False
@@ -139,7 +139,7 @@ _TYPES = {
 
 
 class Hub:
-    """Reads the run every second or two, whoever watches, and hands each browser what is new."""
+    """Reads the run every second or two, however many watch, and hands each browser what is new."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -264,7 +264,8 @@ def serve(session: Session, listen: str = "127.0.0.1", port: Optional[int] = Non
 
 
 class Connection(H11Protocol):
-    """By h11, which bounds the size of a request's head. When too many are open, a new one takes the place of the oldest."""
+    """Connection of h11, which bounds the size of a request's head. When too many are open, a new one takes the place of
+    the oldest."""
 
     made = 0.0
 
@@ -284,13 +285,13 @@ def _close_oldest(connections: Set[Any]) -> None:
 
 
 def _streams(cycle: Any) -> bool:
-    """Whether a stream is being sent. The path would not tell: a refusal that nobody reads has the same."""
+    """Return true while a stream is being sent. The path would not tell: a refusal that nobody reads has the same."""
     return cycle is not None and not cycle.response_complete and _STREAM in cycle.scope
 
 
 class Server(uvicorn.Server):
-    """Closes connections that do not send a whole request, or do not take the answer: uvicorn itself would keep them until
-    no file can be opened."""
+    """Server that closes connections that do not send a whole request, or do not take the answer: uvicorn itself would
+    keep them until no file can be opened."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -333,13 +334,15 @@ def _announce(session: Session, address: str, port: int, token: str) -> None:
 
 
 def _bind(listen: str, port: Optional[int]) -> socket.socket:
-    """The port that is asked for; else our usual one, or any other where that is taken."""
+    """Bind the requested port; else our usual one, or any other if that is taken."""
     last: Optional[OSError] = None
     for number in (PORT, 0) if port is None else (port,):
         try:
             family = socket.getaddrinfo(listen, number, type=socket.SOCK_STREAM)[0]
         except (OSError, UnicodeError):
-            raise Problem(f"'{listen}' is no address of this machine", "--listen 0.0.0.0 is every address") from None
+            raise Problem(
+                f"'{listen}' is not an address of this machine", "--listen 0.0.0.0 is every address"
+            ) from None
         bound = socket.socket(family[0], socket.SOCK_STREAM)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -357,7 +360,8 @@ def _bind(listen: str, port: Optional[int]) -> socket.socket:
 
 
 def _page_files() -> Dict[str, Tuple[str, bytes, bytes]]:
-    """Name -> type, content, and content as gzip. The charts are drawn by the JavaScript that comes with Plotly's package."""
+    """Map each name to type, content, and content as gzip. The charts are drawn by the JavaScript that comes with Plotly's
+    package."""
     import plotly
 
     paths = {name: os.path.join(_PAGE, name) for name in os.listdir(_PAGE)}
@@ -379,7 +383,7 @@ async def _pieces(data: bytes) -> AsyncIterator[bytes]:
 
 def _json(data: Any) -> Response:
     if data is None:
-        return PlainTextResponse("no such thing in this run\n", 404)
+        return PlainTextResponse("not found in this run\n", 404)
     return JSONResponse(data, headers={"cache-control": "no-store"})
 
 

@@ -19,7 +19,7 @@ from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.runfolder.mirror import Mirror, is_complete
 
-# Which kind of object starts the pods: asked of the API server, and said with its reason.
+# The kind of object that starts the pods: chosen by what the API server offers, and reported with the reason.
 
 
 INDEXED_SINCE = (1, 24)  # Indexed Jobs are no longer behind a switch
@@ -29,7 +29,7 @@ NEWEST = (1, 99)  # where a manifest is rendered without a cluster
 
 @dataclass(frozen=True)
 class Offer:
-    """What a cluster has, and what of it this user may create."""
+    """The kinds of objects that a cluster has and this user may create."""
 
     version: Tuple[int, int]
     resources: FrozenSet[str]  # that exist, as `kubectl api-resources -o name` calls them
@@ -67,7 +67,8 @@ def _may_create(cluster: Cluster, resource: str) -> bool:
 
 
 def choose(settings: Settings, offer: Offer) -> Choice:
-    """The job's or site's own choice wins. Otherwise an operator that the cluster has, because it starts all pods or none."""
+    """Choose the kind: the job's or site's own choice wins; otherwise an operator that the cluster has, because it starts
+    all pods or none."""
     version = offer.version
     shown = f"{version[0]}.{version[1]}"
     if settings.kind:
@@ -91,7 +92,7 @@ def choose(settings: Settings, offer: Offer) -> Choice:
 def _check_offered(kind: str, offer: Offer, shown: str) -> None:
     if kind == "job" and offer.version < INDEXED_SINCE:
         raise Problem(
-            f"--kind=job needs Indexed Jobs, and this API server is {shown}: it drops completionMode without a word",
+            f"--kind=job needs Indexed Jobs, and this API server is {shown}: it silently drops completionMode",
             "--kind=jobs makes one Job per node; or leave it out",
         )
     if kind in _OPERATORS and RESOURCE[kind] not in offer.resources:

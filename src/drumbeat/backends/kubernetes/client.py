@@ -33,7 +33,7 @@ class Cluster:
         return ["kubectl", *where, *words]
 
     def call(self, *words: str, stdin: Optional[bytes] = None, seconds: float = _SECONDS) -> bytes:
-        """Its standard output; what it complains of becomes a Problem."""
+        """Call kubectl and return its standard output; its complaint becomes a Problem."""
         done = self.try_call(*words, stdin=stdin, seconds=seconds)
         if done.returncode != 0:
             raise problem_of(done.stderr.decode("utf-8", "replace"), self.namespace)
@@ -58,7 +58,7 @@ class Cluster:
             ) from None
 
     def get(self, *words: str) -> Dict[str, Any]:
-        """An object or a list of them."""
+        """Get an object or a list of them."""
         return decoded(self.call("get", *words, "-o", "json"))
 
     def list(self, *words: str) -> List[Dict[str, Any]]:
@@ -66,7 +66,7 @@ class Cluster:
         return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
     def settled(self) -> Cluster:
-        """With the names that kubectl takes by itself filled in, so that a handle means the same cluster tomorrow."""
+        """Fill in the names that kubectl takes by itself, so that a handle means the same cluster tomorrow."""
         context = self.context or self.call("config", "current-context").decode().strip()
         namespace = self.namespace or check_namespace(self._default_namespace(context)) or "default"
         return Cluster(self.environ, context, namespace)
@@ -79,7 +79,7 @@ class Cluster:
 
 
 def decoded(data: bytes) -> Dict[str, Any]:
-    """The JSON object that kubectl printed; {} for anything else."""
+    """Return the JSON object that kubectl printed; {} for anything else."""
     try:
         value = json.loads(data)
     except ValueError:
@@ -88,7 +88,7 @@ def decoded(data: bytes) -> Dict[str, Any]:
 
 
 def handle_of(cluster: Cluster, name: str) -> str:
-    """kubernetes://NAMESPACE@CONTEXT/NAME; contexts may hold any character."""
+    """Return kubernetes://NAMESPACE@CONTEXT/NAME; contexts may hold any character."""
     return str(Handle("kubernetes", f"{cluster.namespace}@{quote(cluster.context, safe='')}", name))
 
 
@@ -101,7 +101,7 @@ def read_handle(handle: str, environ: Mapping[str, str]) -> tuple[Cluster, str]:
 
 
 def problem_of(stderr: str, namespace: str = "") -> Problem:
-    """kubectl's complaint as one line, with what to do."""
+    """Turn kubectl's complaint into one line with what to do."""
     text = _plain(stderr)
     for pattern, words, fix in _COMPLAINTS:
         match = re.search(pattern, text, re.IGNORECASE | re.DOTALL)
@@ -112,7 +112,7 @@ def problem_of(stderr: str, namespace: str = "") -> Problem:
     return Problem(f"Kubernetes refuses: {text[:400] or 'it does not say why'}", _SHOWN)
 
 
-# What to look for, what to say, what to do. `{...}` are the pattern's own groups.
+# Pattern, message, fix. `{...}` are the pattern's own groups.
 _COMPLAINTS: Sequence[tuple[str, str, str]] = (
     (
         r"connection to the server localhost:8080 was refused|no configuration has been provided"
@@ -127,7 +127,7 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
     ),
     (
         r"executable (?P<program>\S+) not found",
-        "your kubeconfig logs in with {program}, which is not here",
+        "your kubeconfig logs in with {program}, which is not installed here",
         "install it, or put it on your PATH; kubectl version must work",
     ),
     (
@@ -164,7 +164,7 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
     ),
     (
         r"no matches for kind \"(?P<kind>[^\"]+)\"",
-        "this cluster knows no {kind}",
+        "this cluster has no {kind}",
         "leave --kind out: drumbeat then takes what the cluster offers",
     ),
     (

@@ -1,4 +1,4 @@
-"""One submitted job: how it stands, its pods, a shell in one of them, and its run folder, which the pods have."""
+"""One submitted job: its state, its pods, a shell in one of them, and its run folder, which the pods have."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KILLED = 137  # as a shell says it
 
 @dataclass(frozen=True)
 class About:
-    """What the job's config map says of it."""
+    """Description of the job in its config map."""
 
     kind: str
     nodes: int
@@ -57,7 +57,7 @@ class SubmittedJob:
         self.cluster, self.name = read_handle(handle, environ)
 
     def about(self) -> Optional[About]:
-        """None for a job that is not there any more."""
+        """Return the description; None for a job that no longer exists."""
         done = self.cluster.try_call("get", "configmap", self.name, "-o", "json")
         stderr = done.stderr.decode("utf-8", "replace")
         if f'configmaps "{self.name}" not found' in stderr:
@@ -92,7 +92,7 @@ class SubmittedJob:
         return status
 
     def _events(self) -> List[Mapping[str, Any]]:
-        """What the cluster says about the run's objects; nothing for a user who may not read events."""
+        """Return the cluster's events about the run's objects; nothing for a user who may not read events."""
         try:
             return of_run(self.name, self.cluster.list("events"))
         except Problem:
@@ -103,14 +103,14 @@ class SubmittedJob:
         pod = next((pod for pod in self.pods() if host in (pod.host, pod.name)), None)
         if about is None or pod is None or not pod.ready:
             words = f": {pod.told}" if pod and pod.words else ""
-            raise Problem(f"the pod of {host} does not run{words}", "drumbeat status shows how the job stands")
+            raise Problem(f"the pod of {host} does not run{words}", "drumbeat status shows the job's state")
         if command:
             return self.cluster.argv("exec", "-i", pod.name, "-c", about.container, "--", *command)
         shell = "command -v bash >/dev/null && exec bash; exec sh"
         return self.cluster.argv("exec", "-it", pod.name, "-c", about.container, "--", "sh", "-c", shell)
 
     def cancel(self) -> None:
-        """Whatever carries the run's label, also where a desk was killed before it had sent everything."""
+        """Delete whatever carries the run's label, even if a desk was killed before it had sent everything."""
         if not remove(self.cluster, self.name):
             raise Problem(f"nothing of {self.name} is in namespace {self.cluster.namespace} any more")
 
@@ -150,7 +150,7 @@ class PodFiles:
         return found
 
     def _keep_output(self, about: About, pods: List[Pod]) -> None:
-        """The pods have ended before anybody came for their files: what they printed is still there."""
+        """Keep the output of pods that ended before anybody fetched their files."""
         for pod in pods:
             if pod.phase in ("Succeeded", "Failed") and pod.node is not None and not self.printed.get(pod.name):
                 words = ("logs", pod.name, "-c", about.container, f"--limit-bytes={_LOG_LIMIT}")
@@ -161,7 +161,7 @@ class PodFiles:
                     replace(path, done.stdout.decode("utf-8", "replace"))
 
     def _all_here(self) -> None:
-        """The run has ended and all its files are here: nothing stays in the cluster."""
+        """Remove everything from the cluster: the run has ended and all its files are here."""
         self._name_pending()
         self._name_end()
         lead = [source for source in self.found if not source.under]
@@ -173,7 +173,8 @@ class PodFiles:
             pass  # the job stays until its time is over
 
     def _name_end(self) -> None:
-        """A lead that left no summary was killed: what the cluster says of the pods, and its exit code, are all that is known."""
+        """Record the exit code of a lead that left no summary, and what the cluster says of the pods: nothing else is
+        known."""
         if read_json(RunFolder(self.folder).summary) is not None:
             return
         try:
@@ -193,7 +194,7 @@ class PodFiles:
             keep_last_word(self.folder, FAILED, "; ".join(filter(None, (words, told))))
 
     def _name_pending(self) -> None:
-        """Pods that never came are named in our copy of the summary with the scheduler's reason, which the agents cannot see."""
+        """Name pods that never came in our copy of the summary, with the scheduler's reason, which the agents cannot see."""
         path = RunFolder(self.folder).summary
         summary = read_json(path) or {}
         failure = summary.get("failure") or {}

@@ -23,7 +23,7 @@ POLICY_SINCE = (1, 26)  # podFailurePolicy is on by default
 _GONE = [137, 143]  # exit codes of a pod that was killed from outside
 _NODE = "node"  # the replicated job, as Kubeflow's own runtimes call it
 
-# What `kubectl get` and `delete` call each kind.
+# Name of each kind for `kubectl get` and `delete`.
 RESOURCE = {
     "jobset": "jobsets.jobset.x-k8s.io",
     "trainjob": "trainjobs.trainer.kubeflow.org",
@@ -34,7 +34,7 @@ RESOURCE = {
 
 
 def hosts_of(kind: str, name: str, nodes: int) -> Tuple[str, ...]:
-    """The names by which pods find each other, node 0 first: known before there is any pod."""
+    """Return the names by which pods find each other, node 0 first: known before there is any pod."""
     if kind in ("jobset", "trainjob"):
         return tuple(f"{name}-{_NODE}-0-{number}.{name}" for number in range(nodes))
     if kind == "pytorchjob":
@@ -43,17 +43,17 @@ def hosts_of(kind: str, name: str, nodes: int) -> Tuple[str, ...]:
 
 
 def objects(kind: str, order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
-    """`version` is the API server's."""
+    """Return the objects of a job. `version` is the API server's."""
     return _KINDS[kind](order, settings, name, version)
 
 
 def _meta(name: str, settings: Settings) -> Plain:
-    """Of the object that starts the pods: a queue looks at its labels."""
+    """Return the metadata of the object that starts the pods: a queue looks at its labels."""
     return {"name": name, "labels": {**labels_of(name), **settings.labels}}
 
 
 def service(name: str) -> Plain:
-    """Names for the pods. Not ready ones too: the lead must be found while it waits for the others."""
+    """Return the service that names the pods, also unready ones: the lead must be found while it waits for the others."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -63,7 +63,8 @@ def service(name: str) -> Plain:
 
 
 def _indexed(order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> Plain:
-    """The spec of an Indexed Job. A pod that ends by itself with a failure ends the job; one that was killed is replaced."""
+    """Return the spec of an Indexed Job. A pod that ends by itself with a failure ends the job; one that was killed is
+    replaced."""
     spec: Plain = {
         "completions": order.nodes,
         "parallelism": order.nodes,
@@ -97,7 +98,8 @@ def _job(order: Order, settings: Settings, name: str, version: Tuple[int, int]) 
 
 
 def _jobs(order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
-    """One Job per node, for API servers that know no Indexed Jobs. A pod that is deleted is replaced; one that fails is not."""
+    """Return one Job per node, for API servers without Indexed Jobs. A pod that is deleted is replaced; one that fails is
+    not."""
     made = [service(name)]
     hosts = hosts_of("jobs", name, order.nodes)
     for node in range(order.nodes):
@@ -136,7 +138,7 @@ def _jobset(order: Order, settings: Settings, name: str, version: Tuple[int, int
 
 
 def _trainjob(order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
-    """The runtime that the cluster's administrators wrote starts the pods; what ours need is patched into it."""
+    """Return a TrainJob: the administrators' runtime starts the pods; what ours need is patched into it."""
     assert order.container is not None
     hosts = hosts_of("trainjob", name, order.nodes)
     template = pod_template(order, settings, name, hosts, container=_NODE)

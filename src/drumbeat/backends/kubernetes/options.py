@@ -1,4 +1,4 @@
-"""What a site or a job asks of pods, as options: `--pvc scratch:/scratch`. Each becomes a line of the manifest.
+"""Options of a site or a job for pods: `--pvc scratch:/scratch`. Each becomes a line of the manifest.
 
 Options that may stand several times are written with a blank, and a job's adds to the site's unless it has the same name
 (`--annotation NAME=VALUE`). Options that have one value are written with `=`, and a job's wins over the site's (`--kind=job`).
@@ -97,13 +97,13 @@ class Settings:
     pull_secrets: Tuple[str, ...] = ()
 
     def claim_of(self, path: str) -> Optional[Claim]:
-        """The claim on which a path lies; the innermost counts."""
+        """Return the claim on which a path lies; the innermost counts."""
         inside = [claim for claim in self.claims if (path + "/").startswith(claim.path.rstrip("/") + "/")]
         return max(inside, key=lambda claim: len(claim.path), default=None)
 
 
 def settings_of(order: Order) -> Settings:
-    """A Problem names the option that cannot be understood."""
+    """Parse the options. A Problem names the option that cannot be understood."""
     request = order.resources
     once, several = _sorted(request.options)
     values: Dict[str, object] = {}
@@ -196,7 +196,7 @@ def _with_values(pairs: Dict[str, str], what: str) -> Dict[str, str]:
 
 
 def check_namespace(name: str) -> str:
-    """A handle and kubectl's options are made of it."""
+    """Check the namespace, which becomes part of a handle and of kubectl's options."""
     if name and not _NAMESPACE.fullmatch(name):
         raise Problem(
             f"account: {name[:80]!r} cannot be the name of a namespace", "small letters, digits and -; at most 63"
@@ -253,7 +253,7 @@ def _count(text: str, name: str) -> str:
 
 
 def quantity(text: str, whole: str) -> str:
-    """Memory as Kubernetes writes it: 440G and 440GB are 440G, 64Gi stays."""
+    """Format memory as Kubernetes writes it: 440G and 440GB are 440G, 64Gi stays."""
     match = _MEMORY.fullmatch(text.strip())
     if not match:
         raise _wrong(whole, "a size such as 64Gi or 440G")

@@ -34,17 +34,17 @@ def check_code(order: Order) -> None:
 
 
 def pieces_of(order: Order) -> List[str]:
-    """The names of the files, in each pod; none unless the job has code: sync."""
+    """Return the names of the files in each pod; none unless the job has code: sync."""
     return [f"code-{number}" for number in range(-(-order.code_bytes // PIECE))]
 
 
 def secret_name(name: str, piece: str) -> str:
-    """The secret that holds a piece; `name` is that of the run's objects."""
+    """Return the name of the secret that holds a piece; `name` is that of the run's objects."""
     return f"{name}-{piece}"
 
 
 def inside(order: Order, local: str) -> str:
-    """The work folder in a pod; `local` is the pod's own volume."""
+    """Return the work folder in a pod; `local` is the pod's own volume."""
     below = os.path.relpath(order.workdir, RunFolder(order.folder).code_copy)
     return os.path.normpath(os.path.join(local, FOLDER, below))
 
@@ -72,7 +72,7 @@ _KEY = os.path.basename(RunFolder("").call)
 
 
 def function_secret_names(order: Order, name: str) -> List[str]:
-    """The secret with the function; none unless one was submitted. `name` is that of the run's objects."""
+    """Return the name of the secret with the function; none unless one was submitted. `name` is that of the run's objects."""
     return [f"{name}-call"] if FUNCTION in order.brings else []
 
 
@@ -93,7 +93,8 @@ def function_secrets(order: Order, name: str, labels: Mapping[str, str]) -> List
 
 
 def unpack_lines(order: Order, files: str) -> List[str]:
-    """Lines of the pod's script; `files` is where the secret is mounted. Only this user may change what is unpickled."""
+    """Return lines of the pod's script that unpack the function; `files` is where the secret is mounted. Only this user
+    may change what is unpickled."""
     if FUNCTION not in order.brings:
         return []
     folder = f'"$RUN/{os.path.dirname(RunFolder("").call)}"'

@@ -18,7 +18,7 @@ from drumbeat.machine.vendors import job_vendors, vendor_named
 from drumbeat.runfolder.mirror import ENDED
 from drumbeat.runfolder.summary import VERDICT
 
-# What each pod runs: a shell script that starts the node's agent, again and again as long as the lead asks for it. A
+# The script of each pod: shell that starts the node's agent, again and again as long as the lead asks for it. A
 # pod that is deleted, evicted or preempted counts as a lost node: Kubernetes replaces it, the other pods stay, and
 # their agents meet the new one. The run goes on from its last checkpoint, as often as `requeues` allows.
 
@@ -30,7 +30,7 @@ PACKED = "drumbeat.pyz.gz"
 _RELEASED = 60  # seconds to fetch a run whose nodes did not come together
 FETCHED = "fetched"  # the desk has all of the run: the lead's pod may go
 
-# Whoever started the pod may have exported these for a launcher of its own; the agents set them for each rank.
+# An operator may have set these for a launcher of its own; the agents set them for each rank.
 _NOT_OURS = (
     "RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT PET_RDZV_ENDPOINT PET_RDZV_BACKEND PET_NPROC_PER_NODE "
     "PET_NNODES PET_NODE_RANK PET_MASTER_ADDR PET_MASTER_PORT"
@@ -38,7 +38,7 @@ _NOT_OURS = (
 
 
 def pod_folder(order: Order, settings: Settings) -> str:
-    """The run folder, as pods see it."""
+    """Return the run folder as pods see it."""
     return os.path.join(settings.run_folder or LOCAL, order.run_id)
 
 
@@ -60,7 +60,7 @@ def pod_script(order: Order, settings: Settings) -> str:
 
 
 def node_script(order: Order, folder: str, linger: int, prepare: List[str], program: str, order_file: str) -> str:
-    """`prepare` are lines that bring `program` and `order_file` into being; `folder` is the run folder."""
+    """Return the pod's script. `prepare` are lines that create `program` and `order_file`; `folder` is the run folder."""
     agent = inside_command(order, f"{_python(order)} -I -S {program} _node {order_file}")
     lines = [
         "#!/bin/sh",
@@ -96,7 +96,7 @@ def node_script(order: Order, folder: str, linger: int, prepare: List[str], prog
         f"  [ $code != {EXIT_MUSTER} ] || left={min(linger, _RELEASED)}  # some pods never came: what is held here is released",
         f'  while [ $left -gt 0 ] && [ ! -e "$RUN/{FETCHED}" ]; do sleep 1 & wait $!; left=$((left - 1)); done',
         "fi",
-        "# 128 and more would ask an operator for another pod; the run's own code stands in its summary",
+        "# 128 and more would ask an operator for another pod; the run's own code is in its summary",
         "[ $code -lt 128 ] || code=1",
         "exit $code",
     ]
@@ -130,7 +130,7 @@ def pod_template(
     container: str = CONTAINER,
     node: Optional[int] = None,
 ) -> Plain:
-    """`node` is given where each node has an object of its own."""
+    """Return the pod's template. `node` is given if each node has an object of its own."""
     labels = labels_of(name)
     if node is not None:
         labels[NODE_LABEL] = str(node)
@@ -201,7 +201,8 @@ def pod_spec(
 
 
 def environment(order: Order, name: str, hosts: Sequence[str], node: Optional[int] = None) -> List[Plain]:
-    """What the agents read of their job (facts/identity/given.py). Values of the user's own variables are in the secret."""
+    """Return the variables from which the agents learn about their job (machine/identity). Values of the user's own
+    variables are in the secret."""
     plain = {"DRUMBEAT_SCHEDULER": "kubernetes", "DRUMBEAT_JOB": name, "DRUMBEAT_HOSTS": ",".join(hosts)}
     plain["DRUMBEAT_REJOIN"] = "1"
     if node is not None:
@@ -216,7 +217,7 @@ def environment(order: Order, name: str, hosts: Sequence[str], node: Optional[in
 
 
 def resources(order: Order, settings: Settings) -> Plain:
-    """Requests are limits: a node's GPUs, cores and memory are not shared while a job runs."""
+    """Return requests that equal the limits: a node's GPUs, cores and memory are not shared while a job runs."""
     request = order.resources
     amounts: Dict[str, str] = {}
     if request.cpus:
@@ -234,7 +235,7 @@ def gpu_resource(order: Order) -> str:
     if not name:
         vendors = " or ".join(f"vendor: {vendor.name}" for vendor in job_vendors())
         raise Problem(
-            f"site {order.site} does not say whose GPUs its nodes have, so nothing says how pods ask for them",
+            f"site {order.site} does not name its GPUs' vendor, which pods need to request them",
             f"write {vendors} in its profile, or gpus-as: NAME, the resource's own name",
         )
     return name
@@ -253,7 +254,7 @@ def tolerations(settings: Settings) -> List[Plain]:
 
 
 def one_per_node(name: str) -> Plain:
-    """Two pods of a run on one machine would share its NIC and talk to each other over it."""
+    """Keep pods of a run on different machines: two on one would share its NIC and talk to each other over it."""
     apart = {"labelSelector": {"matchLabels": {RUN_LABEL: name}}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
 
@@ -277,7 +278,7 @@ def mounts(order: Order, settings: Settings) -> List[Plain]:
 
 
 def _check_places(mounts: Sequence[Plain]) -> None:
-    """Two volumes at one place are refused by Kubernetes, and one at / would hide the image."""
+    """Check mount points: Kubernetes refuses two volumes at one place, and one at / would hide the image."""
     taken: Dict[str, str] = {}
     for mount in mounts:
         path = mount["mountPath"].rstrip("/") or "/"
@@ -307,7 +308,7 @@ def volumes(order: Order, settings: Settings, name: str) -> List[Plain]:
 
 
 def program_name(name: str) -> str:
-    """The config map with drumbeat.pyz in it."""
+    """Return the name of the config map with drumbeat.pyz in it."""
     return f"{name}-program"
 
 
@@ -318,7 +319,7 @@ class Bind(NamedTuple):
 
 
 def binds(order: Order) -> List[Bind]:
-    """HOST, HOST:INSIDE or HOST:INSIDE:ro."""
+    """Parse binds: HOST, HOST:INSIDE or HOST:INSIDE:ro."""
     assert order.container is not None
     made = []
     for bind in order.container.binds:

@@ -1,4 +1,4 @@
-"""What Kubernetes says of a job's objects, pods and events, in one line with what to do. Pure: JSON in, Status out."""
+"""State of a job by its objects, pods and events, in one line with what to do. Pure: JSON in, Status out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pod:
 
 
 def read_pods(items: Iterable[Plain]) -> List[Pod]:
-    """The newest pod of each node, in the order of nodes: those before it were replaced."""
+    """Return the newest pod of each node, in the order of nodes: those before it were replaced."""
     newest: Dict[Any, Pod] = {}
     for item in items:
         pod = read_pod(item)
@@ -70,7 +70,7 @@ def read_pod(item: Plain) -> Pod:
 
 
 def _node(meta: Plain) -> Optional[int]:
-    """Which node of the run this pod is, by the marks of the kind that made it."""
+    """Return the node rank of this pod, by the marks of the kind that made it."""
     labels, notes = _at(meta, "labels"), _at(meta, "annotations")
     for text in (labels.get(NODE_LABEL), notes.get(_INDEX), labels.get(_INDEX)):
         if text is not None and str(text).isdigit():
@@ -82,13 +82,13 @@ def _node(meta: Plain) -> Optional[int]:
 
 
 def _unanswered(status: Plain) -> bool:
-    """Whether the cluster has lost sight of a pod whose container ran when it was last seen: our pods have no probe, so that
-    nothing else makes a running one unready."""
+    """Return true if the cluster has lost sight of a pod whose container ran when it was last seen: our pods have no
+    probe, so nothing else makes a running one unready."""
     return any(each.get("type") == "Ready" and each.get("status") != "True" for each in status.get("conditions") or ())
 
 
 def _trouble(status: Plain) -> Tuple[str, str]:
-    """Why a pod does not run, or how it ended; empty for one that runs or ended well."""
+    """Explain why a pod does not run, or how it ended; empty for one that runs or ended well."""
     reason, message = str(status.get("reason") or ""), _short(status.get("message"))
     if reason:
         words, fix = _ENDS.get(reason, (reason.lower(), ""))
@@ -155,7 +155,7 @@ _WAITING = {
     "ImagePullBackOff": ("cannot get its image", _NO_IMAGE),
     "ErrImagePull": ("cannot get its image", _NO_IMAGE),
     "ErrImageNeverPull": ("cannot get its image", _NO_IMAGE),
-    "InvalidImageName": ("cannot get its image, whose name is not one", "correct container: in the job file"),
+    "InvalidImageName": ("cannot get its image: the name is not valid", "correct container: in the job file"),
     "CrashLoopBackOff": ("ends again and again", "drumbeat logs shows what it printed"),
     "CreateContainerConfigError": ("cannot be set up", "a secret or config map of the run is missing: submit it again"),
     "CreateContainerError": ("cannot be started by its node", ""),
@@ -210,7 +210,7 @@ def _conditions(item: Plain) -> Dict[str, str]:
 
 
 def judge(handle: str, nodes: int, job: Job, pods: Sequence[Pod], events: Sequence[Plain]) -> Status:
-    """`events` are those of the namespace; only what concerns this run's objects is used."""
+    """Judge a job's state. `events` are those of the namespace; only those about this run's objects are used."""
     lead = next((pod for pod in pods if pod.node == 0), None)
     running = [pod for pod in pods if pod.ready and not pod.going]
     troubled = [pod for pod in pods if pod.words and pod.phase != "Succeeded"]
@@ -236,7 +236,7 @@ def judge(handle: str, nodes: int, job: Job, pods: Sequence[Pod], events: Sequen
 
 
 def _creation_trouble(events: Sequence[Plain]) -> str:
-    """Why the controller cannot make pods: a quota, a service account, a policy."""
+    """Explain why the controller cannot create pods: a quota, a service account, a policy."""
     for event in reversed(events):
         if event.get("reason") in ("FailedCreate", "FailedCreatePod") and event.get("message"):
             text = re.sub(r"^Error creating: ", "", str(event["message"]))
@@ -251,7 +251,7 @@ def _creation_trouble(events: Sequence[Plain]) -> str:
 
 
 def taken_away(events: Sequence[Plain], there: Collection[str]) -> List[str]:
-    """Pods that the cluster took from the run and that are gone: only events still tell."""
+    """Return pods that the cluster took from the run and that are gone: only events still tell."""
     found: Dict[str, str] = {}
     for event in events:
         pod, reason = str(_at(event, "involvedObject").get("name", "")), str(event.get("reason") or "")
@@ -264,8 +264,8 @@ def taken_away(events: Sequence[Plain], there: Collection[str]) -> List[str]:
 
 
 def reasons_for_pending(name: str, events: Sequence[Plain], came: Collection[str]) -> List[str]:
-    """The scheduler's last word on each pod of the run that was not in `came` (names of pods), from events that outlive the
-    pods. Once others have given up there is room, so that such a pod may have been placed after all."""
+    """Return the scheduler's last word on each pod of the run that was not in `came` (names of pods), from events that
+    outlive the pods. Once others have given up there is room, so such a pod may have been placed after all."""
     found: Dict[str, str] = {}
     for event in events:
         pod = str(_at(event, "involvedObject").get("name", ""))
@@ -276,7 +276,7 @@ def reasons_for_pending(name: str, events: Sequence[Plain], came: Collection[str
 
 
 def of_run(name: str, events: Iterable[Plain]) -> List[Plain]:
-    """Events about the run's own objects, the oldest first."""
+    """Return events about the run's own objects, the oldest first."""
     own = []
     for event in events:
         about = str(_at(event, "involvedObject").get("name", ""))

@@ -1,4 +1,4 @@
-"""Sending a manifest: all of it or nothing. Also taking away what was made for a run."""
+"""Sending a manifest: all of it or nothing. Also removing what was made for a run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _UNIQUE = 21  # of a run id: -YYYYmmdd-HHMMSS-abcd
 
 
 def object_name(run_id: str) -> str:
-    """The run id as a DNS label; its end makes it unique."""
+    """Turn the run id into a DNS label; its end makes it unique."""
     text = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
     if not text[:1].isalpha():
         text = f"r-{text}"
@@ -66,7 +66,7 @@ def object_name(run_id: str) -> str:
 
 
 def render(order: Order, kind: str, why: str, version: Tuple[int, int]) -> Request:
-    """`kind` and its reason, and the API server's version, are what was found out before (choice.py)."""
+    """Render the manifest. `kind` and its reason, and the API server's version, were found out before."""
     check(order)
     settings = settings_of(order)
     name = object_name(order.run_id)
@@ -100,14 +100,14 @@ def check(order: Order) -> None:
 
 
 def sent_order(order: Order, settings: Settings) -> Order:
-    """The order as pods read it: the run folder is theirs, and images may have to be pulled before all are there."""
+    """Return the order as pods read it: the run folder is theirs, and images may have to be pulled before all are there."""
     timing = dataclasses.replace(order.timing, muster=float(settings.muster))
     workdir = inside(order, LOCAL) if order.code == "sync" else order.workdir
     return dataclasses.replace(order, folder=pod_folder(order, settings), workdir=workdir, timing=timing)
 
 
 def _files(order: Order, settings: Settings, name: str, kind: str) -> Plain:
-    """The order and the script; its annotations are what status, logs and cancel need to know later."""
+    """Return the config map with the order and the script; its annotations are what status, logs and cancel need later."""
     notes = {
         "drumbeat/kind": kind,
         "drumbeat/nodes": str(order.nodes),
@@ -146,7 +146,7 @@ def _about_code(order: Order, name: str) -> List[str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks, and no aliases: the file is to be read by people."""
+    """YAML for people: texts of several lines as blocks, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -199,14 +199,15 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
 
 
 def _secret(order: Order, name: str, environ: Mapping[str, str]) -> Plain:
-    """By the token the agents of this run know each other. It goes through a pipe, never through an argument."""
+    """Return the secret with the token by which the agents of this run know each other. It is sent through a pipe, never
+    as an argument."""
     values = {TOKEN: secrets.token_hex(32), **passed_values(order, environ)}
     meta = {"name": name, "labels": labels_of(name)}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "stringData": values}
 
 
 def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
-    """The variables that are handed on by name. A secret holds text alone."""
+    """Return the variables that are passed by name. A secret holds text only."""
     for variable in order.passed:
         if variable not in environ:
             raise Problem(f"{variable} is to be passed on, but it is not exported here", f"export {variable}=...")
@@ -224,7 +225,7 @@ def _program(name: str, environ: Mapping[str, str]) -> Plain:
 
 
 def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
-    """Every claim must be there, and the one with the run folder must be writable from all nodes."""
+    """Check that every claim exists, and that the one with the run folder is writable from all nodes."""
     folder = pod_folder(order, settings)
     holder = settings.claim_of(folder)
     if settings.run_folder and holder is None:
@@ -250,7 +251,7 @@ def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
 
 
 def _check_kept(created: Sequence[Plain]) -> None:
-    """An API server drops fields that it does not know without a word."""
+    """Check that the API server kept all fields: it silently drops those that it does not know."""
     for item in created:
         spec = item.get("spec", {})
         if item.get("kind") == "Job" and spec.get("completions", 1) > 1 and spec.get("completionMode") != "Indexed":
@@ -261,8 +262,8 @@ def _check_kept(created: Sequence[Plain]) -> None:
 
 
 def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) -> None:
-    """Whoever deletes the job also deletes what belongs to it. Without the right to change objects, `drumbeat cancel` and
-    the end of the run do that."""
+    """Make the run's objects belong to the job, so that deleting it deletes them. Without the right to change objects,
+    `drumbeat cancel` and the end of the run delete them."""
     owners = [item for item in created if item.get("kind") not in ("ConfigMap", "Service")]
     if not owners:
         return
@@ -283,8 +284,8 @@ def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) 
 
 
 def remove(cluster: Cluster, name: str) -> bool:
-    """Everything that carries the run's label; pods go with the objects that made them. Whether there was anything. A Problem
-    where the cluster does not let anything be removed."""
+    """Delete everything that carries the run's label; pods go with the objects that made them. Return true if there was
+    anything; raise a Problem if the cluster does not allow deletion."""
     known = set(cluster.try_call("api-resources", "-o", "name", "--verbs=delete").stdout.decode().split())
     kinds = [RESOURCE["job"], *(kind for kind in dict.fromkeys(RESOURCE.values()) if kind in known - {RESOURCE["job"]})]
     what = ",".join((*kinds, "services", "configmaps", "secrets"))
@@ -298,7 +299,7 @@ def remove(cluster: Cluster, name: str) -> bool:
 
 
 def _take_back(cluster: Cluster, name: str, refused: Problem) -> Problem:
-    """The job was refused half way: what is there goes; where even that fails, how to do it by hand is said."""
+    """Remove what a job that was refused half way has left; if that fails too, say how to do it by hand."""
     try:
         remove(cluster, name)
     except Problem as left:
@@ -308,7 +309,7 @@ def _take_back(cluster: Cluster, name: str, refused: Problem) -> Problem:
 
 
 def _items(answer: bytes) -> List[Plain]:
-    """kubectl prints one object, a List, or one object after the other."""
+    """Yield the objects that kubectl prints: one object, a List, or one object after the other."""
     text, decoder = answer.decode("utf-8", "replace").strip(), json.JSONDecoder()
     found: List[Plain] = []
     while text:

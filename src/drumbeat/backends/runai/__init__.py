@@ -33,7 +33,7 @@ from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 
-# What travels to Run:ai's pods: everything in one secret, as variables, because both generations can pass those on.
+# Files for Run:ai's pods: everything in one secret, as variables, because both generations can pass those on.
 
 
 LOCAL = "/tmp/drumbeat-run"  # noqa: S108 - in the pod, which nobody else is in
@@ -56,7 +56,7 @@ def secret_names(order: Order) -> Tuple[str, ...]:
 def secret_values(
     order: Order, sent: str, folder: str, linger: int, bundle: str, environ: Mapping[str, str]
 ) -> Dict[str, str]:
-    """`sent` is the order as pods read it."""
+    """Return the values of the job's secret. `sent` is the order as pods read it."""
     text = base64.b85encode(packed(bundle)).decode()
     pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
     if len(pieces) > PIECES:
@@ -216,7 +216,7 @@ class RunAi(Backend):
 
 
 def render(order: Order, cli: client.Cli, why: str) -> Request:
-    """The command as a script: `sh RUN/runai.sh` is what submit runs."""
+    """Render the command as a script: `sh RUN/runai.sh` is what submit runs."""
     name = object_name(order.run_id)
     options, _, _ = _split(order)
     asked = dataclasses.replace(order, resources=dataclasses.replace(order.resources, options=options))
@@ -270,7 +270,7 @@ class SubmittedJob:
         return client.call(self.argv(command, *words), self.environ, stdin, _FILES)
 
     def remove(self) -> None:
-        """The job and its secret; of a submit that was killed there may be the secret alone."""
+        """Remove the job and its secret; a submit that was killed may have left the secret alone."""
         done = self.run(self.cli.delete)
         words = ("delete", "secret", self.name, "--ignore-not-found", "-o", "name")
         secret = _cluster(self.project, self.environ).try_call(*words).stdout.strip()
@@ -278,7 +278,7 @@ class SubmittedJob:
             raise client.refusal(done, "does not delete the job")
 
     def take_back(self) -> None:
-        """After a submit that failed: also where an answer came too late, and the job is there all the same."""
+        """Clean up after a submit that failed, also if an answer came too late and the job exists after all."""
         with contextlib.suppress(Problem):
             self.run(self.cli.delete)
         with contextlib.suppress(Problem):
@@ -298,7 +298,7 @@ class PodFiles:
         return Mirror(self.folder, self.sources, self._all_here, every=2.0)
 
     def sources(self) -> List[Source]:
-        """None while the job is queued, and none when it is gone: then no pod can be asked."""
+        """Return the pods to ask; none while the job is queued, and none when it is gone."""
         if time.monotonic() - self.looked > _LOOK_EVERY:
             self.looked, self.there = time.monotonic(), self._has_pods()
         if not self.there:
@@ -327,7 +327,7 @@ class PodFiles:
         return exchange
 
     def _keep_output(self, pod: str, node: int) -> None:
-        """A pod that cannot be asked may have ended: what it printed is kept, as far as it goes."""
+        """Keep the output of a pod that cannot be asked and may have ended."""
         done = self.job.run(self.job.cli.logs, "--pod", pod)
         if done.returncode == 0 and done.stdout:
             replace(os.path.join(self.folder, f"pod-{node}.out"), done.stdout.decode("utf-8", "replace"))
@@ -336,7 +336,7 @@ class PodFiles:
             )
 
     def _all_here(self) -> None:
-        """The run has ended and all its files are here: nothing stays at Run:ai."""
+        """Remove everything from Run:ai: the run has ended and all its files are here."""
         lead = self._exchange(client.pods_of(self.job.name, self.order.nodes)[0], 0)
         lead(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')
         try:
@@ -346,7 +346,7 @@ class PodFiles:
 
 
 def _part_of_a_node(order: Order) -> List[str]:
-    """Run:ai may put two such pods on one machine, or on two: nobody can say which."""
+    """Warn about part of a node: Run:ai may put two such pods on one machine or on two."""
     try:
         whole = load_site(order.site, os.environ).gpus
     except Problem:  # a profile given by its path
@@ -374,7 +374,8 @@ def _sent(order: Order, folder: str) -> Order:
 
 
 def _split(order: Order) -> Tuple[Tuple[Option, ...], str, int]:
-    """The options for `runai`, then ours: the run folder in the pods, and how long the lead's pod waits to be fetched."""
+    """Split the options into those for `runai` and ours: the run folder in the pods, and how long the lead's pod waits to
+    be fetched."""
     own: Dict[str, str] = {}
     kept: List[Option] = []
     for option in order.resources.options:

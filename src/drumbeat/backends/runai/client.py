@@ -58,15 +58,15 @@ CLI_2 = Cli(
 
 
 def pods_of(name: str, nodes: int) -> Tuple[str, ...]:
-    """The pod of each node."""
+    """Return the pod of each node."""
     return (f"{name}-master-0", *(f"{name}-worker-{number}" for number in range(nodes - 1)))
 
 
 def submit_lines(
     cli: Cli, order: Order, name: str, plain: Dict[str, str], secret: Dict[str, str], command: List[str]
 ) -> List[Tuple[str, ...]]:
-    """The words after `runai`, grouped as they are shown: one option with its value per line. `secret`: variable -> its key
-    in the secret called `name`."""
+    """Return the words after `runai`, grouped as they are shown: one option with its value per line. `secret`: variable ->
+    its key in the secret called `name`."""
     assert order.container is not None
     request = order.resources
     lines: List[Tuple[str, ...]] = [(*cli.submit, name) if cli.generation > 1 else cli.submit]
@@ -102,7 +102,7 @@ def submit_lines(
 
 
 def _of_the_master(cli: Cli, flag: str, value: str) -> List[Tuple[str, ...]]:
-    """CLI 2 asks for some resources of the master by options of their own; node 0 is a node like any other."""
+    """Return the options for the master: CLI 2 has some of their own, and node 0 is a node like any other."""
     own = flag.replace("--", "--master-", 1)
     return [(own, value)] if cli.generation > 1 and own in cli.flags else []
 
@@ -128,12 +128,12 @@ def _preemption(cli: Cli, qos: str) -> List[Tuple[str, ...]]:
     if "--preemptibility" in cli.flags:
         return [("--preemptibility", qos)]
     if qos == "non-preemptible":
-        raise Problem("this runai has no word for a training job that is not preemptible", "leave qos out")
+        raise Problem("this version of runai cannot express a training job that is not preemptible", "leave qos out")
     return []  # a training job is preemptible unless something else is said
 
 
 def words_of(text: str) -> Tuple[str, ...]:
-    """`--annotation a=b` is an option and its value."""
+    """Split `--annotation a=b` into an option and its value."""
     flag, blank, value = text.partition(" ")
     return (flag, value.strip()) if blank else (flag,)
 
@@ -176,7 +176,7 @@ def call(
 
 
 def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
-    """Which generation is installed, and the reason. Both use version numbers such as 2.18, so its commands decide."""
+    """Find the installed generation, and the reason. Both use version numbers such as 2.18, so its commands decide."""
     version = _first_number(call(["runai", "version"], environ).stdout.decode("utf-8", "replace"))
     shown = call(["runai", "--help"], environ).stdout.decode("utf-8", "replace")
     if re.search(r"^\s+submit-dist\b", shown, re.MULTILINE):
@@ -184,12 +184,12 @@ def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
     if re.search(r"^\s+(training|pytorch)\b", shown, re.MULTILINE):
         return CLI_2, f"runai {version} has training pytorch (CLI 2)"
     raise Problem(
-        f"runai {version} knows neither submit-dist nor training pytorch", "multi-node jobs need runai 2.13 or newer"
+        f"runai {version} has neither submit-dist nor training pytorch", "multi-node jobs need runai 2.13 or newer"
     )
 
 
 def with_flags(cli: Cli, environ: Mapping[str, str]) -> Cli:
-    """The same, with the options that the help of its `submit` lists."""
+    """Return the same CLI with the options that the help of its `submit` lists."""
     shown = call(["runai", *cli.submit, "--help"], environ).stdout.decode("utf-8", "replace")
     return dataclasses.replace(
         cli, flags=frozenset(re.findall(r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]+)", shown, re.MULTILINE))
@@ -215,7 +215,7 @@ def refusal(done: subprocess.CompletedProcess[bytes], what: str) -> Problem:
         ("unauthorized", "runai login"),
         ("token", "runai login"),
         ("project", "runai project list shows yours; account: NAME in the job file, or --account"),
-        ("unknown flag", "this runai does not know that option: leave it out of the profile or the job"),
+        ("unknown flag", "this version of runai does not know that option: leave it out of the profile or the job"),
     ):
         if words in lowered:
             return Problem(f"Run:ai {what}: {text}", fix)
@@ -223,12 +223,12 @@ def refusal(done: subprocess.CompletedProcess[bytes], what: str) -> Problem:
 
 
 def is_gone(done: subprocess.CompletedProcess[bytes]) -> bool:
-    """Whether it says that there is no such job."""
+    """Return true if it says that there is no such job."""
     return bool(re.search(r"not found|does not exist|no such", complaint(done), re.IGNORECASE))
 
 
 def read_status(handle: str, done: subprocess.CompletedProcess[bytes]) -> Status:
-    """From `describe -o json`; its layout is not documented, so the first word that is a state counts."""
+    """Read the status from `describe -o json`; its layout is not documented, so the first word that is a state counts."""
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
         return Status(handle, UNKNOWN, "Run:ai no longer knows this job" if is_gone(done) else complaint(done))
@@ -240,13 +240,11 @@ def read_status(handle: str, done: subprocess.CompletedProcess[bytes]) -> Status
         state = _STATES.get(word.lower().replace(" ", ""))
         if state:
             return Status(handle, state, word.lower())
-    return Status(
-        handle, UNKNOWN, f"Run:ai answered without a state that is known here: {', '.join(words[:3]) or 'none'}"
-    )
+    return Status(handle, UNKNOWN, f"Run:ai answered with an unknown state: {', '.join(words[:3]) or 'none'}")
 
 
 def _words(value: Any) -> Iterator[str]:
-    """Values of the keys that may hold a state, the outermost first."""
+    """Yield the values of keys that may hold a state, the outermost first."""
     level = [value]
     while level:
         below: List[Any] = []

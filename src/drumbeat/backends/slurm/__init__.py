@@ -36,7 +36,7 @@ class Slurm(Backend):
     }  # fmt: skip
 
     def submits_here(self, environ: Mapping[str, str]) -> bool:
-        """Slurm's tools alone may come with any image; with a configuration they lead to a cluster."""
+        """Return true if Slurm is configured here: its tools alone may come with any image."""
         if shutil.which("sbatch", path=environ.get("PATH", os.defpath)) is None:
             return False
         return bool(environ.get("SLURM_CONF")) or any(map(os.path.exists, _CONF))

@@ -22,14 +22,14 @@ from drumbeat.backends.contract import (
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 
-# What Slurm's words about a job mean. Pure: text in, Status out.
+# Slurm's words about a job. Pure: text in, Status out.
 
 
 # Fields of `squeue --Format`; a size is needed, or it would cut at 20 characters.
 SQUEUE = "JobArrayID:60|,State:30|,RestartCnt:12|,Reason:80|,NodeList:400"
 SACCT = "JobID,State,ExitCode"
 
-# Every word that is missing here is an end that is a failure: FAILED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE.
+# Every state that is missing here is a failure: FAILED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE.
 _STATES = {
     "PENDING": QUEUED, "CONFIGURING": QUEUED, "REQUEUED": QUEUED, "REQUEUE_HOLD": QUEUED, "REQUEUE_FED": QUEUED,
     "SPECIAL_EXIT": QUEUED, "RESV_DEL_HOLD": QUEUED, "SUSPENDED": RUNNING, "STOPPED": RUNNING, "RESIZING": RUNNING,
@@ -39,7 +39,7 @@ _STATES = {
 
 
 def from_squeue(handle: str, text: str, prefix: str) -> Optional[Status]:
-    """The answer of squeue, one line per job; `prefix` is the handle without the job. None: it does not know the job."""
+    """Parse squeue's answer, one line per job; `prefix` is the handle without the job. None: it does not know the job."""
     return _one_or_array(handle, [_squeue_line(line, prefix) for line in text.splitlines() if "|" in line])
 
 
@@ -53,7 +53,7 @@ def _squeue_line(line: str, prefix: str) -> Status:
 
 
 def from_sacct(handle: str, text: str, prefix: str) -> Optional[Status]:
-    """The answer of `sacct --parsable2`, where squeue has forgotten the job."""
+    """Parse the answer of `sacct --parsable2`, used once squeue has forgotten the job."""
     statuses = []
     for line in text.splitlines():
         job, word, code = (line.split("|") + ["", ""])[:3]
@@ -65,7 +65,7 @@ def from_sacct(handle: str, text: str, prefix: str) -> Optional[Status]:
 
 
 def state_of(word: str) -> str:
-    """`CANCELLED by 1000` is CANCELLED."""
+    """Return the state alone: `CANCELLED by 1000` is CANCELLED."""
     first = word.split()[0].rstrip("+") if word.split() else ""
     return _STATES.get(first, FAILED if first else UNKNOWN)
 
@@ -93,7 +93,7 @@ _NO_CONTROLLER = regex(
 
 
 def test_only(script: str, environ: Mapping[str, str]) -> str:
-    """What Slurm says to the request, before anything is queued; its complaint is raised as ours."""
+    """Let Slurm check the request before anything is queued; its complaint is raised as ours."""
     done = _call(["sbatch", "--test-only"], environ, script)
     if done.returncode != 0:
         raise _refused(done.stderr)
@@ -111,8 +111,8 @@ def submit(script: str, environ: Mapping[str, str]) -> str:
 
 
 def sbatch_environment(environ: Mapping[str, str], settled: Sequence[str]) -> Dict[str, str]:
-    """Without `settled`, sbatch's own variables that stand in the script now and would win over it, and without those of
-    a surrounding job, which would leak into the new one."""
+    """Return the environment without `settled`, sbatch's own variables that are in the script now and would win over it,
+    and without those of a surrounding job, which would leak into the new one."""
     kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
     return {
         name: value
@@ -122,14 +122,14 @@ def sbatch_environment(environ: Mapping[str, str], settled: Sequence[str]) -> Di
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:
-    """Empty where Slurm does not answer."""
+    """Return the cluster's name; empty if Slurm does not answer."""
     done = _call(["scontrol", "show", "config"], environ)
     match = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
     return match.group(1) if match else ""
 
 
 def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
-    """sbatch refuses a job that excludes a node which Slurm does not have."""
+    """Return the hosts that Slurm has: sbatch refuses a job that excludes any other."""
     try:
         done = _call(["sinfo", "--noheader", "--Node", "--format=%N"], environ)
     except Problem:
@@ -139,7 +139,7 @@ def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]
 
 
 def status(handle: str, environ: Mapping[str, str]) -> Status:
-    """As Slurm says; `unknown` where it has forgotten the job and keeps no accounts."""
+    """Return Slurm's status; `unknown` if it has forgotten the job and keeps no accounts."""
     job, prefix = job_number(handle), handle.rpartition("/")[0] + "/"
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", f"--Format={SQUEUE}"]
     queue = _call(argv, environ)
@@ -183,12 +183,12 @@ def _call(argv: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> s
 
 
 def _unreachable(text: str) -> bool:
-    """Does a tool of Slurm say that it found no controller, or got no connection to it?"""
+    """Return true if a tool of Slurm says that it found no controller, or got no connection to it."""
     return bool(_NO_CONTROLLER.search(text))
 
 
 def _refused(text: str) -> Problem:
-    """What sbatch wrote when it failed; Slurm itself has refused nothing where it was never reached."""
+    """Turn what sbatch wrote when it failed into a Problem; if Slurm was never reached, it has refused nothing."""
     if _unreachable(text):
         return Problem(
             f"{UNREACHABLE}: {_complaint(text)}", "log in to the cluster's login node; there, scontrol ping must answer"
@@ -206,7 +206,7 @@ def _plain(text: str) -> str:
 
 
 def _complaint(text: str) -> str:
-    """sbatch says the same thing twice, in other words."""
+    """Return sbatch's complaint once: it says the same thing twice, in other words."""
     plain = [
         line for line in _plain(text).split("; ") if not line.startswith(("allocation failure", "Batch job submission"))
     ]
@@ -230,7 +230,7 @@ def _advice(text: str) -> str:
 
 
 def shell_argv(handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
-    """A step of its own beside the one that trains; without --overlap it would wait for that one's end."""
+    """Return the command for a step beside the one that trains; without --overlap it would wait for that one's end."""
     where = [f"--jobid={job_number(handle)}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
     what = ["--quiet", *command] if command else ["--pty", environ.get("SHELL") or "/bin/bash"]
     return ["srun", *where, "--overlap", "--cpu-bind=none", *what]

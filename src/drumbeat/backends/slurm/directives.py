@@ -1,4 +1,4 @@
-"""The options of sbatch, each with its reason, and what of an order cannot stand in them."""
+"""The options of sbatch, each with its reason, and what of an order cannot be expressed in them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _check_word(text: str, place: str) -> None:
 
 
 def check_paths(order: Order) -> None:
-    """#SBATCH lines have no quoting to rely on, and a container's binds are split at blanks."""
+    """Check paths: #SBATCH lines have no reliable quoting, and a container's binds are split at blanks."""
     image = order.container.image if order.container else ""
     image = image.replace("://", "").replace(":", "", 1)  # of a registry
     for what, path, text in (
@@ -74,17 +74,17 @@ def check_paths(order: Order) -> None:
     ):
         if _BAD_PATH.search(text):
             raise Problem(
-                f"{what} {path!r} cannot stand in a batch script (blanks, quotes, $, ':')", "choose another path"
+                f"{what} {path!r} cannot be written into a batch script (blanks, quotes, $, ':')", "choose another path"
             )
 
 
 def notice(order: Order) -> int:
-    """How long before its end Slurm tells the batch script, in seconds."""
+    """Return how many seconds before its end Slurm tells the batch script."""
     return int(order.stop_grace) + _MARGIN
 
 
 def notes(order: Order) -> List[str]:
-    """What Slurm would accept, and the user hardly meant."""
+    """List settings that Slurm would accept but that are probably mistakes."""
     request, said = order.resources, []
     whole = request.exclusive or any(option.text.startswith("--exclusive") for option in request.options)
     if request.gpus and request.gpus > 1 and not request.cpus and not whole:
@@ -96,13 +96,13 @@ def notes(order: Order) -> List[str]:
 
 
 def missing(order: Order, environ: Mapping[str, str], exported: Mapping[str, str]) -> List[str]:
-    """What the site wants every job to say, and neither this job nor an exported variable does."""
+    """List what the site requires of every job and neither this job nor an exported variable sets."""
     said = []
     for name in order.missing:
         variable = exported.get(name, "")
         if not environ.get(variable):
             way = f"{name}: ... in the job file, or --{name}" + (f", or export {variable}" if variable else "")
-            said.append(f"{order.site} wants every job to say its {name}, and this one does not: {way}")
+            said.append(f"{order.site} requires {name} for every job, and this one does not set it: {way}")
     return said
 
 
@@ -115,7 +115,7 @@ def header(order: Order, requeue: bool = True) -> List[str]:
 
 
 def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
-    """Options of sbatch with their reasons; a site's own come last, unless one is there already."""
+    """Return sbatch's options with their reasons; a site's own come last, unless one is there already."""
     request = order.resources
     job = "%A_%a" if request.array else "%j"
     specific = request.specific
@@ -160,7 +160,7 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
 
 
 def _exclude(order: Order) -> List[Tuple[str, str]]:
-    """The nodes that are avoided, beside those that the job itself excludes."""
+    """Return the nodes to avoid, beside those that the job itself excludes."""
     request = order.resources
     if not request.avoided:
         return []

@@ -1,4 +1,4 @@
-"""The batch script: readable, each line that is not obvious with its reason.
+"""The batch script: readable, with a reason for each line that is not obvious.
 
 It is saved as RUN/job.sh, and sbatch gets the same text. What each node runs is part of it and reaches the nodes as an
 argument of srun: Slurm keeps its own copy of the script, and nothing on shared storage is run unchecked.
@@ -33,8 +33,9 @@ from drumbeat.runfolder.summary import VERDICT
 
 
 def without_lead_lines(order: Order, body: Sequence[str]) -> List[str]:
-    """With --no-kill Slurm keeps a job whose first node is lost, and with it the batch script and the lead: nobody would end it.
-    So the first of the other nodes that has lost its lead, and finds no verdict, queues the job again."""
+    """Return lines for a job that has lost its lead: with --no-kill Slurm keeps a job whose first node, batch script and
+    lead are lost, and nobody would end it. So the first of the other nodes that has lost its lead, and finds no verdict,
+    queues the job again."""
     mark = "$RUN/lead-lost-$SLURM_JOB_ID"
     return [
         "DRUMBEAT_REJOIN=1; export DRUMBEAT_REJOIN  # an agent that has lost its lead ends with 75",
@@ -105,7 +106,7 @@ def after_lines(script: str) -> List[str]:
 # The srun line that starts one agent per node, or with `launcher: tasks` one task per rank.
 
 
-# What sbatch or salloc exported about tasks is about their own, and srun would take it for ours.
+# Variables of sbatch or salloc about their own tasks, which srun would take for ours.
 _NOT_OURS = (
     "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_SOCKET",
     "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND",
@@ -115,7 +116,7 @@ _NOT_OURS = (
 
 
 def srun_options(order: Order) -> List[tuple[str, str]]:
-    """Each option with its reason."""
+    """Return srun's options, each with its reason."""
     tasks = order.ranks_per_node if order.launcher == "tasks" else 1
     each = "one task per rank: local id 0 is the node's agent, the others guard one rank each"
     return [
@@ -195,7 +196,7 @@ def _array_lines(order: Order) -> List[str]:
 
 
 def node_lines_of(order: Order) -> List[str]:
-    """What each node runs: shell that starts its agent, in its container where there is one."""
+    """Return what each node runs: shell that starts its agent, in its container if there is one."""
     python, look = agent_python(order)
     loader, agent = node_start(python, "$BASE", order)
     body = [*look, *node_lines(order, agent)]
@@ -207,7 +208,7 @@ def node_lines_of(order: Order) -> List[str]:
 
 
 def agent_python(order: Order) -> Tuple[str, List[str]]:
-    """The word by which the agent's interpreter is called, and the lines that look it up where a pattern names it."""
+    """Return the word by which the agent's interpreter is called, and the lines that look it up if a pattern names it."""
     if not order.python:
         return (order.container.python if order.container else "python3"), []
     if not re.search(r"[*?]", order.python) or order.container:
@@ -219,7 +220,7 @@ def agent_python(order: Order) -> Tuple[str, List[str]]:
 
 
 def _for_containers(node: str) -> List[str]:
-    """What the lines of a container need to know of this job."""
+    """Return the variables of this job that a container's lines need."""
     return [
         f"NODE={node}; TASK=$SLURM_JOB_ID-${{SLURM_STEP_ID:-0}}-${{SLURM_PROCID:-0}}",
         "refuse() {",

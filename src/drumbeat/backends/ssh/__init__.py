@@ -44,7 +44,7 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.runfolder.files import Files, replace_json
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 
-# What would be started on which host, for a person to read. The order itself goes to every host as it stands below.
+# The start on each host, for a person to read. The order itself goes to every host as it stands below.
 
 
 def _container_lines(order: Order) -> List[str]:
@@ -88,7 +88,7 @@ class Ssh(Backend):
         if twice:
             raise Problem(f"{where('hosts')}: {twice[0]} is named twice", "each host is one node: name it once")
         if len(order.hosts) != order.members:
-            named = f"{len(order.hosts)} are named" if order.hosts else "none is named"
+            named = f"{len(order.hosts)} are named" if order.hosts else "no hosts are named"
             raise Problem(
                 f"{where('hosts')}: {order.members} nodes, but {named}",
                 "hosts: [a, b] in the job file, --hosts a,b, or --hostfile FILE",
@@ -102,7 +102,7 @@ class Ssh(Backend):
         check_container(order, where("container-runtime"))
         if order.launcher == "tasks":
             raise Problem(
-                f"{where('launcher')}: tasks are a scheduler's, and there is none",
+                f"{where('launcher')}: tasks need a scheduler, and there is none",
                 "leave it out: drumbeat starts the ranks of each host itself",
             )
 
@@ -133,8 +133,8 @@ class Ssh(Backend):
         return handle_of(order)
 
     def _stop_started(self, sessions: Sessions, order: Order, environ: Mapping[str, str]) -> None:
-        """One host failed at the very last: what the others have started must not wait for it. Nor may one be missed whose
-        answer is still on its way."""
+        """Stop what the other hosts have started when one failed at the last moment, also those whose answer is still on
+        its way."""
         if all(session.reply("prepared") is not None for session in sessions.all):  # else none was told to start
             until = time.monotonic() + _STARTED
             while time.monotonic() < until and not all(
@@ -150,7 +150,7 @@ class Ssh(Backend):
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         said = self._ask(handle, {"do": "status"}, environ)[0]
         if not said.get("known"):
-            return Status(handle, UNKNOWN, f"{_host(handle)} knows no such run")
+            return Status(handle, UNKNOWN, f"{_host(handle)} does not know this run")
         if said.get("alive"):
             return Status(handle, RUNNING, f"on {_host(handle)}")
         if said.get("outcome"):
@@ -158,7 +158,7 @@ class Ssh(Backend):
         return Status(handle, FAILED, "its agent is gone, and it left no summary")
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
-        """The lead ends its run. Where no lead runs, as after a submit that was killed half way, every host is asked: one
+        """Ask the lead to end its run. If no lead runs, as after a submit that was killed half way, ask every host: one
         that was started alone would wait for the others until the muster's limit."""
         stop = {"do": "stop", "word": "CANCEL", "why": "drumbeat cancel"}
         if self._ask(handle, stop, environ)[0].get("alive"):
@@ -177,13 +177,13 @@ class Ssh(Backend):
             )
 
     def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
-        """By the name under which the host was reached, not by what it calls itself."""
+        """Open a shell by the name under which the host was reached, not by what it calls itself."""
         name = _remembered(handle, environ).get("hosts", {}).get(host, host)
         connection.check_host(name, handle)
         return ["ssh", "--", name, shlex.join(command)] if command else ["ssh", "-t", "--", name]
 
     def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
-        """Each host is asked for what its node wrote, the lead for all the rest."""
+        """Ask each host for what its node wrote, the lead for all the rest."""
         known = _remembered(handle, environ)
         if known.get("shared", True) or is_complete(folder):
             return None
@@ -223,7 +223,7 @@ def start(
     detach: bool,
     waiting: Optional[Waiting] = None,
 ) -> None:
-    """From sessions that were just opened to agents on every host."""
+    """Start agents on every host, through sessions that were just opened."""
     sessions.load(ANSWER_SECONDS, waiting)
     for session, words in zip(sessions.all, node_requests(order, sessions.all, token, environ, detach)):
         session.request(words)
@@ -251,8 +251,8 @@ def _record(handle: str, environ: Mapping[str, str]) -> str:
 
 
 def remember(order: Order, sessions: Sessions, environ: Mapping[str, str]) -> None:
-    """What a handle does not say: by which name each host is reached, which Python it has, and whether the desk sees the
-    lead's folder."""
+    """Record what a handle does not say: by which name each host is reached, which Python it has, and whether the desk
+    sees the lead's folder."""
     names = {str(session.reply("host")): session.host for session in sessions.all}
     shared = bool(sessions.all[0].reply("shared"))
     record = {"hosts": names, "order": order.hosts, "python": host_python(order), "shared": shared}

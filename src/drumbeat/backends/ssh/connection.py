@@ -34,14 +34,15 @@ def check_host(host: str, where: str) -> None:
 
 
 def remote_command(python: str) -> str:
-    """`python` is a program's name, path or pattern of letters that no shell treats specially, but for `*` and `?`."""
+    """Return the command for the host. `python` is a program's name, path or pattern of letters that no shell treats
+    specially, except `*` and `?`."""
     if re.search(r"[*?]", python):
         return f"sh -c '{_FIND_PYTHON.format(pattern=python)}' '{_START}'"
     return f"{python or 'python3'} -I -S -c '{_START}'"
 
 
 def settings(host: str, environ: Mapping[str, str]) -> Dict[str, str]:
-    """What ssh would do for this host, by the user's own configuration; nothing where it cannot say."""
+    """Return ssh's settings for this host, by the user's own configuration; nothing if ssh cannot say."""
     argv = ["ssh", "-G", "--", host]
     try:
         done = subprocess.run(
@@ -60,7 +61,7 @@ def settings(host: str, environ: Mapping[str, str]) -> Dict[str, str]:
 def argv(
     host: str, environ: Mapping[str, str], words: Tuple[str, ...], known: Optional[Mapping[str, str]] = None
 ) -> List[str]:
-    """`words` go behind the host: options come before it. `known` is what `settings` says."""
+    """Return the ssh command line. `words` follow the host: options come before it. `known` is what `settings` says."""
     known = settings(host, environ) if known is None else known
     options = ["BatchMode=yes", "RemoteCommand=none", "ClearAllForwardings=yes", "ForwardX11=no"]
     options += ["ServerAliveInterval=15", "ServerAliveCountMax=4"]  # a desk notices a host that is gone within a minute
@@ -71,7 +72,7 @@ def argv(
 
 
 def _multiplexing(known: Mapping[str, str], environ: Mapping[str, str]) -> List[str]:
-    """Commands that follow each other share one connection: the user's own where one is configured, else ours."""
+    """Share one connection between commands: the user's own if one is configured, else ours."""
     if known.get("controlpath", "none") != "none":
         return []
     folder = _control_folder(environ)
@@ -81,7 +82,7 @@ def _multiplexing(known: Mapping[str, str], environ: Mapping[str, str]) -> List[
 
 
 def _control_folder(environ: Mapping[str, str]) -> str:
-    """A folder that only this user can enter, with a path short enough for a socket; empty where there is none."""
+    """Return a folder that only this user can enter, with a path short enough for a socket; empty if there is none."""
     for parent in (environ.get("XDG_RUNTIME_DIR", ""), users_folder(environ, "XDG_CACHE_HOME", ".cache")):
         folder = os.path.join(parent, "drumbeat-ssh")
         if not parent or len(os.fsencode(folder)) + _OWN_SUFFIX > _LONGEST_SOCKET or not os.path.isdir(parent):
@@ -97,18 +98,18 @@ _REASONS = (
     (
         "remote host identification has changed",
         "its host key has changed, or somebody else answers in its place",
-        "ask who runs it whether that is meant; then ssh-keygen -R {host}, and log in once by hand",
+        "ask its administrator whether that is intended; then ssh-keygen -R {host}, and log in once by hand",
     ),
     ("host key verification failed", "its host key is not known here", "log in once by hand: ssh {host}"),
     ("permission denied", "it does not let you in without a password", "ssh-copy-id {host}, or ssh-add; " + _BY_HAND),
     ("connection refused", "connection refused: no ssh server listens there", "check the name and port; " + _BY_HAND),
-    ("timed out", "it does not answer (timed out)", "is it up, and is it reached from here? ping {host}"),
-    ("no route to host", "no route to it", "is it up, and is it reached from here? ping {host}"),
-    ("network is unreachable", "its network is not reached from here", "is it reached from here? ping {host}"),
+    ("timed out", "it does not answer (timed out)", "is it up, and can it be reached from here? ping {host}"),
+    ("no route to host", "no route to it", "is it up, and can it be reached from here? ping {host}"),
+    ("network is unreachable", "its network cannot be reached from here", "can it be reached from here? ping {host}"),
     ("could not resolve hostname", "its name is not known here", "correct the name, or add it to ~/.ssh/config"),
     (
         "too many authentication failures",
-        "it lets nobody in after so many keys",
+        "it refuses the login after too many keys",
         "name the key for it in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
     ),
 )
@@ -117,7 +118,7 @@ _NAME_ANOTHER = "name another in the job: python: python3.11"
 
 
 def reason(host: str, code: Optional[int], complaint: str, python: str = "", answered: bool = False) -> Tuple[str, str]:
-    """Why a host did not take part, and what to do: from ssh's exit code and what came on standard error. `answered`: its
+    """Explain why a host did not take part, and what to do: from ssh's exit code and its standard error. `answered`: its
     Python has started, and is new enough."""
     said = last_line(complaint)
     if code not in (None, 255):  # not ssh's own: it reached the host, and what it ran there ended
@@ -133,7 +134,7 @@ def reason(host: str, code: Optional[int], complaint: str, python: str = "", ans
 
 
 def _python_reason(host: str, code: Optional[int], complaint: str, name: str) -> Tuple[str, str]:
-    """Why Python did not start on a host that let us in."""
+    """Explain why Python did not start on a host that let us in."""
     old = _OLD_PYTHON.search(complaint)
     if old:
         return f"its {name} is {old.group(1)}, and the agent needs 3.9 or newer", _NAME_ANOTHER

@@ -16,7 +16,7 @@ MARK = "drumbeat-host "
 
 
 def reply(**words: object) -> None:
-    """A line of its own: a login script may have printed something without an end of line."""
+    """Write a reply on a line of its own: a login script may have printed something without an end of line."""
     os.write(1, ("\n" + MARK + json.dumps(words) + "\n").encode())
 
 
@@ -47,7 +47,8 @@ def refuse(why: str) -> None:
 
 
 def private_folder() -> str:
-    """The user's cache folder, with mode 0700. What lies there is run: a folder that others can write to is refused."""
+    """Return the user's cache folder, with mode 0700. Its files are executed, so a folder that others can write to is
+    refused."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = os.path.join(os.path.abspath(cache), "drumbeat")
     try:
@@ -61,7 +62,7 @@ def private_folder() -> str:
 
 
 def intact(path: str, digest: str) -> bool:
-    """Whether this is the very file, kept by this user."""
+    """Return true if this is exactly that file, and this user's own."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

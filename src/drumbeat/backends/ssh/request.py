@@ -1,4 +1,4 @@
-"""What each host is asked to start, once all of them have answered."""
+"""The request to each host to start its node, once all of them have answered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Answered(Protocol):
 
 
 def key_of(order: Order) -> str:
-    """The run's id in the letters that a handle may have."""
+    """Return the run's id in the letters that a handle may have."""
     return hashlib.sha256(order.run_id.encode()).hexdigest()[:12]
 
 
@@ -43,7 +43,8 @@ def handle_of(order: Order) -> str:
 def node_requests(
     order: Order, hosts: Sequence[Answered], token: str, environ: Mapping[str, str], detach: bool
 ) -> List[Dict[str, Any]]:
-    """One for each host, in the order of nodes. The order is complete now: it says where the lead is reached."""
+    """Return one request for each host, in the order of nodes. The order is complete now: it says where the lead is
+    reached."""
     whole = dump_order(dataclasses.replace(order, master=master_of(order, hosts[0])))
     passed = {name: environ[name] for name in order.passed if name in environ}
     about = {"do": "node", "key": key_of(order), "handle": handle_of(order), "detach": detach, "silence": SILENCE}
@@ -52,8 +53,8 @@ def node_requests(
 
 
 def master_of(order: Order, lead: Answered) -> str:
-    """Where the other hosts reach the lead: as the user says; else the address by which we reached it, which is its own;
-    else, where that is the loopback, what it calls itself."""
+    """Return the address by which other hosts reach the lead: the user's; else the one by which we reached it, which is
+    its own; else, if that is the loopback, what it calls itself."""
     if order.master and order.master != order.hosts[0]:
         return order.master
     words = str(lead.reply("connection") or "").split()
@@ -66,7 +67,7 @@ def master_of(order: Order, lead: Answered) -> str:
     return str(lead.reply("host") or lead.host)
 
 
-# What a host needs of the desk's run folder where it does not see it: the code that is sent, a submitted function.
+# Files of the desk's run folder for a host that does not see it: the code that is sent, a submitted function.
 
 
 _PARTS = (RunFolder("").code_archive, RunFolder("").call)
@@ -87,30 +88,30 @@ def pack(folder: str) -> bytes:
 
 
 def unpack(data: bytes, folder: str) -> None:
-    """Readable by this user alone: a function may be unpickled from it."""
+    """Unpack files, readable by this user alone: a function may be unpickled from them."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for entry in archive:
             source = archive.extractfile(entry)
             if entry.name not in _PARTS or source is None:
-                raise Problem(f"{entry.name!r} does not belong into a run folder")
+                raise Problem(f"{entry.name!r} does not belong in a run folder")
             path = os.path.join(folder, entry.name)
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(source.read())
 
 
-# What a host runs where the job has a container: shell that binds what is needed and starts it with the node's agent
+# Command of a host if the job has a container: shell that binds what is needed and starts it with the node's agent
 # inside.
 
 
 def check_container(order: Order, where: str) -> None:
     if order.container and RUNTIMES[order.container.runtime].lines is None:
         able = ", ".join(name for name, runtime in RUNTIMES.items() if runtime.lines)
-        raise Problem(f"{where}: {order.container.runtime} is a scheduler's, and there is none", f"one of {able}")
+        raise Problem(f"{where}: {order.container.runtime} needs a scheduler, and there is none", f"one of {able}")
 
 
 def host_python(order: Order) -> str:
-    """The interpreter on the host itself: with a container, `python` is the image's."""
+    """Return the interpreter on the host itself: with a container, `python` is the image's."""
     return "" if order.container else order.python
 
 
@@ -128,7 +129,7 @@ def container_script(order: Order, node: int) -> str:
 
 
 def container_environ(order: Order, node: int) -> Dict[str, str]:
-    """Who this node is, for the agent inside (facts/identity/given.py)."""
+    """Return the variables that tell the agent inside which node this is (machine/identity)."""
     return {
         "DRUMBEAT_SCHEDULER": "ssh",
         "DRUMBEAT_JOB": key_of(order),

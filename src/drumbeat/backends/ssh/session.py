@@ -58,7 +58,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Nothing more can come: ssh has ended, and its output is read to the end."""
+        """Return true if nothing more can come: ssh has ended, and its output is read to the end."""
         return not self.streams and self.code is not None
 
     def reply(self, name: str) -> Any:
@@ -72,7 +72,7 @@ class Session:
         self.send(f"{len(data)}\n".encode() + data)
 
     def failure(self) -> Optional[Problem]:
-        """Why this host does not take part; None while it does."""
+        """Explain why this host does not take part; None while it does."""
         refused = self.reply("error")
         if refused:
             return Problem(f"{self.host}: {refused}")
@@ -84,7 +84,7 @@ class Session:
         return Problem(f"{self.host}: {why}", advice)
 
     def close(self) -> None:
-        """No more comes from us: whatever runs for us on the host ends."""
+        """Close our side: whatever runs for us on the host then ends."""
         if self.process.stdin and not self.process.stdin.closed:
             try:
                 self.process.stdin.close()
@@ -92,7 +92,7 @@ class Session:
                 pass
 
     def kill(self) -> None:
-        """The connection is cut; the host's own side notices, and ends what it started."""
+        """Cut the connection; the host's own side notices, and ends what it started."""
         self.close()
         if self.code is None:
             self.process.send_signal(signal.SIGKILL)
@@ -111,7 +111,7 @@ class Session:
             self.outbox = b""  # ssh has ended: its exit code says why
 
     def read_some(self, name: str) -> List[bytes]:
-        """Whole lines; the rest at the end."""
+        """Read whole lines; the rest at the end."""
         try:
             data = os.read(self.streams[name].fileno(), 1 << 16)
         except BlockingIOError:
@@ -128,7 +128,7 @@ class Session:
         return [line + b"\n" for line in lines]
 
     def take(self, name: str, line: bytes) -> bool:
-        """Whether this line was for us, and not output: that comes behind the reply that says so."""
+        """Take a line and return true if it was a reply for us; output comes only after the reply that announces it."""
         if not self.talking:
             return False
         text = line.decode("utf-8", "replace").strip()
@@ -160,7 +160,7 @@ class Sessions:
             session.send(first)
 
     def turn(self, seconds: float, output: Optional[Output] = None) -> None:
-        """Move what can be moved, waiting at most so long."""
+        """Move what can be moved, waiting at most this long."""
         with selectors.DefaultSelector() as selector:
             for session in self.all:
                 stdin = session.process.stdin
@@ -183,8 +183,8 @@ class Sessions:
                 output(session, name, line)
 
     def wait_for(self, name: str, seconds: float, waiting: Optional[Waiting] = None) -> None:
-        """Until every host has replied with `name`; a Problem names each one that did not, with its reason. `waiting` is
-        called now and then with the hosts that are still missing."""
+        """Wait until every host has replied with `name`; a Problem names each one that did not, with its reason. `waiting`
+        is called now and then with the hosts that are still missing."""
         begin, failed_at = time.monotonic(), 0.0
         while True:
             missing = [session for session in self.all if session.reply(name) is None]
@@ -203,7 +203,7 @@ class Sessions:
             self.turn(0.2)
 
     def load(self, seconds: float = ANSWER_SECONDS, waiting: Optional[Waiting] = None) -> None:
-        """Every host has answered, and has drumbeat.pyz: it travels only to those that do not have it yet."""
+        """Make sure that every host has drumbeat.pyz: it is sent only to those that do not have it yet."""
         self.wait_for("python", seconds, waiting)
         lacking = [session for session in self.all if not session.reply("have")]
         for session in lacking:
@@ -241,7 +241,7 @@ class Notice:
 
 
 def _without(failed: Sequence[Session], pending: Sequence[Session], seconds: float) -> Problem:
-    """One Problem about all of them; `pending` are those that were not waited for any longer."""
+    """Return one Problem about all of them; `pending` are those that were not waited for any longer."""
     problems = []
     for session in failed:
         silent = Problem(
@@ -259,7 +259,7 @@ def _without(failed: Sequence[Session], pending: Sequence[Session], seconds: flo
 def ask(
     host: str, words: Mapping[str, Any], bundle: str, python: str, environ: Mapping[str, str]
 ) -> Tuple[Dict[str, Any], bytes]:
-    """One question to one host: its answer, and what it printed behind it."""
+    """Ask one host one question; return its answer, and what it printed after it."""
     sessions = Sessions([host], bundle, python, environ)
     session, printed = sessions.all[0], []
 

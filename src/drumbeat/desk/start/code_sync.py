@@ -37,7 +37,7 @@ class Packed:
 
 
 def with_code(order: Order, kind: str) -> Order:
-    """The order whose command runs in the run's own copy of the code."""
+    """Return the order whose command runs in the run's own copy of the code."""
     if kind == "image" and order.container is None:
         raise Problem("code: image, but the job has no container", "name the image: container: IMAGE")
     if kind != "sync":
@@ -52,7 +52,7 @@ def with_code(order: Order, kind: str) -> Order:
 
 
 def pack(root: str, folder: str) -> Packed:
-    """`folder`, the run's own, is never part of it."""
+    """Pack the working tree. `folder`, the run's own, is never part of it."""
     names = [name for name in _listed(root) if not _of_a_run(root, name, folder)]
     if not names:
         raise Problem(f"{root}: git lists no file that could be sent", "commit or add the code, or use code: shared")
@@ -82,7 +82,7 @@ _LESS = "name what is not code in .gitignore, or use storage that the nodes shar
 
 
 def unpack(data: bytes, target: str) -> None:
-    """Regular files and links that stay inside; anything else in the archive is refused."""
+    """Unpack regular files and links that stay inside; anything else in the archive is refused."""
     os.makedirs(target, mode=0o700, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         for entry in archive:
@@ -102,7 +102,7 @@ def unpack(data: bytes, target: str) -> None:
 
 
 def receive(order_file: str, target: str, pieces: Sequence[str]) -> int:
-    """`_code ORDER TARGET PIECE ...`, on a node to which the archive came in pieces."""
+    """Receive the archive on a node to which it came in pieces: `_code ORDER TARGET PIECE ...`."""
     try:
         with open(order_file, encoding="utf-8") as file:
             order = load_order(file.read(), order_file)
@@ -124,7 +124,7 @@ def unpack_checked(data: bytes, order: Order, target: str) -> None:
 
 
 def put_into(order: Order) -> None:
-    """Into the new run folder: the archive, and the copy that the job runs in."""
+    """Put the archive and the copy that the job runs in into the new run folder."""
     if order.code != "sync":
         return
     packed = pack(order.code_root, order.folder)
@@ -140,7 +140,7 @@ def put_into(order: Order) -> None:
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
-    """Without owner and times: only what the files hold, and whether they are programs."""
+    """Add files without owner and times: only their content, and whether they are executable."""
     found = os.lstat(path)
     entry = tarfile.TarInfo(name)
     if os.path.islink(path):
@@ -161,7 +161,7 @@ def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
 
 
 def _of_a_run(root: str, name: str, folder: str) -> bool:
-    """Whether a file belongs to a run folder: this run's own, or one beside it."""
+    """Return true if a file belongs to a run folder: this run's own, or one beside it."""
     path, runs = os.path.join(root, name), os.path.dirname(folder)
     if _within(path, folder) or (not _within(root, runs) and _within(path, runs)):
         return True
@@ -193,7 +193,7 @@ def _git(where: str, *words: str) -> str:
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise Problem(
-            f"code: sync sends what git lists, and {where} is no checkout: {said[-1] if said else 'git does not say why'}",
+            f"code: sync sends what git lists, and {where} is not a git checkout: {said[-1] if said else 'git does not say why'}",
             "git init && git add -A there, or use code: shared",
         )
     return os.fsdecode(done.stdout)

@@ -24,7 +24,7 @@ from drumbeat.runfolder.files import replace, replace_json
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.summary import Desk, RunRecord, write_run_record
 
-# Which code and which image a run used: the commit, what differs from it, and the image's own identity.
+# Code and image of a run: the commit, what differs from it, and the image's own identity.
 
 
 _LONGEST_DIFF = 256 << 10  # bytes that are kept
@@ -33,8 +33,8 @@ _DEADLINE = 5.0  # seconds per question to git
 
 
 def code_state(order: Order) -> Tuple[Dict[str, Any], str]:
-    """code.json, and the text of code.diff. `commit` is 'unknown' outside a git checkout; the digest is that of the whole
-    diff, the text may be cut and has no secrets in it."""
+    """Return code.json and the text of code.diff. `commit` is 'unknown' outside a git checkout; the digest is that of the
+    whole diff, the text may be cut and has no secrets in it."""
     workdir = order.source_workdir
     found: Dict[str, Any] = {"commit": "unknown", "dirty": None, "branch": None, "changed": []}
     if order.code == "sync":
@@ -123,7 +123,7 @@ def _run_record(order: Order, handle: str) -> RunRecord:
 
 
 def forget_run(order: Order, environ: Mapping[str, str]) -> None:
-    """A run of which nothing was started leaves nothing behind."""
+    """Remove all traces of a run of which nothing was started."""
     shutil.rmtree(order.folder, ignore_errors=True)
     link = os.path.join(index_folder(environ), order.run_id)
     if os.path.islink(link):
@@ -131,7 +131,7 @@ def forget_run(order: Order, environ: Mapping[str, str]) -> None:
 
 
 def index_folder(environ: Mapping[str, str]) -> str:
-    """Links to every run this user started here, wherever its folder is: what `drumbeat list` looks through."""
+    """Folder with links to every run this user started here, wherever it is: `drumbeat list` looks through it."""
     state = users_folder(environ, "XDG_STATE_HOME", ".local", "state")
     return os.path.join(state, "drumbeat", "runs")
 
@@ -152,17 +152,17 @@ _SHORTEST = 16  # characters
 
 
 def fresh_token() -> str:
-    """For agents that this desk starts itself: it reaches them in their environment and is never written."""
+    """Make a token for agents that this desk starts itself: it reaches them in their environment and is never written."""
     return secrets.token_hex(32)
 
 
 def users_token(environ: Mapping[str, str]) -> str:
-    """For nodes that are started by hand or by a scheduler: $DRUMBEAT_TOKEN, or the user's own 0600 file."""
+    """Return the token for nodes that are started by hand or by a scheduler: $DRUMBEAT_TOKEN, or the user's 0600 file."""
     given = environ.get("DRUMBEAT_TOKEN", "")
     if given:
         if len(given) < _SHORTEST:
             raise Problem(
-                f"DRUMBEAT_TOKEN has {len(given)} characters: who sees two agents meet could find it by trying",
+                f"DRUMBEAT_TOKEN has {len(given)} characters: somebody who records two agents connecting could guess it",
                 f"use at least {_SHORTEST} random ones, the same on all nodes: openssl rand -hex 32",
             )
         return given
@@ -190,7 +190,7 @@ def users_token(environ: Mapping[str, str]) -> str:
 
 
 def _make(path: str) -> None:
-    """Two nodes with one home may do this at the same time: the first link wins, and nobody sees half a file."""
+    """Write the token file. Two nodes with one home may do this at once: the first link wins, and nobody sees half a file."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     own = f"{path}.{secrets.token_hex(4)}"
     with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:

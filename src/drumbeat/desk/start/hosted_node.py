@@ -1,4 +1,4 @@
-"""`_host`, as ssh starts it: one node of a run on a list of hosts, and what its desk may ask about it later.
+"""`_host`, as ssh starts it: one node of a run on a list of hosts, and answers to its desk's later questions.
 
 An attached node ends with its connection: the desk writes to its standard input now and then, and an end of file or a long
 silence counts as a request to stop. A detached one is on its own; the host keeps a record of it under the run's key.
@@ -94,7 +94,7 @@ _LEFT = 30.0  # seconds beyond the grace for a node to end after its desk is gon
 
 
 def run_host() -> int:
-    """The request comes on standard input: its size, a newline, and JSON."""
+    """Serve one request from standard input: its size, a newline, and JSON."""
     request = json.loads(read_bytes(int(read_line())))
     heed_interrupts()
     try:
@@ -114,7 +114,8 @@ def run_host() -> int:
 
 
 def _node(request: Mapping[str, Any]) -> int:
-    """Everything that may fail comes first: nothing starts before every host is ready, and the desk says `go`."""
+    """Start this host's node. Everything that may fail comes first: nothing starts before every host is ready, and the
+    desk says `go`."""
     order, node = load_order(request["order"]), int(request["node"])
     os.chdir(os.sep)  # paths that are printed here are read at the desk
     shared = _open_folder(order, str(request["handle"]), node)
@@ -147,7 +148,7 @@ def _node(request: Mapping[str, Any]) -> int:
 
 
 def _open_folder(order: Order, handle: str, node: int) -> bool:
-    """Make the run folder where the desk's own is not seen from here; whether it is."""
+    """Make the run folder if the desk's own is not visible from here; return true if it is visible."""
     folder = RunFolder(order.folder)
     if is_folder_of(folder, order.run_id):
         if node == 0:
@@ -211,7 +212,7 @@ def _attached(work: Callable[[], int], grace: float, silence: float) -> int:
 
 
 def _listen(child: int, grace: float, silence: float) -> int:
-    """Pass on what the desk says until the child has ended; its exit code."""
+    """Pass on what the desk says until the child has ended; return its exit code."""
     heard, rest, ends = time.monotonic(), b"", 0.0
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -248,7 +249,7 @@ def _reap() -> None:
 
 
 def _daemon(work: Callable[[], int], output: str) -> int:
-    """Run `work` in a process of its own session that outlives ours; its pid."""
+    """Run `work` in a process of its own session that outlives ours; return its pid."""
     read_fd, write_fd = os.pipe()
     first = os.fork()
     if first == 0:
@@ -291,7 +292,7 @@ def _keep_record(key: str, record: Dict[str, Any]) -> None:
 
 
 def _record(key: str) -> Dict[str, Any]:
-    """What runs, or ran, here under this key; only from a file that nobody else can have changed."""
+    """Return the record of what runs, or ran, here under this key; only from a file that nobody else can have changed."""
     path = os.path.join(_records(), f"{_checked(key)}.json")
     if not os.path.exists(path) or unsafe(os.lstat(path)):
         return {}
@@ -332,7 +333,7 @@ def _stop(request: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _files(request: Mapping[str, Any]) -> int:
-    """What a mirror asks for, as bytes on standard output behind one line."""
+    """Send what a mirror requests, as bytes on standard output behind one line."""
     record = _record(request["key"])
     if not record:
         raise Problem("no such run is known here")

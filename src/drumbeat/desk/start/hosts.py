@@ -51,7 +51,7 @@ class Hosts:
         return self._end(sessions.all[0], environ)
 
     def _follow(self, sessions: Sessions) -> None:
-        """Until every host has ended. A beat now and then says that the desk is still there."""
+        """Follow all hosts to their end. A beat now and then says that the desk is still there."""
         beaten, lead_gone = time.monotonic(), 0.0
         lead = sessions.all[0]
         while any(session.early or not session.over for session in sessions.all):
@@ -116,7 +116,7 @@ class Hosts:
             self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
-        """Each host's own desk knows that one request is one, and that a second Ctrl-C ends the run now."""
+        """Pass a signal on to each host, whose own desk counts requests: a second Ctrl-C ends the run now."""
         assert self.sessions
         word = _WORDS.get(signal.Signals(number), "TERM")
         for session in self.sessions.all:

@@ -1,4 +1,4 @@
-"""Job, site and place to an Order: the only way in which one is made."""
+"""Job, site and place to an Order: the only place where an Order is made."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from drumbeat.jobfile.resources import Here
 from drumbeat.jobfile.site import DEFAULT, Site, find_site, load_site
 from drumbeat.plan.argv import choose_launcher
 
-# The machines that a job runs on, where they are named: by the job, or by the site's profile.
+# Machines that are named by the job or by the site's profile.
 
 
 def on_hosts(job: Job, site: Site) -> bool:
-    """Whether the job runs on machines that are named, and not wherever it is typed or where a scheduler says."""
+    """Return true if the job runs on named machines, rather than here or where a scheduler decides."""
     return bool(job.hosts) or backends.get(site.backend, site.where("backend")).takes_hosts
 
 
 def choose_hosts(job: Job, site: Site) -> Tuple[str, ...]:
-    """As many as the job has nodes and spares, from the first on; the last ones are the spares."""
+    """Choose as many hosts as the job has nodes and spares, from the first on; the last ones are the spares."""
     backend = backends.get(site.backend, site.where("backend"))
     if job.hosts and not (backend.takes_hosts or site.backend == "local"):
         raise Problem(
@@ -57,8 +57,8 @@ _DEFAULTS = ("account", "partition", "qos", "mail", "constraint", "reservation",
 
 
 def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
-    """The site that the job names, else the one detected. A cluster without a profile of its own gets its scheduler's
-    general one: nothing is assumed about it."""
+    """Return the site that the job names, else the one detected. A cluster without a profile of its own gets its
+    scheduler's general one: nothing is assumed about it."""
     if job.hosts and job.site is None:  # not about this machine: nothing is detected
         return load_site(backends.get(backends.FOR_HOSTS).default_site, environ)
     backend = backends.get(place.backend) if place.backend else None
@@ -114,7 +114,8 @@ def _make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) 
 
 
 def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
-    """A job that a scheduler will start: the site says what its nodes have, and nobody knows yet which they are."""
+    """Describe a job that a scheduler will start: the site says what its nodes have; which nodes they are is not known
+    yet."""
     if site.backend == "local":
         raise Problem(
             f"site {site.name} has no scheduler to submit to",
@@ -129,7 +130,7 @@ def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
 
 
 def _on_hosts(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
-    """Machines that are named: how many GPUs they have is seen when they come together."""
+    """Describe named machines: the number of their GPUs is known once they have joined."""
     hosts = choose_hosts(job, site)
     backend = backends.get(site.backend if backends.get(site.backend).takes_hosts else backends.FOR_HOSTS)
     here = look_around(environ, place.master, gpus=None, hosts=hosts)
@@ -146,7 +147,7 @@ def _on_hosts(job: Job, site: Site, place: Place, environ: Mapping[str, str]) ->
 
 
 def with_defaults(job: Job, backend: Backend, environ: Mapping[str, str]) -> Job:
-    """What the user keeps for all jobs: the scheduler's own variables, then a file of the same form as a job's."""
+    """Add the user's defaults for all jobs: the scheduler's own variables, then a file of the same form as a job's."""
     exported: Dict[str, Any] = {
         key: environ[variable]
         for key, variable in backend.exported.items()
@@ -162,7 +163,7 @@ def with_defaults(job: Job, backend: Backend, environ: Mapping[str, str]) -> Job
 
 
 def _nodes(job: Job, place: Place) -> Optional[int]:
-    """How many nodes, spares not counted, where the job does not say and their names are not known."""
+    """Return the number of nodes without spares if the job does not say and their names are not known."""
     total = place.nodes
     if total is None and len(place.machines) > 1:
         total = len(place.machines)
@@ -204,7 +205,7 @@ def _check_tasks(order: Order) -> None:
 
 
 def _check_no_tasks(job: Job, order: Order) -> None:
-    """Tasks that are ranks are started by somebody else, and here is nobody else."""
+    """Refuse `launcher: tasks` here, where nobody starts the tasks."""
     if order.launcher == "tasks":
         asked = f"--preset {job.preset}" if job.preset else f"-- {shlex.join(order.command)}"
         raise Problem(
@@ -214,7 +215,7 @@ def _check_no_tasks(job: Job, order: Order) -> None:
 
 
 def _one_task_per_rank(job: Job, place: Place) -> Job:
-    """With several tasks on a node each of them is one rank."""
+    """Make each task a rank if there are several tasks on a node."""
     tasks = place.identity.tasks_per_node or 1
     if tasks == 1:
         if job.launcher == "tasks":
@@ -235,13 +236,13 @@ def _one_task_per_rank(job: Job, place: Place) -> Job:
     return dataclasses.replace(job, launcher="tasks", ranks_per_node=tasks)
 
 
-# A launch command that was written for several machines says which of them this is.
+# Launch commands that were written for several machines name this node's rank.
 
 
 def named_in_command(
     job: Job, environ: Mapping[str, str], nodes: Optional[int]
 ) -> Tuple[Optional[int], str, Optional[int]]:
-    """Node rank, master and number of nodes of a command that was written for several machines.
+    """Read node rank, master and number of nodes from a command that was written for several machines.
 
     `torchrun --nnodes=2 --node_rank=1 --master_addr=HOST`, typed on each of them, is one job; emulating all its nodes on
     each machine would make several. A named site that emulates nodes (--site localhost) still does.
@@ -259,25 +260,25 @@ def named_in_command(
     emulate = f"--site localhost emulates all {count} nodes on this machine"
     if elsewhere:
         raise Problem(
-            f"the command is for {count} machines that meet at {host}, but nothing says which of them this one is",
+            f"the command is for {count} machines that meet at {host}, but this machine's node rank is not given",
             f"add --node-rank K on each of them; {emulate}",
         )
     if found.node_rank is not None:
         raise Problem(
-            f"the command is node {found.node_rank} of {count}, but names no machine at which the others find node 0",
+            f"the command is node {found.node_rank} of {count}, but does not name node 0's host",
             f"say --master HOST --node-rank {found.node_rank}, with a name that the others know; {emulate}",
         )
     return None, "", nodes
 
 
-# What a job asks of a scheduler, where there is none: named, so that nobody believes it was done.
+# Settings for a scheduler that have no effect without one: they are reported.
 
 
 _ASKED = ("account", "partition", "memory", "cpus", "exclusive", "array")
 
 
 def as_run_here(order: Order) -> Tuple[Order, List[str]]:
-    """The order as this machine carries it out, and the names of what has no effect on it."""
+    """Return the order as this machine carries it out, and the names of settings that have no effect on it."""
     asked, nothing = order.resources, Resources()
     names = [name for name in _ASKED if getattr(asked, name) != getattr(nothing, name)]
     names += sorted(asked.specific)

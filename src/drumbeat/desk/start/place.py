@@ -1,4 +1,4 @@
-"""Where a command was typed, found in one way for `run`, `plan`, `submit`, `tune` and `verify`.
+"""Finds where a command was typed, in one way for `run`, `plan`, `submit`, `tune` and `verify`.
 
 here         a laptop, a workstation, machines one types on by hand: agents start here
 login        a login node of a cluster: jobs are submitted from there, nothing runs on it
@@ -46,7 +46,7 @@ class Place:
 
 
 def find_place(host: Host, node_rank: Optional[int] = None, master: str = "", nodes: Optional[int] = None) -> Place:
-    """`node_rank`, `master` and `nodes` are what was typed by hand on each machine."""
+    """Find the place. `node_rank`, `master` and `nodes` are what was typed by hand on each machine."""
     notes: List[str] = []
     identity = identities.read(host, notes)
     job = backends.of_job(identity)
@@ -63,12 +63,12 @@ def find_place(host: Host, node_rank: Optional[int] = None, master: str = "", no
 
 
 def to_queue(place: Place) -> Place:
-    """The same place for a job that a scheduler will start, wherever the command was typed."""
+    """Return the same place for a job that a scheduler will start, wherever the command was typed."""
     return dataclasses.replace(place, kind=LOGIN)
 
 
 def check_not_login(place: Place, site: Site, command: str = "run") -> None:
-    """Nothing runs on a login node, unless a site is named that runs jobs on the machine itself."""
+    """Refuse to run on a login node unless a site is named that runs jobs on the machine itself."""
     if place.kind != LOGIN or site.backend == "local":
         return
     backend = backends.get(place.backend)
@@ -78,13 +78,14 @@ def check_not_login(place: Place, site: Site, command: str = "run") -> None:
     )
     raise Problem(
         f"this is a login node of a {backend.title} cluster: a training job does not run here",
-        f"{submit} {backend.title}; {now}--site localhost starts it on this very machine",
+        f"{submit} {backend.title}; {now}--site localhost runs it on this machine",
     )
 
 
 def check_all_nodes(place: Place, job_site: Optional[str]) -> None:
-    """The shell of a batch job with several nodes, under a scheduler on whose nodes drumbeat starts nothing by itself: a run
-    would leave the others idle, or play them all on this one. `job_site` is the site that the user named, if any."""
+    """Refuse the shell of a batch job with several nodes under a scheduler on whose nodes drumbeat starts nothing by
+    itself: a run would leave the others idle, or emulate them all on this one. `job_site` is the site that the user named,
+    if any."""
     me = place.identity
     if place.kind != HERE or place.node_rank is not None or job_site or not me.batch or (me.nodes or 1) < 2:
         return
@@ -97,11 +98,11 @@ def check_all_nodes(place: Place, job_site: Optional[str]) -> None:
 
 
 def check_joinable(identity: Identity) -> None:
-    """What joining needs to know, or a Problem that says how to give it."""
+    """Check that all that joining needs is known, or raise a Problem that says how to give it."""
     scheduler, nodes = identity.scheduler, identity.nodes
     if nodes is None or identity.node_rank is None:
         raise Problem(
-            f"this is a task of {scheduler}, but it does not say which node of how many this is",
+            f"this is a task of {scheduler}, but its node rank and the number of nodes are not known",
             "start the same number of tasks on every node (--ntasks-per-node, mpirun --map-by ppr:K:node), or export "
             "NNODES and NODE_RANK",
         )
@@ -115,7 +116,7 @@ def check_joinable(identity: Identity) -> None:
 def _by_hand(
     environ: Mapping[str, str], node_rank: Optional[int], master: str, nodes: Optional[int]
 ) -> Tuple[Optional[int], str, Optional[int]]:
-    """Which node this is, without any scheduler. What is exported already wins over what is typed."""
+    """Return which node this is, without any scheduler. Exported variables win over what is typed."""
     exported = {name: environ.get(name, "") for name in ("MASTER_ADDR", "NNODES", "NODE_RANK")}
     for name in ("NNODES", "NODE_RANK"):
         if exported[name] and not exported[name].isdigit():
@@ -129,11 +130,11 @@ def _by_hand(
     nodes = int(exported["NNODES"]) if exported["NNODES"] else nodes
     master = exported["MASTER_ADDR"] or master
     if not master and (nodes or 1) > 1:
-        raise Problem(f"node rank {node_rank}, but which machine is node 0 is not known", "add --master HOST")
+        raise Problem(f"node rank {node_rank}, but node 0's host is not known", "add --master HOST")
     return node_rank, master, nodes
 
 
-# What must be known of the place where an order is made.
+# The place where an order is made.
 
 
 _CONFIG_LIMIT = 1 << 20
@@ -147,7 +148,7 @@ def _user() -> str:
 
 
 def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> Here:
-    """`given` are what a scheduler knows better than a look at this machine."""
+    """Look at this machine. `given` are values that a scheduler knows better."""
     gpus = [] if "gpus" in given else detect(LiveHost())
     here = Here(
         hostname=socket.gethostname(),
@@ -166,12 +167,12 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
 
 
 def _cores() -> int:
-    """That this process may use; a desk that is no Linux machine says how many there are."""
+    """Count the cores that this process may use; outside Linux, all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read_yaml(path: str) -> Any:
-    """A launcher's configuration file; None if it is not there. One that cannot be read is the user's to fix."""
+    """Read a launcher's configuration file; None if it is not there. One that cannot be read is the user's to fix."""
     from yaml import YAMLError, safe_load
 
     try:
@@ -184,7 +185,7 @@ def _read_yaml(path: str) -> Any:
 
 
 def _programs(order: Order) -> List[str]:
-    """What must be there for the command to start: its first word, and a launcher's interpreter."""
+    """List the programs that the command needs to start: its first word, and a launcher's interpreter."""
     found = find_launcher(order.command)
     first = order.command[0]
     if found is None:
@@ -195,7 +196,7 @@ def _programs(order: Order) -> List[str]:
 
 
 def check_command(order: Order, environ: Mapping[str, str]) -> None:
-    """Before anything starts. After a `setup` only the node can tell."""
+    """Check the command's programs before anything starts. After a `setup` only the node can tell."""
     path, workdir = environ.get("PATH", os.defpath), order.source_workdir
     for program in [] if order.setup else _programs(order):
         where = os.path.join(workdir, program) if "/" in program else program

@@ -55,7 +55,7 @@ def start_in_allocation(
     environ: Mapping[str, str],
     on_created: Optional[Callable[[RunFolder], None]] = None,
 ) -> int:
-    """The backend reaches the nodes; the run folder is made here."""
+    """Start in an allocation: the backend reaches the nodes; the run folder is made here."""
     backends.get(order.backend).check_allocation(place.identity, environ)
     if order.container:
         check_image(order)
@@ -107,7 +107,7 @@ def join(
     environ: Mapping[str, str],
     on_created: Optional[Callable[[RunFolder], None]] = None,
 ) -> int:
-    """This node's part of a job that somebody else has started on all nodes."""
+    """Run this node's part of a job that somebody else has started on all nodes."""
     identity = place.identity
     if environ.get("NODE_RANK", "").isdigit():  # what is exported already wins
         identity = dataclasses.replace(identity, node_rank=int(environ["NODE_RANK"]))
@@ -131,18 +131,18 @@ def join(
 
 
 def check_inside(order: Order) -> None:
-    """Who joins is in the job's container already, or the ranks would run outside it without a word."""
+    """Check that a joining node is in the job's container already; else the ranks would silently run outside it."""
     used = order.container
     if used and container_facts.read(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
         raise Problem(
-            f"the job names the container {used.image}, but this is outside of it",
+            f"the job names the container {used.image}, but this is not inside it",
             f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
             "run in an allocation",
         )
 
 
 def _by_hand(used: Container) -> str:
-    """How to be inside; some runtimes are started by a scheduler alone."""
+    """Say how to get inside the container; some runtimes can only be started by a scheduler."""
     if RUNTIMES[used.runtime].lines is None:
         return ""
     return f"put it before: {used.runtime} exec {used.image} python3 drumbeat.pyz run ...; or "
@@ -171,7 +171,8 @@ def run_job(
     nodes: Optional[int],
     on_created: Optional[Callable[[RunFolder], None]] = None,
 ) -> int:
-    """`on_created` is called with the run folder where it is made here: on the lead's machine, before anything starts."""
+    """Run a job. `on_created` is called with the run folder if it is made here: on the lead's machine, before anything
+    starts."""
     environ = os.environ
     if job.hosts and node_rank is None:  # then --master is how the other hosts reach the first
         place = dataclasses.replace(find_place(LiveHost()), master=master)
@@ -226,7 +227,7 @@ def _run_on_hosts(
 def _run_here(
     order: Order, job_file: Optional[str], place: Place, on_created: Optional[Callable[[RunFolder], None]]
 ) -> int:
-    """All nodes on this machine, or, typed by hand on each of several, this one's."""
+    """Run all nodes on this machine, or only this machine's node if the run is typed by hand on several."""
     environ, node_rank = os.environ, place.node_rank
     order, ignored = as_run_here(order)
     if ignored and not node_rank:

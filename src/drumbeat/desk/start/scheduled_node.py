@@ -27,7 +27,7 @@ EVERY = 0.5  # seconds between two looks at the ranks' output, which is on share
 
 
 def run_node(order_file: str) -> int:
-    """`_node ORDER.json`, as a backend starts it on every node (or for every rank) of a fanned-out or submitted run."""
+    """Run one node (or rank) of a fanned-out or submitted run: `_node ORDER.json`, as a backend starts it."""
     environ = os.environ
     identity = identities.read(LiveHost(), [])
     token = environ.get("DRUMBEAT_TOKEN", "")
@@ -37,7 +37,7 @@ def run_node(order_file: str) -> int:
         with open(order_file, encoding="utf-8") as file:
             order = placed(load_order(file.read(), order_file), identity)
         if not token:
-            raise Problem("no DRUMBEAT_TOKEN reached this node", "the launch line must hand it on")
+            raise Problem("no DRUMBEAT_TOKEN reached this node", "the launch command must pass it on")
         node = own_node(order, identity)
         if order.launcher == "tasks" and identity.local_id:
             return guard_rank(order, identity, token, environ)
@@ -50,7 +50,7 @@ def run_node(order_file: str) -> int:
 
 
 def _open_again(order: Order, identity: Identity) -> None:
-    """The run folder for this start: one job of an array has its own, and a requeued one has not ended after all."""
+    """Open the run folder for this start: one job of an array has its own, and a requeued one has not ended after all."""
     folder = RunFolder(order.folder)
     if not os.path.exists(folder.run_json):
         os.makedirs(folder.at("nodes"), exist_ok=True)
@@ -70,8 +70,8 @@ def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[st
 
 
 def joined(foreground: Foreground, node: int, environ: Mapping[str, str], by_mpirun: bool = False) -> int:
-    """The lead's exit code is the job's. A node that the lead has ended says 0, or a launcher that ends a job at its first
-    failure would kill the lead while it still writes how the run went.
+    """Return the job's exit code on the lead. A node that the lead has ended returns 0, or a launcher that ends a job at its
+    first failure would kill the lead while it still writes the summary.
 
     DRUMBEAT_REJOIN is set by a backend that starts the agent again on this very machine: it is told by 75 when to do so."""
     # mpirun kills its tasks, which are ours, when a rank has called MPI_Abort: the agents go on and record who it was. The lead

@@ -33,7 +33,7 @@ from drumbeat.runfolder.summary import write_run_record
 
 
 def queued_order(job: Job, environ: Mapping[str, str]) -> Order:
-    """The order of a job that a scheduler will start."""
+    """Return the order of a job that a scheduler will start."""
     place = to_queue(find_place(LiveHost()))
     order = make_order(job, site_of(job, place, environ), place, environ)
     order = avoiding(order, environ) if job.bad_nodes == "avoid" else order
@@ -57,8 +57,8 @@ def saved_order(path: str) -> Order:
 
 
 def order_after(order: Order, runs: Sequence[Run], say: Callable[[str], None]) -> Order:
-    """The same, to be started only when these runs have succeeded. A scheduler that knows dependencies between its own jobs
-    sees to that; otherwise this waits, and a run that did not succeed is a Problem. `say` is told what is waited for."""
+    """Return the order, to be started only when these runs have succeeded. A scheduler with dependencies between its own
+    jobs ensures that; otherwise this waits, and a run that did not succeed is a Problem. `say` is told what is waited for."""
     if not runs:
         return order
     backend = backends.get(order.backend)
@@ -89,8 +89,8 @@ def _wait_for_success(run: Run, say: Callable[[str], None]) -> None:
 def submit(
     order: Order, job_file: Optional[str], environ: Mapping[str, str], files: Optional[Mapping[str, bytes]] = None
 ) -> str:
-    """The handle of the job that is now queued. A job that is refused leaves nothing behind. `files` are put into the run
-    folder, readable by this user alone."""
+    """Submit and return the handle of the queued job. A job that is refused leaves nothing behind. `files` are put into
+    the run folder, readable by this user alone."""
     backend = backends.get(order.backend)
     if not backend.takes_hosts:  # other machines' files are not looked for here
         check_image(order)
@@ -127,7 +127,7 @@ def _write_private(path: str, data: bytes) -> None:
         file.write(data)
 
 
-# What a plan needs: the order, and the facts of the nodes it is for, from wherever they can be had.
+# Inputs of a plan: the order, and the facts of its nodes, from wherever they are available.
 
 
 @dataclass(frozen=True)

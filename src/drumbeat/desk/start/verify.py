@@ -24,7 +24,8 @@ RESULTS = "collectives.json"
 
 
 def verify_job(job: Job, quick: bool, backend: str, python: Optional[str]) -> Job:
-    """The job with our test as its command. What else it says (nodes, environment, setup) is what is verified."""
+    """Return the job with our test as its command. Everything else it sets (nodes, environment, setup) is what is
+    verified."""
     command = [python or _python(job), "{attempt}/collective_test/__main__.py", "--out", "{attempt}/" + RESULTS]
     command += ["--quick"] if quick else []
     command += ["--backend", backend] if backend != "auto" else []
@@ -41,7 +42,8 @@ def verify_job(job: Job, quick: bool, backend: str, python: Optional[str]) -> Jo
 
 
 def _python(job: Job) -> str:
-    """The one that runs drumbeat, if it has torch; after a `setup` or in a container, whichever `python3` is there."""
+    """Return the Python that runs drumbeat if it has torch; after a `setup` or in a container, whichever `python3` is
+    there."""
     elsewhere = job.setup or getattr(job, "container", None) or getattr(job, "modules", ())
     if not elsewhere and importlib.util.find_spec("torch") is not None:
         return sys.executable
@@ -49,14 +51,14 @@ def _python(job: Job) -> str:
 
 
 def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Optional[RunFolder]]:
-    """The run's exit code, and its folder where it was made here: with the lead."""
+    """Return the run's exit code, and its folder if it was made here: with the lead."""
     made: List[RunFolder] = []
     code = run_job(job, None, node_rank, master, job.nodes, made.append)
     return code, made[0] if made else None
 
 
 def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
-    """What rank 0 wrote and what it means; nothing where the ranks did not even meet."""
+    """Return what rank 0 wrote and what it means; nothing if the ranks never met."""
     run = Run.open(folder.path)
     results, peers, order = run.results(RESULTS), peers_of(run), run.order()
     if results is None or order is None or not peers.nodes:
@@ -67,7 +69,7 @@ def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgem
 
 
 def peers_of(run: Run) -> Peers:
-    """The members, each with the facts that it wrote itself."""
+    """Return the members, each with the facts that it wrote itself."""
     nodes = [
         Peer(member.node, member.host, member.address, run.facts(member.node) or Facts(member.host), ranks=member.ranks)
         for member in run.members()
@@ -76,7 +78,7 @@ def peers_of(run: Run) -> Peers:
 
 
 def _with_nics(run: Run, results: Dict[str, Any]) -> Dict[str, Any]:
-    """Each rank with the NIC that its node's plan put beside it, so that a slow one can be named."""
+    """Give each rank the NIC that its node's plan put beside it, so that a slow one can be named."""
     slots = {}
     for node in run.nodes():
         planned = run.environment(node).get("binding") or {}
@@ -86,7 +88,7 @@ def _with_nics(run: Run, results: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _transport(run: Run) -> Tuple[Verdict, ...]:
-    """What the gate of each node saw; the same answer of several is told once."""
+    """Collect what the gate of each node saw; equal answers are told once."""
     verdicts = [verdict for verdict in run.verdicts() if verdict.check == "transport"]
     return tuple({verdict.answer: verdict for verdict in reversed(verdicts)}.values())
 
@@ -124,7 +126,7 @@ _STARTED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", 
 
 
 def require_mpi_launcher(environ: Mapping[str, str]) -> None:
-    """MPI ranks get their places from the launcher: without one each would be alone."""
+    """Require an MPI launcher, which gives ranks their places: without one each would be alone."""
     if not any(name in environ for name in _STARTED):
         raise Problem(
             "verify --mpi has to be started by an MPI launcher",
@@ -153,5 +155,5 @@ def mpi_job(job: Job, quick: bool, python: Optional[str]) -> Job:
 
 
 def mpi_results(folder: RunFolder) -> Optional[Dict[str, Any]]:
-    """What rank 0 wrote; None where the ranks did not meet."""
+    """Return what rank 0 wrote; None if the ranks never met."""
     return Run.open(folder.path).results(MPI_RESULTS)

@@ -1,4 +1,4 @@
-"""JAX: a cluster of JAX's own kind (`ClusterEnv`) that answers from the variables that drumbeat gives each rank.
+"""JAX: a `ClusterEnv` of JAX's own kind that answers from the variables that drumbeat sets for each rank.
 
 `jax.distributed.initialize()` asks it for what the program itself does not say. It comes before JAX's own clusters for
 schedulers and Open MPI: those take one device per task, also where a task is the only one on its node.
@@ -13,7 +13,7 @@ _NEEDED = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def adapt(clusters: Any) -> None:
-    """`clusters` is jax._src.clusters."""
+    """Add our cluster. `clusters` is jax._src.clusters."""
 
     class DrumbeatCluster(clusters.ClusterEnv):  # type: ignore[misc]  # a subclass registers itself
         name = "drumbeat"
@@ -44,7 +44,7 @@ def adapt(clusters: Any) -> None:
 
 
 def local_device() -> Optional[int]:
-    """The one device that this process takes of those it sees; None: all of them."""
+    """Return the one device that this process takes of those it sees; None: all of them."""
     environ = os.environ
     processes, nodes = int(environ["JAX_NUM_PROCESSES"]), int(environ.get("NNODES", "1"))
     if processes <= nodes or "LOCAL_RANK" not in environ:

@@ -1,1 +1,1 @@
-"""What runs in the ranks of a submitted function: a plain copy of this folder lies beside their logs."""
+"""Code in the ranks of a submitted function: a plain copy of this folder lies beside their logs."""

@@ -29,7 +29,7 @@ def read_own(path: str) -> Any:
 
 
 def write_own(path: str, value: Any) -> None:
-    """Into a file of our own: neither through a link nor into a file that somebody has put there."""
+    """Write into a file of our own: neither through a link nor into a file that somebody has put there."""
     partial = f"{path}.{os.urandom(8).hex()}.tmp"
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         pickle.dump(value, file)
@@ -37,7 +37,7 @@ def write_own(path: str, value: Any) -> None:
 
 
 def places() -> Tuple[str, str, int, str]:
-    """The attempt's folder, the folder with the call, which of several calls this is, and a name for this rank's own files."""
+    """Return the attempt's folder, the folder with the call, the number of the call, and a name for this rank's own files."""
     attempt, rank = os.environ["DRUMBEAT_FOLDER"], os.environ["RANK"]
     run = os.path.dirname(os.path.dirname(os.path.dirname(attempt)))
     if os.path.basename(os.path.dirname(run)) != "array":
@@ -71,7 +71,7 @@ def main() -> int:
         if hasattr(function, "checkpoint"):
 
             def save(signum: int, frame: Any) -> None:
-                """As submitit does: the object says how to go on, and the job asks to be started again."""
+                """Save as submitit does: the object says how to go on, and the job asks to be started again."""
                 again = function.checkpoint(*args, **kwargs)
                 if again is None:
                     sys.exit(128 + signum)

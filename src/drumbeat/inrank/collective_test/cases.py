@@ -16,7 +16,8 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", 
 
 
 class Case:
-    """`bytes` counts as in nccl-tests: one rank's buffer; for gather, scatter and all-to-all that of all ranks."""
+    """One collective of one size. `bytes` counts as in nccl-tests: one rank's buffer; for gather, scatter and all-to-all
+    that of all ranks."""
 
     def __init__(self, world: World, op: str, size: int, dtype: Any) -> None:
         self.world, self.op = world, op
@@ -31,7 +32,7 @@ class Case:
         self.output = self.input if in_place else torch.zeros(n_out, dtype=dtype, device=world.device)
 
     def fill(self, salt: int) -> None:
-        """Inputs of this salt; outputs hold what no result can be."""
+        """Fill inputs with this salt; outputs get what no result can be."""
         me, size = self.world.rank, self.world.size
         if self.output is not self.input:
             self.output.fill_(-1)
@@ -63,7 +64,7 @@ class Case:
             send_and_receive([("send", self.input, after), ("receive", self.output, before)])
 
     def expected(self, salt: int) -> List[Any]:
-        """(source rank or none, elements) in the order of the output."""
+        """Return (source rank or none, elements) in the order of the output."""
         me, size, out = self.world.rank, self.world.size, self.output
         if self.op == "all_reduce":
             return [(None, tile(total(size, salt), self.whole, out))]
@@ -78,7 +79,7 @@ class Case:
         return [(source, tile(payload(source, target, salt), self.part, out)) for source in range(size)]
 
     def mistakes(self, salt: int) -> List[Any]:
-        """One call, and every element of its output against what it must be; one entry per source."""
+        """Make one call and compare every element of its output with what it must be; one entry per source."""
         self.fill(salt)
         self.call(salt)
         self.world.synchronize()
@@ -98,7 +99,7 @@ class Case:
         return found
 
     def factor(self) -> float:
-        """busbw / algbw, as nccl-tests defines it."""
+        """Return busbw / algbw, as nccl-tests defines it."""
         size = self.world.size
         if self.op == "all_reduce":
             return 2 * (size - 1) / size
@@ -106,7 +107,7 @@ class Case:
 
 
 def send_and_receive(moves: List[Any], seconds: Optional[float] = None) -> None:
-    """Sends and receives at once; with `seconds`, an error when they are not through by then."""
+    """Send and receive at once; with `seconds`, an error when they are not done by then."""
     act = {"send": dist.isend, "receive": dist.irecv}
     works = dist.batch_isend_irecv([dist.P2POp(act[word], tensor, peer) for word, tensor, peer in moves])
     on_cpu = moves[0][1].device.type == "cpu"
@@ -117,5 +118,5 @@ def send_and_receive(moves: List[Any], seconds: Optional[float] = None) -> None:
         done.record()
         while not done.query():
             if time.monotonic() > end:
-                raise TimeoutError(f"not through after {seconds:g} s")
+                raise TimeoutError(f"not done after {seconds:g} s")
             time.sleep(0)

@@ -13,14 +13,14 @@ SMOKE_SECONDS = 60.0
 
 
 def own_gpu() -> int:
-    """The local rank's number among the GPUs it sees; the only one, where a launcher shows each rank its own."""
+    """Return the local rank's number among the GPUs it sees; the only one, if a launcher shows each rank its own."""
     shown = [os.environ.get(f"{vendor}_VISIBLE_DEVICES") for vendor in ("CUDA", "HIP", "ROCR")]
     alone = any(text and "," not in text for text in shown)
     return 0 if alone else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 class Smoke:
-    """Starts smoke.py for this rank's GPU, if the machine has any, and waits no longer than it may."""
+    """Starter of smoke.py for this rank's GPU, if the machine has any; waits no longer than it may."""
 
     def __init__(self, backend: str) -> None:
         self.index = str(own_gpu())

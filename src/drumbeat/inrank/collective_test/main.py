@@ -1,4 +1,4 @@
-"""The parts of the test, one after the other. What imports torch is imported here only after the GPU's smoke test was started."""
+"""The parts of the test, one after the other. torch is imported only after the GPU's smoke test was started."""
 
 from __future__ import annotations
 

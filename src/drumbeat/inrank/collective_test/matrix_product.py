@@ -12,7 +12,8 @@ from drumbeat.inrank.collective_test.world import World
 
 
 def run(world: World, quick: bool) -> None:
-    """The same product on every rank at the same time. Its numbers are whole, so every rank must get the same ones."""
+    """Compute the same product on every rank at the same time. Its numbers are whole, so every rank must get the same
+    ones."""
     on_cpu = world.device.type == "cpu"
     side = (384 if quick else 1024) if on_cpu else (4096 if quick else 8192)
     dtype = torch.float32 if on_cpu else torch.bfloat16

@@ -19,7 +19,8 @@ PAIR_REPEATS = 4
 
 
 def matchings(count: int) -> List[Any]:
-    """Rounds of disjoint pairs of 0..count-1: all of them up to four, then about log2(count), each with new partners."""
+    """Return rounds of disjoint pairs of 0..count-1: all of them up to four, then about log2(count), each with new
+    partners."""
     places = list(range(count)) + ([-1] if count % 2 else [])
     rounds = []
     wanted = len(places) - 1 if count <= 4 else math.ceil(math.log2(count)) + count % 2
@@ -32,7 +33,7 @@ def matchings(count: int) -> List[Any]:
 
 
 def pair_rounds(nodes: List[int]) -> List[Any]:
-    """(kind, {rank: partner}): first inside the nodes, all nodes at once; then between nodes, like with like."""
+    """Return (kind, {rank: partner}): first inside the nodes, all nodes at once; then between nodes, like with like."""
     members = [[rank for rank, node in enumerate(nodes) if node == each] for each in sorted(set(nodes))]
     deep = [matchings(len(ranks)) for ranks in members]
     rounds = []
@@ -60,7 +61,7 @@ def run(world: World, quick: bool) -> None:
 
 
 def note_pairs(world: World, kind: str, partners: Dict[int, int], size: int, told: List[Any]) -> bool:
-    """Keep what both sides of each pair said; whether one is broken."""
+    """Keep what both sides of each pair said; return true if one is broken."""
     broken = False
     for a, b in ((a, b) for a, b in sorted(partners.items()) if a < b):
         pair: Dict[str, Any] = {"a": a, "b": b, "kind": kind, "bytes": size}
@@ -75,7 +76,7 @@ def note_pairs(world: World, kind: str, partners: Dict[int, int], size: int, tol
 
 
 def with_partner(world: World, partner: int, size: int, step: int) -> Dict[str, Any]:
-    """The rate at which we send to the partner, alone in our direction, and the time of a small message."""
+    """Return the rate at which we send to the partner, alone in our direction, and the time of a small message."""
     low = world.rank < partner
     data = torch.empty(size // 4, dtype=torch.float32, device=world.device)
     word = torch.zeros(1, dtype=torch.float32, device=world.device)

@@ -1,4 +1,4 @@
-"""What ranks send and what they must receive: whole numbers that show every mistake."""
+"""Values that ranks send and must receive: whole numbers that show every mistake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXACT = 256  # whole numbers up to here are exact in bfloat16: sums stay below, 
 
 
 def addend(rank: int, size: int, salt: int) -> Any:
-    """What `rank` adds at each place of the period: 1 to 3, or nothing where too many ranks would pass EXACT."""
+    """Return what `rank` adds at each place of the period: 1 to 3, or nothing if too many ranks would pass EXACT."""
     place = torch.arange(PERIOD)
     mixed = ((place + 1) * (1 + 2 * rank % (PERIOD - 1)) * (1 + salt % (PERIOD - 1))) % PERIOD
     every = math.ceil(3 * size / (EXACT - 3))
@@ -24,13 +24,13 @@ def total(size: int, salt: int) -> Any:
 
 
 def payload(source: int, target: int, salt: int) -> Any:
-    """What `source` sends to `target`: 0 to 250."""
+    """Return what `source` sends to `target`: 0 to 250."""
     place = torch.arange(PERIOD)
     mixed = (place + 1) * (1 + 2 * source % (PERIOD - 1)) * (1 + salt % (PERIOD - 1))
     return (mixed + 17 * source + 29 * target) % PERIOD
 
 
 def tile(table: Any, count: int, like: Any, start: int = 0) -> Any:
-    """`count` elements of the repeated table, from place `start` on, with the type and device of `like`."""
+    """Return `count` elements of the repeated table, from place `start` on, with the type and device of `like`."""
     table = table.roll(-(start % PERIOD)).to(like.device, like.dtype)
     return table.repeat(math.ceil(count / PERIOD))[:count]

@@ -1,4 +1,4 @@
-"""Is one GPU usable at all? `python smoke.py INDEX` prints one JSON object. It is run as a child that can be killed.
+"""Smoke test of one GPU. `python smoke.py INDEX` prints one JSON object. It is run as a child that can be killed.
 
 A wedged driver hangs whoever first touches it, often where no signal helps; so that is never the rank itself.
 """

@@ -49,7 +49,8 @@ def run(world: World, quick: bool) -> None:
 
 
 def sweep_sizes(world: World, quick: bool) -> List[Any]:
-    """Bytes, rising; the largest leave room on the smallest GPU for input, output, what is expected, and the rest."""
+    """Return rising sizes in bytes; the largest leave room on the smallest GPU for input, output, the expected result, and
+    the rest."""
     if world.device.type == "cpu":
         return [1 << 10, 64 << 10, 512 << 10, 4 << 20] if quick else [1 << shift for shift in range(10, 27, 2)]
     sizes = [1 << 10, 1 << 20, 64 << 20, 512 << 20] if quick else [1 << shift for shift in range(10, 34, 2)]
@@ -58,7 +59,7 @@ def sweep_sizes(world: World, quick: bool) -> List[Any]:
 
 
 def measure(world: World, case: Case, budget: float) -> Tuple[float, int]:
-    """Seconds of one call, over as many as fit into the budget; the slowest rank counts."""
+    """Return the seconds of one call, over as many as fit into the budget; the slowest rank counts."""
     case.input.zero_()  # sums of zeros stay zero, however often
     world.synchronize()
     began = time.perf_counter()
