@@ -52,7 +52,7 @@ def start_time(pid: int) -> Optional[str]:
 
 
 def cpu_seconds(pid: int) -> Tuple[bool, float]:
-    """Whether a process could run this moment, and the seconds of a core that it has had."""
+    """Return whether a process could run this moment, and the seconds of a core that it has had."""
     found = stat(pid)
     return (found.state == "R", found.cpu) if found else (False, 0.0)
 
@@ -107,7 +107,7 @@ def status(pid: int) -> Dict[str, str]:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether it catches or ignores a signal."""
+    """Return true if it catches or ignores a signal."""
     about = status(pid)
     return any(int(about.get(name, "0"), 16) & 1 << (number - 1) for name in ("SigCgt", "SigIgn"))
 
@@ -131,7 +131,7 @@ def owner(pid: int) -> Optional[int]:
 
 
 def open_files(pid: int) -> Optional[List[str]]:
-    """What a process holds open: paths, and words such as `socket:[123]`; None: not readable."""
+    """List what a process holds open: paths, and words such as `socket:[123]`; None: not readable."""
     found = []
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):

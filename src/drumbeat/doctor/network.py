@@ -233,7 +233,7 @@ def _gids(case: Case) -> Iterator[Finding]:
     if not good:
         return
     yield ok("gid", f"{len(good)} RoCE port{'s have' if len(good) > 1 else ' has'} a RoCE v2 GID with an IPv4 address")
-    if case.live and not fits("<2.21", facts.versions.get("rccl" if case.here.vendor == "amd" else "nccl")):
+    if case.live and not fits("<2.21", facts.versions.get(vendor_named(case.here.vendor).collectives)):
         return
     index, why = common_gid_index(good, own)
     if index is None:

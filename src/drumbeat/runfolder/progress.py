@@ -192,7 +192,7 @@ class Progress:
 
     @property
     def counts(self) -> str:
-        """What the step numbers count, in a word."""
+        """Name what the step numbers count."""
         return self.step_is or "step"
 
     @property
