@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.parallel.pipeline import Pipeline
 from drumbeat.train.parallel.replicas import add_gradients
+from drumbeat.train.parallel.stages import StagedPipeline
 from drumbeat.train.precision import Precision, fsdp_casts
 from drumbeat.train.refusal import Refusal
 
@@ -53,7 +54,7 @@ class Step:
         precision: Precision,
         device: torch.device,
         clip: Optional[float] = None,
-        pipeline: Optional[Pipeline] = None,
+        pipeline: Optional[Union[Pipeline, StagedPipeline]] = None,
         share: Optional[Callable[[Tensor], Tensor]] = None,
         count: Optional[Callable[[Any], Tensor]] = None,
         compare_every: int = 1000,
@@ -163,9 +164,12 @@ class Step:
 
     def _pipelined(self, batches: Sequence[Batch], divisor: Tensor) -> Tensor:
         assert self.pipeline is not None
-        inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
         with self.precision.autocast(self.device, self.cast_by_fsdp), loss_parallelism(self.meshes):
-            losses = self.pipeline.run(inputs, targets, divisor)
+            if isinstance(self.pipeline, StagedPipeline):
+                losses = self.pipeline.run(batches, self.loss, divisor)
+            else:
+                inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
+                losses = self.pipeline.run(inputs, targets, divisor)
         if self.meshes.tokens is not None and not self.sharded:
             add_gradients(self.parameters, self.meshes.tokens)
         shares = [full_tensor(x.detach()) for x in losses]

@@ -145,23 +145,24 @@ class Pipeline:
         losses: List[Tensor] = []
         given = (inputs,) if self.first else ()
         self._divisor = torch.ones_like(self._divisor)
-        with self._forward_only():
+        with forward_only(self.schedule):
             if self.last:
                 return self.schedule.eval(*given, target=targets, losses=losses), losses
             self.schedule.eval(*given)
         return None, losses
 
-    @contextmanager
-    def _forward_only(self) -> Iterator[None]:
-        """torch's V schedule hands gradients from stage to stage of one rank in an evaluation too, and finds none."""
-        whole = getattr(self.schedule, "pipeline_order_with_comms", {})
-        try:
-            if isinstance(self.schedule, ScheduleZBVZeroBubble):
-                self.schedule.pipeline_order_with_comms = {
-                    rank: [action for action in actions if action.computation_type.name in _FORWARD]
-                    for rank, actions in whole.items()
-                }
-            yield
-        finally:
-            if isinstance(self.schedule, ScheduleZBVZeroBubble):
-                self.schedule.pipeline_order_with_comms = whole
+
+@contextmanager
+def forward_only(schedule: Any) -> Iterator[None]:
+    """torch's V schedule hands gradients from stage to stage of one rank in an evaluation too, and finds none."""
+    whole = getattr(schedule, "pipeline_order_with_comms", {})
+    try:
+        if isinstance(schedule, ScheduleZBVZeroBubble):
+            schedule.pipeline_order_with_comms = {
+                rank: [action for action in actions if action.computation_type.name in _FORWARD]
+                for rank, actions in whole.items()
+            }
+        yield
+    finally:
+        if isinstance(schedule, ScheduleZBVZeroBubble):
+            schedule.pipeline_order_with_comms = whole
