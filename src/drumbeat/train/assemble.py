@@ -180,7 +180,7 @@ def assemble(
     if pipe is not None:
         summed: Callable[[Any, Tensor], Tensor] = lambda output, target: full_tensor(cross_entropy_sum(output, target))  # noqa: E731
         pipeline = Pipeline(parts, pipe, world.device, settings.schedule, settings.accumulate, summed)
-    share = context.share if context is not None else None
+    share = context.share_pair if context is not None else None
     step = Step(parts, updates, loss, meshes, precision, world.device, settings.clip or None, pipeline, share)
     checkpoints = None
     if settings.checkpoint:

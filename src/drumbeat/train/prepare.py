@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from drumbeat.train.hugging_face import without_cache
+from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_attention, without_cache
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
@@ -48,6 +48,7 @@ def setup(
     compare_every: int = 1000,
     weights: str = "",
     schedule: str = "1f1b",
+    context: str = "auto",
 ) -> Trainer:
     """Join the ranks that the launcher started and prepare model and optimizer for `layout` and `precision`.
 
@@ -58,7 +59,8 @@ def setup(
     is saved with it (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours). `compare_every`: steps between
     comparisons of what replicas must hold alike; the first steps are always compared. `weights`: a folder of safetensors to
     start from, of which each rank reads its own part; the model may be built inside `train.on_meta()`, without memory.
-    `schedule`: pp: gpipe, 1f1b, interleaved, zero-bubble or zbv, with `accumulate` micro-batches. docs/train.md has examples.
+    `schedule`: pp: gpipe, 1f1b, interleaved, zero-bubble or zbv, with `accumulate` micro-batches.
+    `context`: cp: ulysses, ring or auto. docs/train.md has examples.
     """
     alone_before = not dist.is_initialized()
     world = join()
@@ -68,6 +70,11 @@ def setup(
     _refuse_empty(model, weights) if empty else None
     meshes, kind = Meshes(degrees, world.device.type), Precision(precision)
     without_cache(model)
+    split = meshes.one("cp")
+    contexts = None if split is None else Contexts(model, split, context, degrees.tp)
+    if contexts is not None or fast_attention(model, world.device):
+        Attention(model, contexts)
+    fused = FusedLoss.of(model) if degrees.tp == 1 and degrees.pp == 1 else None
     names = {id(p): name for name, p in model.named_parameters()}
     whole = not (shards(meshes) or degrees.tp > 1 or degrees.pp > 1)
     if not empty:
@@ -109,16 +116,11 @@ def setup(
         optimizer = with_masters(optimizer, precision)
     torch.manual_seed(torch.initial_seed() + 1 + meshes.data_rank)  # dropout: other numbers for other samples
     pipeline = None if pipe is None else StagedPipeline(prepared, pipe, world.device, schedule, accumulate)
-    step = StepSettings(clip or None, accumulate, compare_every, pipeline)
+    step = StepSettings(clip or None, accumulate, compare_every, pipeline, contexts, fused)
     return Trainer(world, meshes, kind, parts, optimizer, scheduler, step, seed, profile, weights, alone_before)
 
 
 def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int) -> None:
-    if layout.cp > 1:
-        raise Refusal(
-            "layout cp: the model's attention must exchange keys and values, which a model of your own does not do",
-            "use fsdp, hsdp or tp; the llama recipe has cp, and docs/train.md shows how to use Context yourself",
-        )
     if accumulate < 1:
         raise Refusal(f"accumulate={accumulate}", "1 or more micro-batches per step")
     if optimizer.state:

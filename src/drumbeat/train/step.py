@@ -55,11 +55,11 @@ class Step:
         device: torch.device,
         clip: Optional[float] = None,
         pipeline: Optional[Union[Pipeline, StagedPipeline]] = None,
-        share: Optional[Callable[[Tensor], Tensor]] = None,
+        share: Optional[Callable[[Any], Any]] = None,
         count: Optional[Callable[[Any], Tensor]] = None,
         compare_every: int = 1000,
     ) -> None:
-        """`share`: context parallelism: this rank's part of a sequence. `count`: how many of a batch's targets count; by
+        """`share`: context parallelism: this rank's part of a batch. `count`: how many of a batch's targets count; by
         default those that are not -100. `compare_every`: steps between comparisons of replicas (equality.py)."""
         self.parts, self.optimizer, self.loss, self.meshes = list(parts), optimizer, loss, meshes
         self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
@@ -78,7 +78,7 @@ class Step:
         self.hook = hooks.registered(self.parts[0])
         self.equality = Equality(self.parts, meshes, compare_every)
         self.summed = summed_gradients(self.parts)
-        self.share: Callable[[Tensor], Tensor] = share or (lambda x: x)
+        self.share: Callable[[Any], Any] = share or (lambda batch: batch)
         self.count: Callable[[Any], Tensor] = count or (lambda targets: (targets != IGNORE).sum())
 
     def __call__(self, batches: Sequence[Batch], mark: Callable[[str], None] = lambda phase: None) -> Outcome:
@@ -92,7 +92,7 @@ class Step:
         compared = self.equality.next_step()
         if compared:
             self.equality.batches(batches)
-        batches = [(self.share(inputs), self.share(targets)) for inputs, targets in batches]
+        batches = [self.share(batch) for batch in batches]
         targets = self._count(batches)
         waits = self.hook is not None and self.hook.powersgd is None  # PowerSGD waits in between, too
         if self.meshes.tokens is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
@@ -20,10 +21,10 @@ from drumbeat import metrics
 from drumbeat.train.checkpoint.checkpoints import Checkpoints
 from drumbeat.train.checkpoint.folder import name_of
 from drumbeat.train.checkpoint.state import TrainingState
-from drumbeat.train.data.batch import micro_batches, rows_of
+from drumbeat.train.data.batch import micro_batches, rows_of, share_of
 from drumbeat.train.data.loaders import Batches
 from drumbeat.train.export import export, keep_config
-from drumbeat.train.hugging_face import config_of, folder_of
+from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_of
 from drumbeat.train.images import agreed_statistics, mean_statistics
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
@@ -53,6 +54,8 @@ class StepSettings(NamedTuple):
     accumulate: int
     compare_every: int
     pipeline: Optional[StagedPipeline] = None
+    contexts: Optional[Contexts] = None
+    fused: Optional[FusedLoss] = None
 
 
 class Trainer:
@@ -76,7 +79,8 @@ class Trainer:
         self.parts, self.optimizer, self.scheduler = list(parts), optimizer, scheduler
         self.model = self.parts[0]  # a pipeline's rank may hold several
         self.accumulate, self.seed, self.steps = step.accumulate, seed, 0
-        self.pipeline = step.pipeline
+        self.pipeline, self._contexts, self._fused = step.pipeline, step.contexts, step.fused
+        self._fused_tried = False
         self._step = Step(
             self.parts,
             optimizer,
@@ -86,6 +90,7 @@ class Trainer:
             world.device,
             step.clip,
             step.pipeline,
+            self._share if step.contexts is not None else None,
             count=lambda count: count,
             compare_every=step.compare_every,
         )
@@ -152,6 +157,8 @@ class Trainer:
         transformers' models do."""
         self._loss, self._sums = loss or returned_loss, {}
         pieces = micro_batches(batch, self.accumulate)
+        if loss is not None and self._contexts is not None:
+            raise Refusal("layout cp takes the model's own loss", "leave the loss function out, or use another layout")
         self._find_shift(pieces[0][0])
         outcome = self._step([(piece, self._weight(piece, counts)) for piece, counts in pieces])
         loss_, means = self._reduced(outcome.loss, outcome.targets)
@@ -189,10 +196,11 @@ class Trainer:
         for part in self.parts:
             part.eval()  # no random numbers are drawn, no statistics change
         means = []
-        for label in (0, 1):
-            first = torch.full_like(labels, IGNORE)
-            first[:, 0] = label
-            means.append(self._summed([({**batch, "labels": first}, torch.ones_like(labels[0, 0]))] * self._micro))
+        with torch.compiler.set_stance("force_eager"):
+            for label in (0, 1):
+                first = torch.full_like(labels, IGNORE)
+                first[:, 0] = label
+                means.append(self._summed([({**batch, "labels": first}, torch.ones_like(labels[0, 0]))] * self._micro))
         for part in self.parts:
             part.train(training)
         self._sums = {}
@@ -206,7 +214,8 @@ class Trainer:
 
     def _weighted(self, model: nn.Module, batch: Any, count: Tensor) -> Tensor:
         """The sum of the losses: a mean over samples of several ranks is the sum of sums over the sum of counts."""
-        value = self._loss(model, batch)
+        with self._fused if self._fused is not None and self._fuses(batch) else nullcontext():
+            value = self._loss(model, batch)
         value, more = value if isinstance(value, tuple) else (value, {})
         if value.ndim:
             raise Refusal(f"the loss has the shape {tuple(value.shape)}", "return one number, the mean over the batch")
@@ -215,9 +224,31 @@ class Trainer:
             self._sums[name] = self._sums.get(name, torch.zeros_like(total)) + total
         return _sum(full_tensor(value), count)
 
+    def _share(self, piece: Tuple[Any, Tensor]) -> Tuple[Any, Tensor]:
+        """Context parallelism: this rank's part of a micro-batch, and how many labels count in it."""
+        assert self._contexts is not None
+        part = self._contexts.share(piece[0])
+        return part, (part["labels"] != IGNORE).sum() * (piece[1] > 0)
+
+    def _fuses(self, batch: Any) -> bool:
+        """Whether the loss without logits is the model's own: tried with the first row of the first batch."""
+        if self._loss is not returned_loss or self._fused is None or _labels(batch) is None:
+            return False
+        if not self._fused_tried:
+            self._fused_tried = True
+            row, _ = share_of(batch, 0, rows_of(batch))
+            training = self.model.training
+            self.model.eval()
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"), self._fused:
+                returned_loss(self.model, row)
+            self.model.train(training)
+        return not self._fused.changed
+
     def _summed(self, pieces: Sequence[Tuple[Any, Tensor]]) -> Tensor:
         """The sum of the losses of micro-batches, without gradients; of a pipeline, on its last stage."""
         with self.precision.autocast(self.world.device, self._step.cast_by_fsdp), loss_parallelism(self.meshes):
+            if self._contexts is not None:
+                pieces = [self._share(piece) for piece in pieces]
             if self.pipeline is None:
                 losses = [self._weighted(self.model, *piece) for piece in pieces]
             else:
@@ -251,9 +282,8 @@ class Trainer:
                 pieces = micro_batches(batch, self.accumulate) if self.pipeline is not None else [(batch, True)]
                 self._find_shift(pieces[0][0])
                 weighted = [(piece, self._weight(piece, counts)) for piece, counts in pieces]
-                total += torch.stack(
-                    (self._summed(weighted), torch.stack([count.float() for _, count in weighted]).sum())
-                )
+                counts = [(self._share(piece) if self._contexts is not None else piece)[1] for piece in weighted]
+                total += torch.stack((self._summed(weighted), torch.stack(counts).sum().float()))
         for part in self.parts:
             part.train()
         count = total[1].clone()

@@ -26,7 +26,7 @@ def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss, at_once: i
         own = own - own % step.pipeline.micro_batches or step.pipeline.micro_batches
     first = parts.meshes.data_rank * own
     indices = [i % len(kept) for i in range(first, first + own)]
-    tokens, targets = (step.share(x.to(device)) for x in kept.read(indices, [0] * own))
+    tokens, targets = step.share(tuple(x.to(device) for x in kept.read(indices, [0] * own)))
     totals = torch.zeros(2, device=device)
     for part in parts.parts:
         part.eval()

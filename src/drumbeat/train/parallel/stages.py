@@ -9,7 +9,6 @@ another way would show at once.
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -44,7 +43,6 @@ class _Elsewhere(nn.Module):
             if not name.startswith("_") and not isinstance(value, (nn.Module, Tensor)) and name != "training":
                 setattr(self, name, value)
         self.role, self.box = role, [stage]  # in a list: a module inside itself would be no tree
-        self.pairs = "tuple" in str(inspect.signature(block.forward).return_annotation).lower()
 
     def forward(self, *args: Any, **more: Any) -> Any:
         hidden = args[0] if args else next(iter(more.values()))
@@ -52,7 +50,7 @@ class _Elsewhere(nn.Module):
             raise _End(hidden)
         if self.role == "begin":
             hidden = self.box[0].received
-        return (hidden,) if self.pairs else hidden
+        return (hidden,) if self.box[0].tuples else hidden
 
 
 class _Missing(nn.Module):
@@ -79,6 +77,8 @@ class Stage(nn.Module):
         super().__init__()
         self.inner, self.last = model, number == stages - 1
         self.received: Optional[Tensor] = None
+        self.tuples = False  # whether blocks give tuples
+        self.blocks = blocks
         self.pieces: Sequence[Piece] = ()
         self.weighted: Weighted = lambda model, batch, count: model(batch)
         _cut(self, blocks, number, stages)
@@ -231,11 +231,18 @@ class StagedPipeline:
                 part = self.parts[self.numbers.index(0)]
                 training = part.training
                 part.eval()  # no random numbers are drawn, no statistics change
-                hidden = part(torch.zeros(1, 1, device=self.device), torch.zeros((), dtype=torch.int64))
+                kinds: List[bool] = []
+                block = next(part.inner.get_submodule(part.blocks).children())
+                hook = block.register_forward_hook(lambda *call: kinds.append(isinstance(call[2], tuple)))
+                with torch.compiler.set_stance("force_eager"):
+                    hidden = part(torch.zeros(1, 1, device=self.device), torch.zeros((), dtype=torch.int64))
+                hook.remove()
                 part.train(training)
-                box = [(tuple(hidden.shape), hidden.dtype)]
+                box = [(tuple(hidden.shape), hidden.dtype, kinds[0])]
             dist.broadcast_object_list(box, group=self.mesh.get_group(), group_src=0)
-            self._tried = (given, *box[0])
+            self._tried = (given, *box[0][:2])
+            for part in self.parts:
+                part.tuples = box[0][2]
         first, shape, dtype = self._tried
         now = [given[i] if i < len(given) and size == first[i] else size for i, size in enumerate(shape)]
         return tuple(now), dtype
