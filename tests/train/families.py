@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -118,14 +118,17 @@ def data_of(family: str) -> Dataset[Any]:
     return Pictures() if family == "ViT" else Words(causal=family != "BERT")
 
 
-def trained(family: str, layout: str, tied: bool = False, freeze: str = "", **more: Any) -> Tuple[str, List[float]]:
+def trained(
+    family: str, layout: str, tied: Optional[bool] = None, freeze: str = "", **more: Any
+) -> Tuple[str, List[float]]:
     """Losses of 20 steps, or the words of a refusal."""
     torch.manual_seed(0)
-    model = FAMILIES[family](tied)
+    model = FAMILIES[family](family == "BERT" and "pp" not in layout if tied is None else tied)
     for name, parameter in model.named_parameters():
         if freeze and freeze in name:
             parameter.requires_grad_(False)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3)
+    # With AdamW's usual eps of 1e-8 a gradient that is zero but for rounding (Qwen 2's key biases) becomes a step of full size.
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3, eps=1e-5)
     try:
         trainer = train.setup(model, optimizer, layout=layout, **{"clip": 1.0, **more})
         batches = trainer.batches(data_of(family), batch_size=ROWS)
@@ -152,3 +155,12 @@ LAYOUTS: Dict[str, Tuple[str, int, Mapping[str, Any]]] = {
 
 def trained_with(family: str, layout: str, more: Mapping[str, Any]) -> Tuple[str, List[float]]:
     return trained(family, layout, **more)
+
+
+VARIANTS: Dict[str, Mapping[str, Any]] = {
+    "tied embedding": {"tied": True},
+    "accumulate=2": {"accumulate": 2},
+    "frozen embedding": {"freeze": "embed_tokens"},
+    "recompute=full": {"recompute": "full"},
+    "recompute=selective": {"recompute": "selective"},
+}

@@ -49,8 +49,8 @@ def read_plan(model: nn.Module, plan: Optional[Plan]) -> Dict[str, ParallelStyle
     styles = {}
     for pattern, style in plan.items():
         if isinstance(style, str) and style not in _STYLES:
-            known = f"known: {', '.join(_STYLES)}, or a torch ParallelStyle"
-            raise Refusal(f"plan: '{style}' for {pattern} is unknown", known)
+            known = f"use another layout, or a plan of your own: {', '.join(_STYLES)} or a torch ParallelStyle"
+            raise Refusal(f"plan: '{style}' for {pattern} is not built", known)
         styles[pattern] = _STYLES[style]() if isinstance(style, str) else style
         names = fnmatch.filter(modules, pattern)
         if not names:

@@ -1,0 +1,66 @@
+"""Models of transformers through `train.setup` on every layout: the losses of one process. `make layouts` tries all of them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import pytest
+from families import LAYOUTS, VARIANTS, largest_difference, trained_with
+from gloo_world import GlooWorld
+
+pytest.importorskip("transformers", reason="a heavy development dependency: pip install transformers")
+
+_alone: Dict[str, List[float]] = {}
+
+
+def one_process(world: GlooWorld, family: str, more: Dict[str, Any]) -> List[float]:
+    """What the same settings give in one process, without what only layouts know."""
+    plain = {name: value for name, value in more.items() if name in ("tied", "freeze")}
+    key = f"{family} {plain}"
+    if key not in _alone:
+        words, _alone[key] = world.run(trained_with, family, "ddp", plain, size=1)[0]
+        assert not words and _alone[key][-1] < _alone[key][0], "the reference itself must learn"
+    return _alone[key]
+
+
+CASES = [
+    *(("Llama", name, {}) for name in ("tp", "pp", "cp", "fsdp")),
+    *(("GPT-2", name, {}) for name in ("ddp", "pp")),
+    ("BERT", "fsdp", {}),
+    ("ViT", "pp", {"accumulate": 2}),
+    ("Qwen 3", "cp", {"context": "ring", "accumulate": 2}),
+    ("Llama", "pp", {"schedule": "interleaved"}),
+    ("Llama", "pp", {"schedule": "zbv", "recompute": "full"}),
+    ("Llama", "fsdp", VARIANTS["tied embedding"]),
+    ("Llama", "tp", VARIANTS["frozen embedding"]),
+]
+
+
+@pytest.mark.parametrize("family,name,more", CASES)
+def test_a_layout_gives_the_losses_of_one_process(
+    world: GlooWorld, family: str, name: str, more: Dict[str, Any]
+) -> None:
+    want = one_process(world, family, dict(more))
+    layout, size, own = LAYOUTS[name]
+    for words, losses in world.run(trained_with, family, layout, {**own, **more}, size=size):
+        assert not words and largest_difference(losses, want) < 1e-5, (words, losses[-3:], want[-3:])
+
+
+REFUSED = [
+    ("Mixtral", "tp", {}, "'packed_colwise'"),
+    ("GPT-2", "tp", {}, "tensor parallelism needs a plan"),
+    ("BERT", "cp", {}, "only causal language models"),
+    ("Gemma 2", "cp", {}, "capped attention"),
+    ("Llama", "pp", {"tied": True}, "are one matrix"),
+    ("Llama", "pp", {"schedule": "zbv", "accumulate": 1}, "1 micro-batches for 2 ranks"),
+    ("ViT", "pp", {"accumulate": 3}, "cannot be cut into 3 equal micro-batches"),
+]
+
+
+@pytest.mark.parametrize("family,name,more,words", REFUSED)
+def test_what_cannot_be_exact_is_refused(
+    world: GlooWorld, family: str, name: str, more: Dict[str, Any], words: str
+) -> None:
+    layout, size, own = LAYOUTS[name]
+    for said, _ in world.run(trained_with, family, layout, {**own, **more}, size=size):
+        assert words in said
