@@ -50,7 +50,7 @@ class Pictures(Dataset[Dict[str, Tensor]]):
     def __init__(self) -> None:
         random = torch.Generator().manual_seed(1)
         self.pixels = torch.randn(STEPS * ROWS, 3, 16, 16, generator=random)
-        self.labels = torch.randint(0, 3, (len(self.pixels),), generator=random)
+        self.labels = self.pixels.mean((2, 3)).argmax(1)
 
     def __len__(self) -> int:
         return len(self.pixels)
