@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
@@ -64,3 +65,32 @@ def test_what_cannot_be_exact_is_refused(
     layout, size, own = LAYOUTS[name]
     for said, _ in world.run(trained_with, family, layout, {**own, **more}, size=size):
         assert words in said
+
+
+def resumed(folder: str, layout: str, stop_after: int, more: Dict[str, Any]) -> List[float]:
+    """Losses of the steps that this start made, and then those of an evaluation."""
+    import torch
+    from families import FAMILIES, ROWS, data_of
+
+    from drumbeat import train
+
+    torch.manual_seed(0)
+    model = FAMILIES["Llama"](False)
+    trainer = train.setup(model, torch.optim.AdamW(model.parameters(), lr=5e-3, eps=1e-5), layout=layout, **more)
+    trainer.load(folder)
+    losses = []
+    for batch in trainer.batches(data_of("Llama"), batch_size=ROWS):
+        losses.append(float(trainer.step(batch).loss))
+        if trainer.steps == stop_after:
+            trainer.save(folder, wait=True)
+            return losses
+    return [*losses, trainer.evaluate(data_of("Llama"), batch_size=ROWS)["loss"]]
+
+
+def test_a_pipeline_resumes_as_shards_and_a_cut_sequence_as_a_pipeline(world: GlooWorld, tmp_path: Path) -> None:
+    whole = world.run(resumed, str(tmp_path / "whole"), "ddp", 0, {}, size=1)[0]
+    for number, (first, second) in enumerate((("pp", "fsdp"), ("cp", "pp"))):
+        folder, own = str(tmp_path / str(number)), {"pp": {"accumulate": 2, "schedule": "interleaved"}}
+        begun = world.run(resumed, folder, first, 7, own.get(first, {}), size=2)[1]
+        ended = world.run(resumed, folder, second, 0, own.get(second, {}), size=2)[1]
+        assert begun + ended == pytest.approx(whole, rel=1e-5), (first, second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from typing import Any, Dict, List, Mapping, Optional
 
 import torch
@@ -155,6 +156,10 @@ class FusedLoss:
 
     def __init__(self, model: nn.Module, head: nn.Linear) -> None:
         self.on = self.changed = False
+        # What such a model then gives beside its loss is a view of its last layer's output, into which nobody writes.
+        warnings.filterwarnings(
+            "ignore", rf"FSDP2-wrapped module \(FSDP{type(model).__name__}\) returned a view", UserWarning
+        )
         handed: List[Tensor] = []
         plain_head, plain_loss = head.forward, getattr(model, "loss_function")  # noqa: B009
 
