@@ -138,7 +138,10 @@ def trained(
 
 
 def largest_difference(got: List[float], want: List[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(got, want)) if got and len(got) == len(want) else float("inf")
+    """Of two losses, as a part of them; below 1, as it is."""
+    return (
+        max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(got, want)) if got and len(got) == len(want) else float("inf")
+    )
 
 
 LAYOUTS: Dict[str, Tuple[str, int, Mapping[str, Any]]] = {

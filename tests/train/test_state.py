@@ -15,8 +15,8 @@ from gloo_world import GlooWorld
 from torch import nn
 
 from drumbeat.cli import main
+from drumbeat.train.checkpoint.checkpoints import free_bytes
 from drumbeat.train.checkpoint.folder import committed
-from drumbeat.train.checkpoint.host_memory import free_bytes
 from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.refusal import Refusal
@@ -328,7 +328,7 @@ def test_a_disk_that_is_full_keeps_the_last_good_one_and_nothing_else(world: Glo
 def test_a_state_that_is_written_as_it_is_is_never_whole_in_host_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from drumbeat.train.checkpoint import checkpoints, save_planner
+    from drumbeat.train.checkpoint import checkpoints
 
     copies: Dict[int, List[Any]] = {}  # by thread: the memory of what was copied to the host
     held: List[int] = []
@@ -339,7 +339,7 @@ def test_a_state_that_is_written_as_it_is_is_never_whole_in_host_memory(
         own.append((copy := tensor.detach().clone()).untyped_storage())
         return copy
 
-    monkeypatch.setattr(save_planner, "on_host", copy_to_host)
+    monkeypatch.setattr(checkpoints, "on_host", copy_to_host)
     monkeypatch.setattr(checkpoints, "free_bytes", lambda: 100)
     for threads in (1, 2):
         monkeypatch.setattr(checkpoints, "writers", lambda state, threads=threads: threads)

@@ -21,8 +21,7 @@ from drumbeat import metrics
 from drumbeat.train.checkpoint.checkpoints import Checkpoints
 from drumbeat.train.checkpoint.folder import name_of
 from drumbeat.train.checkpoint.state import TrainingState
-from drumbeat.train.data.batch import micro_batches, rows_of, share_of
-from drumbeat.train.data.loaders import Batches
+from drumbeat.train.data.loaders import Batches, micro_batches, rows_of, share_of
 from drumbeat.train.export import export, keep_config
 from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_of
 from drumbeat.train.images import agreed_statistics, mean_statistics

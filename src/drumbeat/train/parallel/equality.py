@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from drumbeat.train.checkpoint.digest import hash_on_device
 from drumbeat.train.checkpoint.state import named_buffers, named_parameters, own_part
-from drumbeat.train.data.batch import tensors_of
+from drumbeat.train.data.loaders import tensors_of
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.refusal import Stopped
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.utils._pytree import tree_map_only
 
-from drumbeat.train.data.batch import tensors_of
+from drumbeat.train.data.loaders import tensors_of
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.parallel.pipeline import SCHEDULES, forward_only, stage_numbers
 from drumbeat.train.parallel.tensor_plan import tied_parameters
