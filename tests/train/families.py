@@ -128,7 +128,8 @@ def trained(
         if freeze and freeze in name:
             parameter.requires_grad_(False)
     # With AdamW's usual eps of 1e-8 a gradient that is zero but for rounding (Qwen 2's key biases) becomes a step of full size.
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3, eps=1e-5)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=1e-3 if family == "ViT" else 5e-3, eps=1e-5)
     try:
         trainer = train.setup(model, optimizer, layout=layout, **{"clip": 1.0, **more})
         batches = trainer.batches(data_of(family), batch_size=ROWS)
