@@ -94,3 +94,23 @@ def test_a_pipeline_resumes_as_shards_and_a_cut_sequence_as_a_pipeline(world: Gl
         begun = world.run(resumed, folder, first, 7, own.get(first, {}), size=2)[1]
         ended = world.run(resumed, folder, second, 0, own.get(second, {}), size=2)[1]
         assert begun + ended == pytest.approx(whole, rel=1e-5), (first, second)
+
+
+def test_our_attention_is_the_models_own_and_compiles_in_one_piece() -> None:
+    import torch
+    from families import FAMILIES, data_of
+
+    from drumbeat.train.hugging_face import Attention
+
+    data = data_of("Llama")
+    padded = {name: torch.stack([data[i][name] for i in range(4)]) for name in data[0]}
+    whole = {name: padded[name] for name in ("input_ids", "labels")}
+    for family in ("Llama", "Gemma 2", "Mistral"):
+        model = FAMILIES[family](False)
+        want = [float(model(**batch, use_cache=False).loss.detach()) for batch in (padded, whole)]
+        Attention(model, None)
+        got = [float(model(**batch, use_cache=False).loss.detach()) for batch in (padded, whole)]
+        assert got == pytest.approx(want, rel=1e-6), family
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer.compile(fullgraph=True, backend="eager")
+    assert float(model(**whole, use_cache=False).loss.detach()) == pytest.approx(want[1], rel=1e-6)

@@ -69,7 +69,7 @@ class Attention:
         transformers.AttentionMaskInterface.register(name, sdpa_mask if contexts is None else _no_mask)
         model.set_attn_implementation(name)  # type: ignore[operator]
         for module in model.modules():
-            module.__dict__["_drumbeat_attention"] = self
+            object.__setattr__(module, "drumbeat_attention", self)  # no submodule
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, more: Dict[str, Any]) -> Any:
         """q, k, v: (batch, heads, time, head width)."""
@@ -98,7 +98,7 @@ class Attention:
 
 
 def _attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any = None, **more: Any) -> Any:
-    return module.__dict__["_drumbeat_attention"].attend(module, q, k, v, attention_mask, more)
+    return module.drumbeat_attention.attend(module, q, k, v, attention_mask, more)  # type: ignore[union-attr,operator]
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -17,6 +17,7 @@ from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
+from drumbeat.train.parallel.pipeline import refuse_for_pipelines
 from drumbeat.train.parallel.stages import INNER, StagedPipeline, make_stages
 from drumbeat.train.parallel.tensor_plan import Plan, read_plan
 from drumbeat.train.precision import Precision
@@ -66,6 +67,8 @@ def setup(
     world = join()
     degrees = Layout.parse(layout, world.local_size).for_world(world.size)
     _refuse(degrees, model, optimizer, accumulate)
+    if degrees.pp > 1:
+        refuse_for_pipelines(precision, schedule, recompute)
     empty = any(p.is_meta for p in model.parameters())
     _refuse_empty(model, weights) if empty else None
     meshes, kind = Meshes(degrees, world.device.type), Precision(precision)

@@ -206,7 +206,7 @@ class Trainer:
         found, pipe = torch.stack(means), self.meshes.one("pp")
         if pipe is not None:
             dist.all_reduce(found, group=pipe.get_group())
-        shifts = found.nan_to_num(0, 0, 0).eq(0).all().int().cpu()
+        shifts = found.nan_to_num(0, 0, 0).eq(0).all().int()
         if dist.is_initialized():  # one rank's numbers must not decide otherwise
             dist.broadcast(shifts, src=0)
         self._shifts = bool(shifts)

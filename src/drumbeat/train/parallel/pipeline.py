@@ -35,6 +35,19 @@ _FORWARD = ("FORWARD", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
 SPLIT_BACKWARD = ("zero-bubble", "zbv")  # first the gradients that the stage before waits for, the weights' later
 
 
+def refuse_for_pipelines(precision: str, schedule: str, recompute: str) -> None:
+    if precision == "fp16":
+        raise Refusal(
+            "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
+        )
+    if schedule in SPLIT_BACKWARD and recompute == "selective":
+        raise Refusal(
+            f"pipeline schedule {schedule} with selective recomputation: torch recomputes such a block once, "
+            "and a split backward pass asks for it twice",
+            "use recompute=full or none, or schedule interleaved",
+        )
+
+
 def stage_numbers(schedule: str, rank: int, ranks: int) -> List[int]:
     """Which stages a rank holds: every ranks-th one, or there and back again (zbv: a V), so that the last stage stands on
     the first rank and its backward pass can start at once."""
