@@ -105,7 +105,7 @@ def test_our_attention_is_the_models_own_and_compiles_in_one_piece() -> None:
     data = data_of("Llama")
     padded = {name: torch.stack([data[i][name] for i in range(4)]) for name in data[0]}
     whole = {name: padded[name] for name in ("input_ids", "labels")}
-    for family in ("Llama", "Gemma 2", "Mistral"):
+    for family in ("Qwen 3", "Phi", "Llama"):
         model = FAMILIES[family](False)
         want = [float(model(**batch, use_cache=False).loss.detach()) for batch in (padded, whole)]
         Attention(model, None)
