@@ -266,7 +266,7 @@ class Checkpoints:
         if marker["optimizer"] not in ("", self._optimizer):
             raise Refusal(
                 f"{path} holds the state of {marker['optimizer']}, and this run uses {self._optimizer}",
-                "resume with the optimizer it was saved with, or give another checkpoint folder",
+                "resume with the optimizer and precision it was saved with, or give another checkpoint folder",
             )
         return marker
 
