@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo quick test test-others test-train test-short busy check packages pyz bench corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
+.PHONY: demo quick test test-others test-train test-short busy check packages pyz bench layouts corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -104,6 +104,10 @@ tutorial: $(VENV)/.cpu
 
 bench: $(VENV)/.cpu
 	$(BIN)/python bench/start.py
+
+# Every family of models on every layout against one process; writes docs/layouts.md. Half an hour of two cores.
+layouts: $(VENV)/.dev
+	$(BIN)/python bench/layouts.py
 
 # How well diagnose reads real logs; ends well where there are none (DRUMBEAT_CORPUS).
 corpus: $(VENV)/.cpu

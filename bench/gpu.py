@@ -122,6 +122,33 @@ def our_llama(sequences: int, precision: str, model: str = "1b", recompute: str 
     return once
 
 
+def set_up_llama(sequences: int, precision: str) -> Callable[[], Any]:
+    """transformers' own 1B through `train.setup`, as a user's script has it."""
+    from gpu_peers import hugging_face_model
+
+    from drumbeat import train
+
+    model = hugging_face_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    trainer = train.setup(model, optimizer, precision=precision, compile=True, clip=1.0)
+
+    def once() -> Any:
+        batch = tokens(sequences)[:, 1:]
+        return trainer.step({"input_ids": batch, "labels": batch})
+
+    return once
+
+
+def attention_of(model: str) -> str:
+    """The kernel that our attention takes here."""
+    from drumbeat.train.layers.attention import attention_kernel
+    from drumbeat.train.models.llama import SHAPES
+
+    shape = SHAPES[model]
+    group = shape.heads // shape.kv_heads
+    return attention_kernel(DEVICE, torch.bfloat16, LENGTH, shape.head_width, group, False)
+
+
 def our_resnet() -> Callable[[], Any]:
     from drumbeat.train.models.resnet import ResNet
     from drumbeat.train.parallel.layout import Layout
@@ -178,6 +205,8 @@ def llama_case(
     result["tflops"] = result["tokens_per_s"] * flops / 1e12
     if "watts" in result:
         result["mj_per_token"] = result["watts"] / result["tokens_per_s"] * 1e3
+    if seconds:
+        result["attention"] = attention_of(model)
     return {**result, **(where(step) if look else {})}
 
 
@@ -219,6 +248,9 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
     "llama 8 ours": (60, lambda s: llama_case(our_llama(8, "bf16-master"), 8, s, look=True)),
     "llama 2 ours fp8": (50, lambda s: llama_case(our_llama(2, "fp8"), 2, s)),
     "llama 8 ours fp8": (60, lambda s: llama_case(our_llama(8, "fp8"), 8, s, look=True)),
+    "llama 2 setup": (60, lambda s: llama_case(set_up_llama(2, "bf16-master"), 2, s)),
+    "llama 8 setup": (70, lambda s: llama_case(set_up_llama(8, "bf16-master"), 8, s, look=True)),
+    "llama 8 setup fp8": (70, lambda s: llama_case(set_up_llama(8, "fp8"), 8, s, look=True)),
     "8b ours": (90, lambda s: llama_case(our_llama(1, "bf16-master", "8b", "selective"), 1, s, look=True, model="8b")),
     "resnet ours": (110, lambda s: resnet_case(our_resnet(), s, look=True)),
 }
@@ -239,8 +271,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="how long each of our cases is sustained")
     parser.add_argument("--against", metavar="SRC", help="another source tree of this package to compare ours with")
     parser.add_argument("--against-seconds", type=float, default=0, help="how long that one is; 0: as long")
+    parser.add_argument(
+        "--attention",
+        default="",
+        metavar="WORDS",
+        help="the kernel that must run, such as 'FlashAttention 4'; else nothing is measured",
+    )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.attention and not attention_of("1b").startswith(args.attention):
+        print(f"{args.attention} was asked for, and attention here is {attention_of('1b')}", file=sys.stderr)
+        return 1
     if args.case:
         print("RESULT " + json.dumps(CASES[args.case][1](args.seconds)), flush=True)
         return 0
@@ -271,6 +312,8 @@ def main() -> int:
                 print(" " * 8 + f"{results[name + BEFORE]['ms'] / row['ms']:.3f} x before")
         else:
             print(f"{name:32} {json.dumps(row)[-700:]}")
+        if "attention" in row:
+            print(" " * 8 + f"attention: {row['attention']}")
         if "by_kind_ms" in row:
             parts = sorted(row["by_kind_ms"].items(), key=lambda item: -item[1])
             print(" " * 8 + ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in parts))

@@ -111,11 +111,11 @@ def float8() -> Dict[str, float]:
     for kind in ("", " with a spike"):
         wide = pairs.float()
         ways = {
-            "cast": (f8.quantize(pairs, False), wide, f8.E4M3),
-            "cast of gradients": (f8.quantize(pairs, True), wide, f8.E5M2),
-            "cast of gates": (f8.quantize_gate(pairs, 512), gate_product(wide, 512), f8.E4M3),
+            "cast": (f8.quantize(pairs, False), wide, f8.OCP[0]),
+            "cast of gradients": (f8.quantize(pairs, True), wide, f8.OCP[1]),
+            "cast of gates": (f8.quantize_gate(pairs, 512), gate_product(wide, 512), f8.OCP[0]),
             "cast of gates' gradients": (
-                f8.quantize_gate_gradient(pairs, d_out, 512), gate_gradient(wide, d_out.float(), 512), f8.E5M2,
+                f8.quantize_gate_gradient(pairs, d_out, 512), gate_gradient(wide, d_out.float(), 512), f8.OCP[1],
             ),
         }  # fmt: skip
         for name, ((straight, turned, back), want, dtype) in ways.items():
@@ -162,9 +162,9 @@ def fp8_gradients() -> Dict[str, float]:
     ) -> torch.Tensor:
         return ((a.float() * scale_a) @ (b.float() * scale_b).t()).to(dtype)
 
-    f8.quantize = lambda x, wide: f8._plain(x.float(), f8.E5M2 if wide else f8.E4M3)
-    f8.quantize_gate = lambda x, part: f8._plain(f8.gate_product(x.float(), part), f8.E4M3)
-    f8.quantize_gate_gradient = lambda x, d, part: f8._plain(f8.gate_gradient(x.float(), d.float(), part), f8.E5M2)
+    f8.quantize = lambda x, wide: f8._plain(x.float(), f8.OCP[1] if wide else f8.OCP[0])
+    f8.quantize_gate = lambda x, part: f8._plain(f8.gate_product(x.float(), part), f8.OCP[0])
+    f8.quantize_gate_gradient = lambda x, d, part: f8._plain(f8.gate_gradient(x.float(), d.float(), part), f8.OCP[1])
     f8.product = product
     emulated = gradients("fp8")
     f8.quantize, f8.quantize_gate, f8.quantize_gate_gradient, f8.product = kept

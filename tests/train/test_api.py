@@ -237,9 +237,9 @@ def refused(what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("pp", ["pipeline stages", "fsdp, hsdp or tp", "assemble"]),
+        ("pp", ["no list of blocks of one kind", "blocks="]),
         ("low-level pp", ["every rank would train the whole model"]),
-        ("cp", ["attention", "Context"]),
+        ("cp", ["only causal language models of transformers"]),
         ("tp", ["needs a plan"]),
         ("models differ", ["different models"]),
         ("sampler", ["gives each rank other samples", "split=False"]),

@@ -106,7 +106,7 @@ def stopped(case: str) -> str:
         ("no such layer", "Refusal: plan: no module is called '*.up'; the nearest is up"),
         ("wrong kind", "Refusal: plan: scale is a LayerNorm; only Linear and Embedding"),
         ("only marks", "Refusal: the plan cuts no parameter"),
-        ("unknown", "Refusal: plan: 'diagonal' for up is unknown; known: colwise"),
+        ("unknown", "Refusal: plan: 'diagonal' for up is not built; use another layout"),
     ],
 )
 def test_a_difference_stops_all_ranks_and_names_it(world: GlooWorld, case: str, words: str) -> None:

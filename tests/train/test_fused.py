@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumbeat.train.kernel_cache import keep_kernels
 from drumbeat.train.layers import float8
 from drumbeat.train.layers.norm_pool import norm_relu_pool
 from drumbeat.train.layers.swiglu import GatedMLP, gate_gradient, gate_product
 from drumbeat.train.precision import Precision
+from drumbeat.train.world import keep_kernels
 
 
 def test_the_gate_and_its_gradient_in_8_bits() -> None:

@@ -395,3 +395,23 @@ def test_what_is_not_said_follows_from_the_model() -> None:
     assert large.warmup == 100 and chosen("1b", steps=100_000).warmup == 2000
     said = chosen("1b", precision="bf16", accumulate=4, recompute="full", warmup=0)
     assert (said.precision, said.accumulate, said.recompute, said.warmup) == ("bf16", 4, "full", 0)
+
+
+@pytest.mark.parametrize(
+    "arch,kinds,top", [("gfx942:sramecc+:xnack-", float8.FNUZ, 240.0), ("gfx950", float8.OCP, 448.0)]
+)
+def test_fp8_of_amds_generations(monkeypatch: pytest.MonkeyPatch, arch: str, kinds: Any, top: float) -> None:
+    """Emulated: no such GPU was there. The types differ in range, not in what a scaled product comes to."""
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("P", (), {"gcnArchName": arch}))
+    assert float8.kinds(gpu) == kinds and float8.supported(gpu) is None
+    assert torch.finfo(kinds[0]).max == top
+    x, weight = torch.randn(64, 128), torch.randn(96, 128)
+    monkeypatch.setattr(float8, "kinds", lambda device: kinds)
+    (a, _, scale_a), (b, _, scale_b) = float8.quantize(x, False), float8.quantize(weight, False)
+    assert a.dtype == kinds[0] and float8.quantize(x, True)[0].dtype == kinds[1]
+    near = (a.float() * scale_a) @ (b.float() * scale_b).t()
+    assert float((near - x @ weight.t()).norm() / (x @ weight.t()).norm()) < 0.05
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("P", (), {"gcnArchName": "gfx90a"}))
+    assert "gfx90a has no fp8 matrix products" in str(float8.supported(gpu))

@@ -15,8 +15,8 @@ from gloo_world import GlooWorld
 from torch import nn
 
 from drumbeat.cli import main
+from drumbeat.train.checkpoint.checkpoints import free_bytes
 from drumbeat.train.checkpoint.folder import committed
-from drumbeat.train.checkpoint.host_memory import free_bytes
 from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.refusal import Refusal
@@ -157,7 +157,9 @@ def test_a_checkpoint_in_another_precision_is_refused_by_name(tmp_path: Path) ->
     of(torch.bfloat16, MasterAdamW).save(1, {}, wait=True)
     with pytest.raises(Refusal, match=r"step-00000001: model.\w+ was saved as torch.bfloat16 and is torch.float32"):
         of(torch.float32, MasterAdamW).load([])
-    with pytest.raises(Refusal, match=r"optimizer.state.bias.master is in the checkpoint only; resume with the optim"):
+    with pytest.raises(
+        Refusal, match=r"holds the state of MasterAdamW, and this run uses AdamW; resume with the optim"
+    ):
         of(torch.bfloat16, torch.optim.AdamW).load([])
 
 
@@ -321,14 +323,14 @@ def test_a_disk_that_is_full_keeps_the_last_good_one_and_nothing_else(world: Glo
     text = output.read_text()
     assert process.exitcode == 2 and "cannot be written" in text, text
     assert "the checkpoint of step 4 FAILED: File too large (rank 0)" in text and "inline_container" not in text, text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "latest", "step-00000003"]
     assert main(words) == 0, "and from there it goes on"
 
 
 def test_a_state_that_is_written_as_it_is_is_never_whole_in_host_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from drumbeat.train.checkpoint import checkpoints, save_planner
+    from drumbeat.train.checkpoint import checkpoints
 
     copies: Dict[int, List[Any]] = {}  # by thread: the memory of what was copied to the host
     held: List[int] = []
@@ -339,7 +341,7 @@ def test_a_state_that_is_written_as_it_is_is_never_whole_in_host_memory(
         own.append((copy := tensor.detach().clone()).untyped_storage())
         return copy
 
-    monkeypatch.setattr(save_planner, "on_host", copy_to_host)
+    monkeypatch.setattr(checkpoints, "on_host", copy_to_host)
     monkeypatch.setattr(checkpoints, "free_bytes", lambda: 100)
     for threads in (1, 2):
         monkeypatch.setattr(checkpoints, "writers", lambda state, threads=threads: threads)

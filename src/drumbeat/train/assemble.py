@@ -19,7 +19,14 @@ from drumbeat.train.parallel.context import Context
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import RECOMPUTE, Sharding, parallelize, shards
-from drumbeat.train.parallel.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
+from drumbeat.train.parallel.pipeline import (
+    SCHEDULES,
+    SPLIT_BACKWARD,
+    Pipeline,
+    cut,
+    refuse_for_pipelines,
+    stage_numbers,
+)
 from drumbeat.train.parallel.tensor_plan import read_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
@@ -129,16 +136,7 @@ def assemble(
     if layout.pp > 1:
         if not spread:
             raise Refusal("this model has no pipeline stages", "use another layout")
-        if settings.precision == "fp16":
-            raise Refusal(
-                "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
-            )
-        if settings.schedule in SPLIT_BACKWARD and settings.recompute == "selective":
-            raise Refusal(
-                f"pipeline schedule {settings.schedule} with selective recomputation: torch recomputes such a block once, "
-                "and a split backward pass asks for it twice",
-                "use recompute=full or none, or schedule interleaved",
-            )
+        refuse_for_pipelines(settings.precision, settings.schedule, settings.recompute)
         numbers = stage_numbers(settings.schedule, meshes.coordinate("pp"), layout.pp)
         stages = layout.pp * SCHEDULES[settings.schedule][1]
     parts = []
@@ -180,7 +178,7 @@ def assemble(
     if pipe is not None:
         summed: Callable[[Any, Tensor], Tensor] = lambda output, target: full_tensor(cross_entropy_sum(output, target))  # noqa: E731
         pipeline = Pipeline(parts, pipe, world.device, settings.schedule, settings.accumulate, summed)
-    share = context.share if context is not None else None
+    share = context.share_pair if context is not None else None
     step = Step(parts, updates, loss, meshes, precision, world.device, settings.clip or None, pipeline, share)
     checkpoints = None
     if settings.checkpoint:

@@ -1,13 +1,22 @@
 """Models of transformers, known by what they bring: a config, plans for tensors and pipelines, blocks. transformers itself is not
-imported: who trains such a model has it already."""
+imported before it is needed: who trains such a model has it already."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from typing import Any, Dict, Optional
+import warnings
+from typing import Any, Dict, List, Mapping, Optional
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from drumbeat.train.layers.attention import causal_attention
+from drumbeat.train.layers.cross_entropy import IGNORE, linear_cross_entropy
+from drumbeat.train.parallel.context import Context
+from drumbeat.train.refusal import Refusal
 
 
 def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
@@ -33,3 +42,155 @@ def without_cache(model: nn.Module) -> None:
 
 def _without_cache(model: nn.Module, args: Any, more: Dict[str, Any]) -> Any:
     return args, {"use_cache": False, **more} if model.training else more
+
+
+def is_causal(model: nn.Module) -> bool:
+    return getattr(model, "loss_type", None) == "ForCausalLM" and hasattr(model, "set_attn_implementation")
+
+
+def fast_attention(model: nn.Module, device: torch.device) -> bool:
+    """Whether there are faster kernels than torch's own choice, and nobody has chosen others."""
+    chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return is_causal(model) and chosen == "sdpa" and device.type == "cuda" and not torch.version.hip
+
+
+class Attention:
+    """transformers' models attend through a function that is registered by a name. Ours takes the fastest kernel there is for
+    plain causal attention, and across ranks where sequences are cut (context parallelism)."""
+
+    def __init__(self, model: nn.Module, contexts: Optional[Contexts]) -> None:
+        import transformers
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.masking_utils import sdpa_mask
+
+        self.contexts, self.otherwise = contexts, sdpa_attention_forward
+        name = "drumbeat" if contexts is None else "drumbeat-context"
+        transformers.AttentionInterface.register(name, _attend)
+        transformers.AttentionMaskInterface.register(name, sdpa_mask if contexts is None else _no_mask)
+        model.set_attn_implementation(name)  # type: ignore[operator]
+        for module in model.modules():
+            object.__setattr__(module, "drumbeat_attention", self)  # no submodule
+
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, more: Dict[str, Any]) -> Any:
+        """q, k, v: (batch, heads, time, head width)."""
+        scaling, length = more.get("scaling"), q.shape[2]
+        if self.contexts is not None:
+            length = self.contexts.length
+        window = more.get("sliding_window")
+        odd = {
+            "attention that is not causal": not (more.get("is_causal") or getattr(module, "is_causal", True)),
+            "an attention mask": mask is not None,
+            "dropout in attention": bool(more.get("dropout")),
+            f"a window of {window} tokens": window is not None and window < length,
+            "capped attention": more.get("softcap") is not None,
+            "a bias by position": more.get("position_bias") is not None,
+            "another number of keys": k.shape[2] != q.shape[2],
+        }
+        wrong = next((name for name, so in odd.items() if so), "")
+        if wrong and self.contexts is not None:
+            raise Refusal(f"layout cp: the model has {wrong}, which is not built across ranks", "use another layout")
+        if wrong:
+            return self.otherwise(module, q, k, v, mask, **more)
+        if scaling is not None and scaling != q.shape[-1] ** -0.5:
+            q = q * (scaling * q.shape[-1] ** 0.5)
+        attend = causal_attention if self.contexts is None else self.contexts.now.attend
+        return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), None
+
+
+def _attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any = None, **more: Any) -> Any:
+    return module.drumbeat_attention.attend(module, q, k, v, attention_mask, more)  # type: ignore[union-attr,operator]
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+class Contexts:
+    """How a batch of a causal model is cut over the ranks of a context-parallel group, for sequences of any length."""
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, kind: str, tp: int) -> None:
+        if not is_causal(model):
+            raise Refusal(
+                "layout cp: only causal language models of transformers are cut along their sequences",
+                "use fsdp, hsdp, tp or pp",
+            )
+        config: Any = model.config
+        config = config.get_text_config()
+        heads = config.num_attention_heads
+        self.heads, self.kv_heads = heads // tp, (getattr(config, "num_key_value_heads", None) or heads) // tp
+        self.mesh, self.kind, self.length = mesh, kind, 0
+        self._known: Dict[int, Context] = {}
+
+    @property
+    def now(self) -> Context:
+        return self._known[self.length]
+
+    def share(self, batch: Any) -> Dict[str, Any]:
+        """This rank's part. Each token's label comes from the next one first, and rows are padded until they can be cut."""
+        known = ("input_ids", "labels", "attention_mask")
+        odd = (
+            [name for name in batch if name not in known] if isinstance(batch, Mapping) else ["a batch that is no dict"]
+        )
+        if odd or "labels" not in batch:
+            raise Refusal(f"layout cp: {(odd or ['no labels'])[0]} in the batch", f"it takes {', '.join(known)}")
+        mask, ids, labels = batch.get("attention_mask"), batch["input_ids"], batch["labels"]
+        if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
+            raise Refusal(
+                "layout cp: a row is padded on its left", "pad on the right: causal attention never looks there"
+            )
+        rows, length = ids.shape
+        self.length = -(-length // (2 * self.mesh.size())) * 2 * self.mesh.size()
+        if self.length not in self._known:
+            self._known[self.length] = Context(self.mesh, self.kind, self.length, self.heads, self.kv_heads)
+        places = self.now.places
+        shifted = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORE)), 1)
+        ids, shifted = F.pad(ids, (0, self.length - length)), F.pad(shifted, (0, self.length - length), value=IGNORE)
+        cut = {"input_ids": ids[:, places], "labels": shifted[:, places], "shift_labels": shifted[:, places]}
+        return {**cut, "position_ids": places.expand(rows, -1)}
+
+
+class FusedLoss:
+    """The loss of a causal model without its logits: inside `with`, its head hands on what it gets, and its loss function makes
+    the logits a slice at a time (layers/cross_entropy.py). A model that does something to its logits in between has not
+    handed on the very tensor: `changed` says so, and it computes its loss itself."""
+
+    def __init__(self, model: nn.Module, head: nn.Linear) -> None:
+        self.on = self.changed = False
+        # What such a model then gives beside its loss is a view of its last layer's output, into which nobody writes.
+        warnings.filterwarnings(
+            "ignore", rf"FSDP2-wrapped module \(FSDP{type(model).__name__}\) returned a view", UserWarning
+        )
+        handed: List[Tensor] = []
+        plain_head, plain_loss = head.forward, getattr(model, "loss_function")  # noqa: B009
+
+        def forward(x: Tensor) -> Tensor:
+            if not self.on:
+                return plain_head(x)
+            handed[:] = [x]
+            return x
+
+        def loss(logits: Tensor, labels: Tensor, *args: Any, **more: Any) -> Any:
+            if not self.on:
+                return plain_loss(logits, labels, *args, **more)
+            self.changed = self.changed or logits is not handed.pop()
+            shifted = more.get("shift_labels")
+            if shifted is None:
+                shifted = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORE)), 1)
+            return linear_cross_entropy(logits, head, shifted) / (shifted != IGNORE).sum()
+
+        head.forward = forward  # type: ignore[method-assign,assignment]
+        model.loss_function = loss  # type: ignore[assignment]
+
+    @staticmethod
+    def of(model: nn.Module) -> Optional[FusedLoss]:
+        """None where a model has no plain head, or a loss that it cannot be given."""
+        head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+        loss = getattr(model, "loss_function", None)
+        fits = is_causal(model) and type(head) is nn.Linear and head.bias is None
+        return FusedLoss(model, head) if fits and getattr(loss, "__name__", "") == "ForCausalLMLoss" else None
+
+    def __enter__(self) -> None:
+        self.on = True
+
+    def __exit__(self, *_: Any) -> None:
+        self.on = False

@@ -16,6 +16,7 @@ from drumbeat.train.data.stream import Images
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
+from drumbeat.train.parallel.stages import StagedPipeline
 from drumbeat.train.recorded import record_first_call
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
@@ -121,6 +122,7 @@ def accuracy(parts: Assembly, kept: Images, batch: int, limit: int) -> Dict[str,
     for part in parts.parts:
         part.eval()
     pipeline = parts.step.pipeline
+    assert not isinstance(pipeline, StagedPipeline)
     count = min(limit or len(kept), len(kept))
     rank, ranks = parts.meshes.data_rank, parts.meshes.layout.data_ranks
     chosen = list(range(rank, count - count % ranks, ranks))

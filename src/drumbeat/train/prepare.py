@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from drumbeat.train.hugging_face import without_cache
+from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_attention, without_cache
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
+from drumbeat.train.parallel.pipeline import refuse_for_pipelines
+from drumbeat.train.parallel.stages import INNER, StagedPipeline, make_stages
 from drumbeat.train.parallel.tensor_plan import Plan, read_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.trainer import Trainer
+from drumbeat.train.trainer import StepSettings, Trainer
 from drumbeat.train.weights import Source, load, materialize
 from drumbeat.train.world import join
 
@@ -46,6 +48,8 @@ def setup(
     profile: str = "",
     compare_every: int = 1000,
     weights: str = "",
+    schedule: str = "1f1b",
+    context: str = "auto",
 ) -> Trainer:
     """Join the ranks that the launcher started and prepare model and optimizer for `layout` and `precision`.
 
@@ -56,73 +60,70 @@ def setup(
     is saved with it (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours). `compare_every`: steps between
     comparisons of what replicas must hold alike; the first steps are always compared. `weights`: a folder of safetensors to
     start from, of which each rank reads its own part; the model may be built inside `train.on_meta()`, without memory.
-    docs/train.md has an example of each.
+    `schedule`: pp: gpipe, 1f1b, interleaved, zero-bubble or zbv, with `accumulate` micro-batches.
+    `context`: cp: ulysses, ring or auto. docs/train.md has examples.
     """
     alone_before = not dist.is_initialized()
     world = join()
     degrees = Layout.parse(layout, world.local_size).for_world(world.size)
     _refuse(degrees, model, optimizer, accumulate)
+    if degrees.pp > 1:
+        refuse_for_pipelines(precision, schedule, recompute)
     empty = any(p.is_meta for p in model.parameters())
     _refuse_empty(model, weights) if empty else None
     meshes, kind = Meshes(degrees, world.device.type), Precision(precision)
     without_cache(model)
+    split = meshes.one("cp")
+    contexts = None if split is None else Contexts(model, split, context, degrees.tp)
+    if contexts is not None or fast_attention(model, world.device):
+        Attention(model, contexts)
+    fused = FusedLoss.of(model) if degrees.tp == 1 and degrees.pp == 1 else None
     names = {id(p): name for name, p in model.named_parameters()}
+    whole = not (shards(meshes) or degrees.tp > 1 or degrees.pp > 1)
     if not empty:
         model.to(world.device)
         same_weights(model)
-    elif not shards(meshes) and degrees.tp == 1:
+    elif whole:
         materialize(model, world.device)
-    prepared = parallelize(
-        model,
-        meshes,
-        device=world.device,
-        precision=kind,
-        blocks=find_blocks(model) if blocks is None else blocks,
-        tensor_plan=read_plan(model, plan) if degrees.tp > 1 else None,
-        recompute=recompute,
-        compile=compile,
-        whole_graphs=False,
-        sharding=Sharding(offload=offload),
-        hook=hook,
-    )
-    if empty and (shards(meshes) or degrees.tp > 1):
-        materialize(prepared, "cpu" if offload else world.device)
+    holder = find_blocks(model) if blocks is None else blocks
+    styles = read_plan(model, plan) if degrees.tp > 1 else {}
+    pipe = meshes.one("pp")
+    stages: List[nn.Module] = [] if pipe is None else make_stages(model, holder, schedule, pipe)
+    prefix = f"{INNER}." if stages else ""
+    prepared = [
+        parallelize(
+            part,
+            meshes,
+            device=world.device,
+            precision=kind,
+            blocks=prefix + holder if holder else "",
+            tensor_plan={prefix + name: style for name, style in styles.items()},
+            recompute=recompute,
+            compile=compile,
+            whole_graphs=False,
+            sharding=Sharding(offload=offload),
+            hook=hook,
+        )
+        for part in stages or [model]
+    ]
+    parts = [part.get_submodule(INNER) for part in prepared] if stages else prepared
+    if empty and not whole:
+        for part in prepared:
+            materialize(part, "cpu" if offload else world.device)
     if weights:
-        words = load([prepared], Source(weights, {}, getattr(model, "base_model_prefix", "")), must_have=empty)
+        words = load(parts, Source(weights, {}, getattr(model, "base_model_prefix", "")), must_have=empty)
         if world.lead:
             print(f"weights: {words}", flush=True)
-    rebind(optimizer, names, prepared)
+    rebind(optimizer, names, parts)
     if precision in ("bf16-master", "fp8") and not shards(meshes):
         optimizer = with_masters(optimizer, precision)
     torch.manual_seed(torch.initial_seed() + 1 + meshes.data_rank)  # dropout: other numbers for other samples
-    return Trainer(
-        world,
-        meshes,
-        kind,
-        prepared,
-        optimizer,
-        scheduler,
-        clip,
-        accumulate,
-        seed,
-        profile,
-        leave_at_end=alone_before,
-        compare_every=compare_every,
-        weights=weights,
-    )
+    pipeline = None if pipe is None else StagedPipeline(prepared, pipe, world.device, schedule, accumulate)
+    step = StepSettings(clip or None, accumulate, compare_every, pipeline, contexts, fused)
+    return Trainer(world, meshes, kind, parts, optimizer, scheduler, step, seed, profile, weights, alone_before)
 
 
 def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int) -> None:
-    if layout.pp > 1:
-        raise Refusal(
-            "layout pp: a model of your own cannot be cut into pipeline stages from outside",
-            "use fsdp, hsdp or tp; the recipes have pp, and drumbeat.train.assemble takes a model whose stages you name",
-        )
-    if layout.cp > 1:
-        raise Refusal(
-            "layout cp: the model's attention must exchange keys and values, which a model of your own does not do",
-            "use fsdp, hsdp or tp; the llama recipe has cp, and docs/train.md shows how to use Context yourself",
-        )
     if accumulate < 1:
         raise Refusal(f"accumulate={accumulate}", "1 or more micro-batches per step")
     if optimizer.state:
@@ -170,12 +171,15 @@ def same_weights(model: nn.Module) -> None:
         tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
 
 
-def rebind(optimizer: torch.optim.Optimizer, names: Dict[int, str], prepared: nn.Module) -> None:
-    """Sharding and slicing replaced parameters by others of the same name: the optimizer must update those."""
-    model = prepared.module if isinstance(prepared, DistributedDataParallel) else prepared
-    now = {name.replace(_WRAPPER, ""): p for name, p in model.named_parameters(remove_duplicate=False)}
+def rebind(optimizer: torch.optim.Optimizer, names: Dict[int, str], parts: Sequence[nn.Module]) -> None:
+    """Sharding and slicing replaced parameters by others of the same name: the optimizer must update those. A pipeline stage
+    has only some of them."""
+    now: Dict[str, Tensor] = {}
+    for part in parts:
+        model = part.module if isinstance(part, DistributedDataParallel) else part
+        now.update({name.replace(_WRAPPER, ""): p for name, p in model.named_parameters(remove_duplicate=False)})
     for group in optimizer.param_groups:
-        group["params"] = [now[names[id(p)]] for p in group["params"]]
+        group["params"] = [now[names[id(p)]] for p in group["params"] if names[id(p)] in now]
         if len({isinstance(p, DTensor) for p in group["params"]}) > 1:
             group["foreach"] = group["fused"] = False  # torch cannot update sliced and whole parameters in one call
 

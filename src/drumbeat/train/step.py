@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.parallel.pipeline import Pipeline
 from drumbeat.train.parallel.replicas import add_gradients
+from drumbeat.train.parallel.stages import StagedPipeline
 from drumbeat.train.precision import Precision, fsdp_casts
 from drumbeat.train.refusal import Refusal
 
@@ -53,12 +54,12 @@ class Step:
         precision: Precision,
         device: torch.device,
         clip: Optional[float] = None,
-        pipeline: Optional[Pipeline] = None,
-        share: Optional[Callable[[Tensor], Tensor]] = None,
+        pipeline: Optional[Union[Pipeline, StagedPipeline]] = None,
+        share: Optional[Callable[[Any], Any]] = None,
         count: Optional[Callable[[Any], Tensor]] = None,
         compare_every: int = 1000,
     ) -> None:
-        """`share`: context parallelism: this rank's part of a sequence. `count`: how many of a batch's targets count; by
+        """`share`: context parallelism: this rank's part of a batch. `count`: how many of a batch's targets count; by
         default those that are not -100. `compare_every`: steps between comparisons of replicas (equality.py)."""
         self.parts, self.optimizer, self.loss, self.meshes = list(parts), optimizer, loss, meshes
         self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
@@ -77,7 +78,7 @@ class Step:
         self.hook = hooks.registered(self.parts[0])
         self.equality = Equality(self.parts, meshes, compare_every)
         self.summed = summed_gradients(self.parts)
-        self.share: Callable[[Tensor], Tensor] = share or (lambda x: x)
+        self.share: Callable[[Any], Any] = share or (lambda batch: batch)
         self.count: Callable[[Any], Tensor] = count or (lambda targets: (targets != IGNORE).sum())
 
     def __call__(self, batches: Sequence[Batch], mark: Callable[[str], None] = lambda phase: None) -> Outcome:
@@ -91,7 +92,7 @@ class Step:
         compared = self.equality.next_step()
         if compared:
             self.equality.batches(batches)
-        batches = [(self.share(inputs), self.share(targets)) for inputs, targets in batches]
+        batches = [self.share(batch) for batch in batches]
         targets = self._count(batches)
         waits = self.hook is not None and self.hook.powersgd is None  # PowerSGD waits in between, too
         if self.meshes.tokens is not None:
@@ -163,9 +164,12 @@ class Step:
 
     def _pipelined(self, batches: Sequence[Batch], divisor: Tensor) -> Tensor:
         assert self.pipeline is not None
-        inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
         with self.precision.autocast(self.device, self.cast_by_fsdp), loss_parallelism(self.meshes):
-            losses = self.pipeline.run(inputs, targets, divisor)
+            if isinstance(self.pipeline, StagedPipeline):
+                losses = self.pipeline.run(batches, self.loss, divisor)
+            else:
+                inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
+                losses = self.pipeline.run(inputs, targets, divisor)
         if self.meshes.tokens is not None and not self.sharded:
             add_gradients(self.parameters, self.meshes.tokens)
         shares = [full_tensor(x.detach()) for x in losses]

@@ -15,7 +15,7 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
-from drumbeat.train.kept_groups import once_per_world
+from drumbeat.train.parallel.meshes import once_per_world
 
 # A launcher's stop signal, Ctrl-C, a scheduler's notice before the end, a closed terminal.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.distributed as dist
@@ -20,14 +21,14 @@ from drumbeat import metrics
 from drumbeat.train.checkpoint.checkpoints import Checkpoints
 from drumbeat.train.checkpoint.folder import name_of
 from drumbeat.train.checkpoint.state import TrainingState
-from drumbeat.train.data.batch import micro_batches, rows_of
-from drumbeat.train.data.loaders import Batches
+from drumbeat.train.data.loaders import Batches, micro_batches, rows_of, share_of
 from drumbeat.train.export import export, keep_config
-from drumbeat.train.hugging_face import config_of, folder_of
+from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_of
 from drumbeat.train.images import agreed_statistics, mean_statistics
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
 from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.stages import StagedPipeline
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.step import Step, full_tensor, loss_parallelism
@@ -47,6 +48,15 @@ class Result(NamedTuple):
     metrics: Dict[str, Tensor]  # what the loss function returned beside the loss
 
 
+class StepSettings(NamedTuple):
+    clip: Optional[float]
+    accumulate: int
+    compare_every: int
+    pipeline: Optional[StagedPipeline] = None
+    contexts: Optional[Contexts] = None
+    fused: Optional[FusedLoss] = None
+
+
 class Trainer:
     """Made by `drumbeat.train.setup`."""
 
@@ -55,30 +65,33 @@ class Trainer:
         world: World,
         meshes: Meshes,
         precision: Precision,
-        model: nn.Module,
+        parts: Sequence[nn.Module],
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
-        clip: float,
-        accumulate: int,
+        step: StepSettings,
         seed: int,
         profile: str,
-        leave_at_end: bool,
-        compare_every: int,
         weights: str,
+        leave_at_end: bool,
     ) -> None:
         self.world, self.meshes, self.precision = world, meshes, precision
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.accumulate, self.seed, self.steps = accumulate, seed, 0
+        self.parts, self.optimizer, self.scheduler = list(parts), optimizer, scheduler
+        self.model = self.parts[0]  # a pipeline's rank may hold several
+        self.accumulate, self.seed, self.steps = step.accumulate, seed, 0
+        self.pipeline, self._contexts, self._fused = step.pipeline, step.contexts, step.fused
+        self._fused_tried = False
         self._step = Step(
-            [model],
+            self.parts,
             optimizer,
             self._weighted,
             meshes,
             precision,
             world.device,
-            clip or None,
+            step.clip,
+            step.pipeline,
+            self._share if step.contexts is not None else None,
             count=lambda count: count,
-            compare_every=compare_every,
+            compare_every=step.compare_every,
         )
         self._loss: Loss = returned_loss
         self._sums: Dict[str, Tensor] = {}
@@ -143,6 +156,8 @@ class Trainer:
         transformers' models do."""
         self._loss, self._sums = loss or returned_loss, {}
         pieces = micro_batches(batch, self.accumulate)
+        if loss is not None and self._contexts is not None:
+            raise Refusal("layout cp takes the model's own loss", "leave the loss function out, or use another layout")
         self._find_shift(pieces[0][0])
         outcome = self._step([(piece, self._weight(piece, counts)) for piece, counts in pieces])
         loss_, means = self._reduced(outcome.loss, outcome.targets)
@@ -162,6 +177,10 @@ class Trainer:
             return torch.full((), float(rows_of(batch)), device=self.world.device)
         return (labels[:, 1:] if self._shifts else labels).ne(IGNORE).sum()
 
+    @property
+    def _micro(self) -> int:
+        return 1 if self.pipeline is None else self.accumulate
+
     @torch.no_grad()
     def _find_shift(self, batch: Any) -> None:
         """A model that predicts the next token has nothing to say of the first label of a row. What a loss is a mean over is
@@ -173,23 +192,29 @@ class Trainer:
         if self._shifts:
             return
         training = self.model.training
-        self.model.eval()  # no random numbers are drawn, no statistics change
+        for part in self.parts:
+            part.eval()  # no random numbers are drawn, no statistics change
         means = []
-        for label in (0, 1):
-            first = torch.full_like(labels, IGNORE)
-            first[:, 0] = label
-            with self.precision.autocast(self.world.device, self._step.cast_by_fsdp), loss_parallelism(self.meshes):
-                value = self._loss(self.model, {**batch, "labels": first})
-            means.append(full_tensor(value[0] if isinstance(value, tuple) else value).float().mean())
-        self.model.train(training)
-        shifts = torch.stack(means).nan_to_num(0, 0, 0).eq(0).all().int().cpu()
+        with torch.compiler.set_stance("force_eager"):
+            for label in (0, 1):
+                first = torch.full_like(labels, IGNORE)
+                first[:, 0] = label
+                means.append(self._summed([({**batch, "labels": first}, torch.ones_like(labels[0, 0]))] * self._micro))
+        for part in self.parts:
+            part.train(training)
+        self._sums = {}
+        found, pipe = torch.stack(means), self.meshes.one("pp")
+        if pipe is not None:
+            dist.all_reduce(found, group=pipe.get_group())
+        shifts = found.nan_to_num(0, 0, 0).eq(0).all().int()
         if dist.is_initialized():  # one rank's numbers must not decide otherwise
             dist.broadcast(shifts, src=0)
         self._shifts = bool(shifts)
 
     def _weighted(self, model: nn.Module, batch: Any, count: Tensor) -> Tensor:
         """The sum of the losses: a mean over samples of several ranks is the sum of sums over the sum of counts."""
-        value = self._loss(model, batch)
+        with self._fused if self._fused is not None and self._fuses(batch) else nullcontext():
+            value = self._loss(model, batch)
         value, more = value if isinstance(value, tuple) else (value, {})
         if value.ndim:
             raise Refusal(f"the loss has the shape {tuple(value.shape)}", "return one number, the mean over the batch")
@@ -198,11 +223,48 @@ class Trainer:
             self._sums[name] = self._sums.get(name, torch.zeros_like(total)) + total
         return _sum(full_tensor(value), count)
 
+    def _share(self, piece: Tuple[Any, Tensor]) -> Tuple[Any, Tensor]:
+        """Context parallelism: this rank's part of a micro-batch, and how many labels count in it."""
+        assert self._contexts is not None
+        part = self._contexts.share(piece[0])
+        return part, (part["labels"] != IGNORE).sum() * (piece[1] > 0)
+
+    def _fuses(self, batch: Any) -> bool:
+        """Whether the loss without logits is the model's own: tried with the first row of the first batch."""
+        if self._loss is not returned_loss or self._fused is None or _labels(batch) is None:
+            return False
+        if not self._fused_tried:
+            self._fused_tried = True
+            row, _ = share_of(batch, 0, rows_of(batch))
+            training = self.model.training
+            self.model.eval()
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"), self._fused:
+                returned_loss(self.model, row)
+            self.model.train(training)
+        return not self._fused.changed
+
+    def _summed(self, pieces: Sequence[Tuple[Any, Tensor]]) -> Tensor:
+        """The sum of the losses of micro-batches, without gradients; of a pipeline, on its last stage."""
+        with self.precision.autocast(self.world.device, self._step.cast_by_fsdp), loss_parallelism(self.meshes):
+            if self._contexts is not None:
+                pieces = [self._share(piece) for piece in pieces]
+            if self.pipeline is None:
+                losses = [self._weighted(self.model, *piece) for piece in pieces]
+            else:
+                losses = self.pipeline.evaluate(pieces, self._weighted)
+        return sum((full_tensor(x).float().sum() for x in losses), torch.zeros((), device=self.world.device))
+
     def _reduced(self, loss: Tensor, divisor: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
-        names = sorted(self._sums)
-        values = torch.stack([loss.detach().float(), *(self._sums[name] / divisor for name in names)])
-        if self.meshes.tokens is not None:
-            dist.all_reduce(values, group=self.meshes.tokens.get_group())
+        names, pipe = sorted(self._sums), self.meshes.one("pp")
+        if pipe is not None:  # only the last stage has seen them
+            every: List[Any] = [None] * pipe.size()
+            dist.all_gather_object(every, names, group=pipe.get_group())
+            names = max(every, key=len)
+        nothing = torch.zeros((), device=self.world.device)
+        values = torch.stack([loss.detach().float(), *(self._sums.get(name, nothing) / divisor for name in names)])
+        for mesh in (self.meshes.tokens, pipe):
+            if mesh is not None:
+                dist.all_reduce(values, group=mesh.get_group())
         return values[0], dict(zip(names, values[1:]))
 
     @torch.no_grad()
@@ -212,14 +274,17 @@ class Trainer:
         """Means over all samples of `source`: "loss" and what else `loss(model, batch)` returns."""
         self._loss, self._sums = loss or returned_loss, {}
         total = torch.zeros(2, device=self.world.device)
-        self.model.eval()
-        with agreed_statistics([self.model], self.meshes):
+        for part in self.parts:
+            part.eval()
+        with agreed_statistics(self.parts, self.meshes):
             for batch in self._make_batches(source, 1, batch_size, False, split):
-                self._find_shift(batch)
-                count = self._weight(batch, True)
-                with self.precision.autocast(self.world.device, self._step.cast_by_fsdp), loss_parallelism(self.meshes):
-                    total += torch.stack((self._weighted(self.model, batch, count).float(), count.float()))
-        self.model.train()
+                pieces = micro_batches(batch, self.accumulate) if self.pipeline is not None else [(batch, True)]
+                self._find_shift(pieces[0][0])
+                weighted = [(piece, self._weight(piece, counts)) for piece, counts in pieces]
+                counts = [(self._share(piece) if self._contexts is not None else piece)[1] for piece in weighted]
+                total += torch.stack((self._summed(weighted), torch.stack(counts).sum().float()))
+        for part in self.parts:
+            part.train()
         count = total[1].clone()
         if self.meshes.tokens is not None:
             dist.all_reduce(count, group=self.meshes.tokens.get_group())
@@ -246,7 +311,7 @@ class Trainer:
         """Write the weights as transformers' `from_pretrained` reads them: safetensors, config.json and the tokenizer's files.
         Call it on every rank. `dtype`: fp32, bf16 or fp16; without it they stay as they are trained."""
         path = os.path.join(folder, ".export")
-        shared = mean_statistics([self.model], self.meshes)
+        shared = mean_statistics(self.parts, self.meshes)
         state = {**TrainingState(self._step.parts, self.optimizer).now()["model"], **shared}
         if self.world.lead:
             os.makedirs(folder, exist_ok=True)
@@ -281,11 +346,11 @@ class Trainer:
         if folder not in self._checkpoints:
             self._checkpoints[folder] = Checkpoints(
                 folder,
-                [self.model],
+                self.parts,
                 self.optimizer,
                 keep,
                 others={"step": self._step},
-                shared=lambda: mean_statistics([self.model], self.meshes),
+                shared=lambda: mean_statistics(self.parts, self.meshes),
                 rank_state=self._step.rank_state(),
             )
         self._checkpoints[folder].keep = keep

@@ -11,6 +11,7 @@ from torch import Tensor
 from drumbeat.train.assemble import Assembly
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.layers.cross_entropy import IGNORE
+from drumbeat.train.parallel.stages import StagedPipeline
 from drumbeat.train.step import Loss, full_tensor, loss_parallelism
 
 
@@ -20,11 +21,12 @@ def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss, at_once: i
     as in training, so validation never needs more memory than a training step."""
     own = max(1, min(count, len(kept)) // parts.meshes.layout.data_ranks)
     device, step = parts.world.device, parts.step
+    assert not isinstance(step.pipeline, StagedPipeline)
     if step.pipeline is not None:  # its micro-batches are equally long
         own = own - own % step.pipeline.micro_batches or step.pipeline.micro_batches
     first = parts.meshes.data_rank * own
     indices = [i % len(kept) for i in range(first, first + own)]
-    tokens, targets = (step.share(x.to(device)) for x in kept.read(indices, [0] * own))
+    tokens, targets = step.share(tuple(x.to(device) for x in kept.read(indices, [0] * own)))
     totals = torch.zeros(2, device=device)
     for part in parts.parts:
         part.eval()

@@ -10,9 +10,9 @@ from typing import Any, List, Tuple
 import torch
 import torch.distributed as dist
 
+from drumbeat.base.folders import make_private
 from drumbeat.inrank import stacks
-from drumbeat.train import kept_groups
-from drumbeat.train.kernel_cache import keep_kernels
+from drumbeat.train.parallel import meshes
 from drumbeat.train.refusal import Refusal
 
 
@@ -72,7 +72,7 @@ def _next_store(rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def leave() -> None:
-    kept_groups.forget()
+    meshes.forget()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -99,3 +99,23 @@ def _number(name: str, default: int) -> int:
     if not text.lstrip("-").isdigit():
         raise Refusal(f"{name} is '{text}', not a number")
     return int(text)
+
+
+_NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def keep_kernels() -> str:
+    """Name the folders for torch and Triton where nobody has; returns why that was not possible, or nothing."""
+    if all(name in os.environ for name in _NAMES):
+        return ""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    place = os.path.join(home, "drumbeat", "kernels")
+    try:
+        os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+        problem = make_private(place)
+    except OSError as error:
+        problem = str(error)
+    if not problem:
+        for name in _NAMES:
+            os.environ.setdefault(name, os.path.join(place, name.split("_")[0].lower()))
+    return problem

@@ -10,17 +10,23 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
 import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, WriteItem
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from drumbeat.train.checkpoint.checksums import SummedFileSystem, check_files
@@ -36,9 +42,6 @@ from drumbeat.train.checkpoint.folder import (
     set_aside,
 )
 from drumbeat.train.checkpoint.generators import generators, restore_generators
-from drumbeat.train.checkpoint.host_memory import free_bytes
-from drumbeat.train.checkpoint.reading import Reader, contents, first_line, load_into, saved_part
-from drumbeat.train.checkpoint.save_planner import OneAtATime
 from drumbeat.train.checkpoint.state import TrainingState, own_part
 from drumbeat.train.refusal import Refusal
 
@@ -263,7 +266,7 @@ class Checkpoints:
         if marker["optimizer"] not in ("", self._optimizer):
             raise Refusal(
                 f"{path} holds the state of {marker['optimizer']}, and this run uses {self._optimizer}",
-                "resume with the optimizer it was saved with, or give another checkpoint folder",
+                "resume with the optimizer and precision it was saved with, or give another checkpoint folder",
             )
         return marker
 
@@ -352,3 +355,111 @@ def fingerprint(parts: Sequence[nn.Module], group: Any) -> str:
         dist.all_gather_object(gathered, own, group=group)
         own = sorted({line for lines in gathered for line in lines})
     return hashlib.sha256("\n".join(own).encode()).hexdigest()[:16]
+
+
+def free_bytes(root: str = "/") -> Optional[int]:
+    """What the kernel calls available, and no more than the control group of this process has left; None: unknown."""
+    try:
+        with open(os.path.join(root, "proc/meminfo"), encoding="ascii") as file:
+            rows: Dict[str, int] = {line.split(":")[0]: int(line.split()[1]) << 10 for line in file if "kB" in line}
+        free = rows["MemAvailable"]
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    try:
+        with open(os.path.join(root, "sys/fs/cgroup/memory.max"), encoding="ascii") as file:
+            most = int(file.read())  # "max": no limit
+        with open(os.path.join(root, "sys/fs/cgroup/memory.current"), encoding="ascii") as file:
+            free = min(free, max(0, most - int(file.read())))
+    except (OSError, ValueError):
+        pass
+    return free
+
+
+_THREADS = 4  # files read at a time, per rank; each takes one tensor to the host at a time
+
+
+class Reader(FileSystemReader):
+    """Torch's reader takes one file after the other; this one several at a time."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        by_file: Dict[str, List[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        read = super().read_data
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="drumbeat-read") as pool:
+            list(pool.map(lambda items: read(replace(plan, items=items), planner), by_file.values()))
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+
+def contents(path: str, reader: FileSystemReader) -> Dict[str, Optional[torch.dtype]]:
+    """The entries of a checkpoint and their dtypes; None for those that are not tensors."""
+    try:
+        return _dtypes(reader.read_metadata())
+    except Exception as error:
+        raise unreadable(path, error) from error
+
+
+def _dtypes(metadata: Metadata) -> Dict[str, Optional[torch.dtype]]:
+    return {
+        name: entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+
+
+def saved_part(state: Mapping[str, Any], path: str, saved: Mapping[str, Any]) -> Dict[str, Any]:
+    """Copies of those entries of a nested state that a checkpoint has, too, under `path`."""
+    part: Dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            part[key] = saved_part(value, f"{path}.{key}", saved)
+        elif f"{path}.{key}" in saved:
+            part[key] = value.clone() if isinstance(value, Tensor) else value
+    return {key: value for key, value in part.items() if not isinstance(value, dict) or value}
+
+
+def load_into(state: Dict[str, Any], reader: FileSystemReader, group: Any, path: str) -> None:
+    try:
+        load(state, storage_reader=reader, process_group=group)
+    except (Exception, CheckpointException) as error:  # all mean: unusable files
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str, error: BaseException) -> Unreadable:
+    return Unreadable(f"{path} cannot be read: {first_line(error)}", "give another checkpoint folder, or delete it")
+
+
+def first_line(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (inner, _) = next(iter(error.failures.items()))
+        if isinstance(inner, OSError) and inner.strerror:
+            return f"{inner.strerror} (rank {rank})"
+        return f"{type(inner).__name__} on rank {rank}: {str(inner)[:150]}".rstrip(": ")
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+class OneAtATime(DefaultSavePlanner):
+    """For a writer that copies nothing ahead (`per_thread_copy_ahead=0`): when a thread asks for a tensor, the one before it
+    has been written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written = threading.local()  # .tensor: this thread's last copy
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        data = super().resolve_data(write_item)
+        written = getattr(self._written, "tensor", None)
+        if written is not None:
+            written.untyped_storage().resize_(0)
+        self._written.tensor = None
+        if not isinstance(data, Tensor):
+            return data
+        host = on_host(data)
+        if host is not data:  # a copy, which nothing else needs
+            self._written.tensor = host
+        return host
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu() if not tensor.is_cpu else tensor

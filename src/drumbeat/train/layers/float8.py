@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from drumbeat.train.layers.swiglu import GatedMLP, gate_gradient, gate_product
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+Kinds = Tuple[torch.dtype, torch.dtype]  # of weights and inputs, of gradients
+OCP: Kinds = (torch.float8_e4m3fn, torch.float8_e5m2)
+FNUZ: Kinds = (
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)  # without infinities and a negative zero: half the largest e4m3
+# AMD's generations; MI300X and MI325X multiply another kind than MI350X and NVIDIA. Chosen by name, measured on none of them.
+_AMD = {"gfx942": FNUZ, "gfx950": OCP}
 Quantized = Tuple[Tensor, Tensor, Tensor]  # in 8 bits, that transposed, and the factor that turns either back
 
 
@@ -29,16 +36,33 @@ def supported(device: torch.device) -> Optional[str]:
     """None, or the reason why this device cannot."""
     if device.type != "cuda":
         return f"fp8 products need a GPU; this is {device.type}"
-    if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 9):
+    if torch.version.hip is not None:
+        arch = _arch(device)
+        return None if arch in _AMD else f"{arch} has no fp8 matrix products ({', '.join(_AMD)} have)"
+    if torch.cuda.get_device_capability(device) < (8, 9):
         return f"{torch.cuda.get_device_name(device)} has no fp8 units (compute capability 8.9 and newer have)"
     return None
+
+
+def kinds(device: torch.device) -> Kinds:
+    """The 8-bit types that a device multiplies."""
+    return OCP if device.type != "cuda" or torch.version.hip is None else _AMD.get(_arch(device), OCP)
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Our casts speak NVIDIA's assembler; elsewhere plain arithmetic does the same."""
+    return x.is_cuda and torch.version.hip is None
+
+
+def _arch(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
 
 
 @torch.library.custom_op("drumbeat::quantize", mutates_args=())
 def quantize(x: Tensor, wide_range: bool) -> Quantized:
     """x (rows, columns) in e4m3, or e5m2 where `wide_range`."""
-    dtype = E5M2 if wide_range else E4M3
-    if x.is_cuda:
+    dtype = kinds(x.device)[wide_range]
+    if has_kernels(x):
         from drumbeat.train.kernels.cast import cast_both
 
         return cast_both(x, dtype)
@@ -48,21 +72,21 @@ def quantize(x: Tensor, wide_range: bool) -> Quantized:
 @torch.library.custom_op("drumbeat::quantize_gate", mutates_args=())
 def quantize_gate(pairs: Tensor, part: int) -> Quantized:
     """silu(gate) * up of (rows, groups x (gate, up) x part), in e4m3."""
-    if pairs.is_cuda:
+    if has_kernels(pairs):
         from drumbeat.train.kernels.cast import cast_gate
 
-        return cast_gate(pairs, part, E4M3)
-    return _plain(gate_product(pairs.float(), part), E4M3)
+        return cast_gate(pairs, part, kinds(pairs.device)[0])
+    return _plain(gate_product(pairs.float(), part), kinds(pairs.device)[0])
 
 
 @torch.library.custom_op("drumbeat::quantize_gate_gradient", mutates_args=())
 def quantize_gate_gradient(pairs: Tensor, d_out: Tensor, part: int) -> Quantized:
     """Its gradient by gates and ups, in e5m2."""
-    if pairs.is_cuda:
+    if has_kernels(pairs):
         from drumbeat.train.kernels.cast import cast_gate_gradient
 
-        return cast_gate_gradient(pairs, d_out, part, E5M2)
-    return _plain(gate_gradient(pairs.float(), d_out.float(), part), E5M2)
+        return cast_gate_gradient(pairs, d_out, part, kinds(pairs.device)[1])
+    return _plain(gate_gradient(pairs.float(), d_out.float(), part), kinds(pairs.device)[1])
 
 
 def _plain(x: Tensor, dtype: torch.dtype) -> Quantized:
@@ -80,17 +104,17 @@ def _shapes(like: Tensor, rows: int, columns: int, dtype: torch.dtype) -> Quanti
 
 @quantize.register_fake
 def _(x: Tensor, wide_range: bool) -> Quantized:
-    return _shapes(x, x.shape[0], x.shape[1], E5M2 if wide_range else E4M3)
+    return _shapes(x, x.shape[0], x.shape[1], kinds(x.device)[wide_range])
 
 
 @quantize_gate.register_fake
 def _(pairs: Tensor, part: int) -> Quantized:
-    return _shapes(pairs, pairs.shape[0], pairs.shape[1] // 2, E4M3)
+    return _shapes(pairs, pairs.shape[0], pairs.shape[1] // 2, kinds(pairs.device)[0])
 
 
 @quantize_gate_gradient.register_fake
 def _(pairs: Tensor, d_out: Tensor, part: int) -> Quantized:
-    return _shapes(pairs, pairs.shape[0], pairs.shape[1], E5M2)
+    return _shapes(pairs, pairs.shape[0], pairs.shape[1], kinds(pairs.device)[1])
 
 
 def product(a: Tensor, b_turned: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:

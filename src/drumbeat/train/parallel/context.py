@@ -49,6 +49,9 @@ class Context:
         """This rank's part of (batch, time)."""
         return x[:, self.places]
 
+    def share_pair(self, batch: Tuple[Tensor, Tensor]) -> Tuple[Tensor, Tensor]:
+        return self.share(batch[0]), self.share(batch[1])
+
     def apply(self, model: nn.Module) -> None:
         """Every attention layer (a module with an `attend` attribute) attends across the ranks, and the model is told
         at which places of the sequence its tokens stand (its `positions` argument)."""

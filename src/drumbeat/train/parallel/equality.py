@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from drumbeat.train.checkpoint.digest import hash_on_device
 from drumbeat.train.checkpoint.state import named_buffers, named_parameters, own_part
-from drumbeat.train.data.batch import tensors_of
+from drumbeat.train.data.loaders import tensors_of
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.refusal import Stopped
 
@@ -104,7 +104,7 @@ class Equality:
             "optimizer, or a faulty device (drumbeat doctor)"
         )
         self._stop_together([f"{self._steps} steps after the start, {text}" for text in problems], fix)
-        if _anywhere(bool(notes)):
+        if self._anywhere(bool(notes)):
             names = sorted({name for names in _everybody(notes) for name in names})
             if dist.get_rank() == 0:
                 print(
@@ -117,8 +117,14 @@ class Equality:
         held.update({name: buffer for name, buffer in named_buffers(self.parts) if id(buffer) not in own})
         return held
 
+    def _anywhere(self, so: bool) -> bool:
+        assert self.meshes.root is not None
+        flag = torch.tensor(int(so), device=self.meshes.root.device_type)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag)
+
     def _stop_together(self, problems: List[str], fix: str) -> None:
-        if _anywhere(bool(problems)):
+        if self._anywhere(bool(problems)):
             told = [text for texts in _everybody(problems) for text in texts]
             raise Stopped(told[0], fix)
 
@@ -181,12 +187,6 @@ def _norm_and_projection(grad: Tensor) -> Tensor:
     flat = grad.detach().reshape(-1).float()
     signs = 1 - 2 * (torch.arange(flat.numel(), device=flat.device) * 2654435761 >> 7 & 1)
     return torch.stack((flat.norm(), (flat * signs).sum())).double()
-
-
-def _anywhere(so: bool) -> bool:
-    flag = torch.tensor(int(so))
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag)
 
 
 def _everybody(values: List[str]) -> List[List[str]]:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from drumbeat.train.kept_groups import once_per_world
 from drumbeat.train.parallel.layout import ORDER, Layout
+
+T = TypeVar("T")
+_kept: Dict[Tuple[Any, ...], Any] = {}
+
+
+def once_per_world(make: Callable[[], T], *key: Any) -> T:
+    """What `make` has made for this key in this world; all ranks must ask in the same order."""
+    whole = (dist.group.WORLD, *key)
+    if whole not in _kept:
+        _kept[whole] = make()
+    made: T = _kept[whole]
+    return made
+
+
+def forget() -> None:
+    """The world is left: nothing may keep its groups."""
+    _kept.clear()
 
 
 class Meshes:

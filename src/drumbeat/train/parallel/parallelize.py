@@ -112,7 +112,8 @@ def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
     if not blocks:
         return []
     try:
-        return list(model.get_submodule(blocks).named_children())
+        children = model.get_submodule(blocks).named_children()
+        return [(name, block) for name, block in children if any(True for _ in block.parameters())]
     except AttributeError:
         raise Refusal(f"the model has no module '{blocks}'", "name the module that holds its blocks") from None
 

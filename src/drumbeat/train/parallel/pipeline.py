@@ -35,6 +35,19 @@ _FORWARD = ("FORWARD", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
 SPLIT_BACKWARD = ("zero-bubble", "zbv")  # first the gradients that the stage before waits for, the weights' later
 
 
+def refuse_for_pipelines(precision: str, schedule: str, recompute: str) -> None:
+    if precision == "fp16":
+        raise Refusal(
+            "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
+        )
+    if schedule in SPLIT_BACKWARD and recompute == "selective":
+        raise Refusal(
+            f"pipeline schedule {schedule} with selective recomputation: torch recomputes such a block once, "
+            "and a split backward pass asks for it twice",
+            "use recompute=full or none, or schedule interleaved",
+        )
+
+
 def stage_numbers(schedule: str, rank: int, ranks: int) -> List[int]:
     """Which stages a rank holds: every ranks-th one, or there and back again (zbv: a V), so that the last stage stands on
     the first rank and its backward pass can start at once."""
@@ -145,23 +158,24 @@ class Pipeline:
         losses: List[Tensor] = []
         given = (inputs,) if self.first else ()
         self._divisor = torch.ones_like(self._divisor)
-        with self._forward_only():
+        with forward_only(self.schedule):
             if self.last:
                 return self.schedule.eval(*given, target=targets, losses=losses), losses
             self.schedule.eval(*given)
         return None, losses
 
-    @contextmanager
-    def _forward_only(self) -> Iterator[None]:
-        """torch's V schedule hands gradients from stage to stage of one rank in an evaluation too, and finds none."""
-        whole = getattr(self.schedule, "pipeline_order_with_comms", {})
-        try:
-            if isinstance(self.schedule, ScheduleZBVZeroBubble):
-                self.schedule.pipeline_order_with_comms = {
-                    rank: [action for action in actions if action.computation_type.name in _FORWARD]
-                    for rank, actions in whole.items()
-                }
-            yield
-        finally:
-            if isinstance(self.schedule, ScheduleZBVZeroBubble):
-                self.schedule.pipeline_order_with_comms = whole
+
+@contextmanager
+def forward_only(schedule: Any) -> Iterator[None]:
+    """torch's V schedule hands gradients from stage to stage of one rank in an evaluation too, and finds none."""
+    whole = getattr(schedule, "pipeline_order_with_comms", {})
+    try:
+        if isinstance(schedule, ScheduleZBVZeroBubble):
+            schedule.pipeline_order_with_comms = {
+                rank: [action for action in actions if action.computation_type.name in _FORWARD]
+                for rank, actions in whole.items()
+            }
+        yield
+    finally:
+        if isinstance(schedule, ScheduleZBVZeroBubble):
+            schedule.pipeline_order_with_comms = whole

@@ -49,8 +49,8 @@ def read_plan(model: nn.Module, plan: Optional[Plan]) -> Dict[str, ParallelStyle
     styles = {}
     for pattern, style in plan.items():
         if isinstance(style, str) and style not in _STYLES:
-            known = f"known: {', '.join(_STYLES)}, or a torch ParallelStyle"
-            raise Refusal(f"plan: '{style}' for {pattern} is unknown", known)
+            known = f"use another layout, or a plan of your own: {', '.join(_STYLES)} or a torch ParallelStyle"
+            raise Refusal(f"plan: '{style}' for {pattern} is not built", known)
         styles[pattern] = _STYLES[style]() if isinstance(style, str) else style
         names = fnmatch.filter(modules, pattern)
         if not names:
@@ -72,8 +72,8 @@ def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Mapping[str, Paral
         raise Refusal(
             "tensor parallelism needs a plan that says which layer is cut how", "pass plan, or use another layout"
         )
-    names = [name for name, _ in model.named_modules()]
-    used = {pattern: style for pattern, style in plan.items() if fnmatch.filter(names, pattern)}
+    names = [name for name, module in model.named_modules() if any(True for _ in module.parameters())]
+    used = {name: style for pattern, style in plan.items() for name in fnmatch.filter(names, pattern)}
     tied = tied_parameters(model)
     parallelize_module(model, meshes.one("tp"), used)
     if not any(isinstance(p, DTensor) for p in model.parameters()):

@@ -121,7 +121,7 @@ def run(settings: LlamaSettings) -> Result:
     if settings.model not in SHAPES:
         raise Refusal(f"no llama shape '{settings.model}'", f"known: {', '.join(SHAPES)}")
     base = SHAPES[settings.model] if not settings.weights else shape_from(read_config(settings.weights))
-    settings = replace(settings, lr=settings.lr or (2e-5 if settings.weights else RATES[settings.model]))
+    settings = replace(settings, lr=settings.lr or (2e-5 if settings.weights else RATES.get(settings.model, 2e-4)))
     world = join()
     meshes = meshes_for(settings, world)
     length = settings.length or min(base.context, 8192)
