@@ -157,7 +157,6 @@ def measure(trial: Trial, step: Any, seconds: float) -> Dict[str, Any]:
     for _ in range(3):
         step(trial.batch)
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
     marks = [torch.cuda.Event(enable_timing=True)]
     marks[0].record()
     began = time.perf_counter()
