@@ -23,7 +23,9 @@ with train.on_meta():  # no memory yet: each rank will read its own part
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 trainer = train.setup(model, optimizer, layout=args.layout, weights=args.folder, clip=1.0, accumulate=2)
 
-text = Path(sys.executable).resolve().parent.joinpath("../lib").resolve()  # any bytes will do: here, Python's own source
+text = (
+    Path(sys.executable).resolve().parent.joinpath("../lib").resolve()
+)  # any bytes will do: here, Python's own source
 data = b"".join(path.read_bytes() for path in sorted(text.glob("python3*/json/*.py")))
 tokens = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
 rows = tokens[: len(tokens) // 64 * 64].view(-1, 64)
