@@ -123,9 +123,10 @@ def trained(
 ) -> Tuple[str, List[float]]:
     """Losses of 20 steps, or the words of a refusal."""
     torch.manual_seed(0)
-    model = FAMILIES[family](family == "BERT" and "pp" not in layout if tied is None else tied)
+    model = FAMILIES[family](bool(tied))
+    unused = "cls.predictions.bias"  # BERT's, where its decoder has one of its own
     for name, parameter in model.named_parameters():
-        if freeze and freeze in name:
+        if name == unused or (freeze and freeze in name):
             parameter.requires_grad_(False)
     # With AdamW's usual eps of 1e-8 a gradient that is zero but for rounding (Qwen 2's key biases) becomes a step of full size.
     trainable = [p for p in model.parameters() if p.requires_grad]

@@ -213,6 +213,7 @@ class Trainer:
 
     def _weighted(self, model: nn.Module, batch: Any, count: Tensor) -> Tensor:
         """The sum of the losses: a mean over samples of several ranks is the sum of sums over the sum of counts."""
+        batch = _never_empty(batch, count)
         with self._fused if self._fused is not None and self._fuses(batch) else nullcontext():
             value = self._loss(model, batch)
         value, more = value if isinstance(value, tuple) else (value, {})
@@ -424,6 +425,20 @@ def _labels(batch: Any) -> Optional[Tensor]:
     """Labels of tokens: a mean loss is a mean over those that count, not over rows."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     return labels if isinstance(labels, Tensor) and labels.ndim > 1 and not labels.is_floating_point() else None
+
+
+def _never_empty(batch: Any, count: Tensor) -> Any:
+    """A mean over no label is not a number, and neither is its gradient, whatever it is multiplied by. So a batch without a label
+    that counts gets one; the mean over it weighs nothing. The host does not wait to know."""
+    if _labels(batch) is None:
+        return batch
+    changed = dict(batch)
+    for name in ("labels", "shift_labels"):
+        if name in batch:
+            changed[name] = batch[name].clone()
+            last = changed[name].view(len(batch[name]), -1)[0, -1]
+            last.copy_(torch.where(count > 0, last, torch.zeros_like(last)))
+    return changed
 
 
 def _sum(mean: Tensor, count: Tensor) -> Tensor:
