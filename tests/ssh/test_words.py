@@ -138,7 +138,7 @@ def test_an_old_python_says_which_it_is():
 
 LISTENS = """
 import sys, time
-from drumbeat.desk import hosted_node
+from drumbeat.desk.start import hosted_node
 def work():
     print("up", flush=True)
     time.sleep(60)

@@ -150,7 +150,11 @@ def _signs(look: RankLook, used: Usage, seconds: float) -> str:
             return f"it waits for a process of its own, which was at work in these {seconds:.0f} s"
     elif look.waits_in.startswith(_SOCKET_WAITS) or look.call in ("recvfrom", "recvmsg", "connect"):
         return "it waits for an answer over the network"
-    elif look.waits_in.startswith(_POLL_WAITS) and not any("multiprocessing/" in frame for frame in look.stack[:4]):
+    elif (
+        look.waits_in.startswith(_POLL_WAITS)
+        and look.call != "nanosleep"
+        and not any("multiprocessing/" in frame for frame in look.stack[:4])
+    ):
         return "it waits for a file descriptor to become ready"
     if used.own_moved:
         return f"it has read or written {used.own_moved} bytes in {seconds:.0f} s"
@@ -213,6 +217,8 @@ def _look(
     used, first, last = after.since(before), before.state, after.state
     call = proc.word(rank.main, "syscall").split()
     name = _CALLS.get(int(call[0]), f"system call {call[0]}") if call and call[0].isdigit() else ""
+    if name in ("select", "pselect6") and call[1:2] == ["0x0"]:
+        name = "nanosleep"  # it waits for no descriptor: how Python before 3.11 sleeps
     waits_in = proc.word(rank.main, "wchan")
     frames = [answer.get("stack") or [] for answer in rank.answers]
     if not rank.sock:

@@ -318,7 +318,8 @@ def _by_code(
 def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
     """The last line, or a telling one among the last few; what a logger calls information says nothing about an end, and an
     indented line goes on with the one above it: a hint, a quotation."""
-    spoken = (line for line in lines[-20:] if not read_line(line))  # a step of training is no word about its end
+    # A step of training says nothing about the program's end.
+    spoken = (line for line in lines[-20:] if not any("step" in record for record in read_line(line)))
     cleaned = [line.text for line in map(clean, spoken) if line.level != "I" and line.text.strip()]
     texts: List[str] = [text.strip() for text in cleaned if not text[:1].isspace()] or [
         text.strip() for text in cleaned

@@ -9,8 +9,8 @@ from typing import Any, List, Optional
 import torch
 import torch.distributed as dist
 
-from drumbeat.inrank.collective_test.patterns import addend, payload, tile, total
-from drumbeat.inrank.collective_test.world import World
+from .patterns import addend, payload, tile, total
+from .world import World
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 

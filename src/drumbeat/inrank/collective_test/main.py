@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from drumbeat.inrank.collective_test.gpu import Smoke
+from .gpu import Smoke
 
 
 def main() -> int:
@@ -24,8 +24,8 @@ def main() -> int:
     if not smoked.get("ok"):
         print(f"verify: {smoked['why']}; --backend gloo tests the CPUs and their network alone", file=sys.stderr)
         return 3
-    from drumbeat.inrank.collective_test import matrix_product, pair_tests, sweep
-    from drumbeat.inrank.collective_test.world import World
+    from . import matrix_product, pair_tests, sweep
+    from .world import World
 
     world = World(args, smoked)
     try:

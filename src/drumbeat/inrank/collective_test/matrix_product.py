@@ -7,8 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from drumbeat.inrank.collective_test.patterns import PERIOD
-from drumbeat.inrank.collective_test.world import World
+from .patterns import PERIOD
+from .world import World
 
 
 def run(world: World, quick: bool) -> None:

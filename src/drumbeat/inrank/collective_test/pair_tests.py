@@ -10,9 +10,9 @@ from typing import Any, Dict, List
 
 import torch
 
-from drumbeat.inrank.collective_test.cases import send_and_receive
-from drumbeat.inrank.collective_test.patterns import payload, tile
-from drumbeat.inrank.collective_test.world import World
+from .cases import send_and_receive
+from .patterns import payload, tile
+from .world import World
 
 PAIR_SECONDS = 30.0  # after which a pair counts as broken
 PAIR_REPEATS = 4

@@ -8,8 +8,8 @@ from typing import Any, List, Tuple
 
 import torch
 
-from drumbeat.inrank.collective_test.cases import OPS, Case
-from drumbeat.inrank.collective_test.world import World
+from .cases import OPS, Case
+from .world import World
 
 MISTAKES = 2  # of one operation that a rank tells in full
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List
 import torch
 import torch.distributed as dist
 
-from drumbeat.inrank.collective_test.gpu import own_gpu
+from .gpu import own_gpu
 
 GATHER = datetime.timedelta(seconds=300)
 
