@@ -172,3 +172,12 @@ def test_words_of_communication():
         "RuntimeError: DataLoader worker (pid 812) exited unexpectedly",
     ):
         assert not in_communication(text), text
+
+
+def test_thousands_of_ranks_are_judged_at_once():
+    """Each rank that lost a peer is compared with the few that could explain it, not with all the others."""
+    events = [Event(OUTSIDE, Place(rank=7), 100.0, 100.1, record="drumbeat")]
+    events += [Event(LOST_PEER, Place(rank=rank), 101.0, 101.1) for rank in range(10_000) if rank != 7]
+    assert first(events, 2.0).event is events[0]
+    raised = [Event(RAISED, Place(rank=rank), 100.0 + rank, 100.1 + rank) for rank in range(10_000)]
+    assert first(raised, 2.0).event is raised[0]

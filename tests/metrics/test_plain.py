@@ -102,3 +102,16 @@ def test_on_any_stream_of_any_rank(tmp_path):
     (tmp_path / "rank-3.err").write_bytes(b"\x1b[32mstep 5\x1b[0m loss 44.7\r\nnothing here\nstep 6 loss 3\n")
     record, _ = PrintedMetrics(str(tmp_path)).read(final=True)
     assert (record["rank"], record["step"], record["loss"], record["printed"]) == (3, 5, 44.7, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("step 10 loss 0.1 tokens/s 1010.5", {"step": 10, "loss": 0.1, "tokens_per_s": 1010.5}),
+        ("[step 10] loss 0.0250 tok/s 1040", {"step": 10, "loss": 0.025, "tokens_per_s": 1040}),
+        ("step 10 loss 0.1 1010.5 tokens/s", {"step": 10, "loss": 0.1, "tokens_per_s": 1010.5}),
+    ],
+)
+def test_a_rate_before_its_value_is_no_unit_of_the_number_in_front(line, values):
+    (record,) = read_line(line)
+    assert {name: record.get(name) for name in values} == values

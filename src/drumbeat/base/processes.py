@@ -209,7 +209,12 @@ class Forked:
     def __init__(self, work: Callable[[], bytes], seconds: float) -> None:
         self.fd, write_fd = os.pipe()
         parent = os.getpid()
-        self.pid = fork()
+        try:
+            self.pid = fork()
+        except OSError:
+            os.close(self.fd)
+            os.close(write_fd)
+            raise
         if self.pid == 0:
             code = 1
             try:

@@ -27,12 +27,13 @@ class First:
 
 def first(events: Sequence[Event], noise: float = 0.0) -> First:
     """Pick the cause. `noise`: seconds within which the clocks of different places cannot order two events."""
-    behind = consequences(events, noise)
-    left = [event for event in events if event not in behind]
+    behind = set(map(id, consequences(events, noise)))  # thousands of ranks: equality would compare every field
+    left = [event for event in events if id(event) not in behind]
     own = [event for event in left if event.kind in OWN]
-    own = [event for event in own if not any(_says_why(words, event) for words in own)]
+    own = [event for event in own if event.kind != OUTSIDE or not any(_says_why(words, event) for words in own)]
     waiting = [event for event in left if event.kind in WAITS]
-    own = [event for event in own if not any(_gave_up(waiter, event, noise) for waiter in waiting)]
+    gave_up = _soonest([waiter for waiter in waiting if waiter.kind != LOST_PEER and waiter.place.rank is not None])
+    own = [event for event in own if not any(waiter.precedes(event, noise) for waiter in gave_up)]
     rest = [event for event in left if not (event.kind == RECORD and event.named_first)]
     candidates = own or _left_before(left, waiting, noise) or waiting or rest
     if not candidates:
@@ -65,9 +66,12 @@ def _says_why(words: Event, death: Event) -> bool:
     return death.begin is None and not death.named_first and words.stands_before(death)
 
 
-def _gave_up(waiter: Event, cause: Event, noise: float) -> bool:
-    """Had somebody given up before this happened? Then it is not what that rank waited for, or came of its giving up."""
-    return waiter.kind != LOST_PEER and waiter.place.rank is not None and waiter.precedes(cause, noise)
+def _soonest(events: Sequence[Event]) -> List[Event]:
+    """Those that can precede another event: of events with a time, the one that ended first precedes whatever any does."""
+    timed = [event for event in events if event.end is not None and event.begin is not None]
+    if len(timed) < len(events):
+        return list(events)
+    return [min(timed, key=lambda event: event.end or 0.0)] if timed else []
 
 
 def _left_before(events: Sequence[Event], waiting: Sequence[Event], noise: float) -> List[Event]:
@@ -78,7 +82,8 @@ def _left_before(events: Sequence[Event], waiting: Sequence[Event], noise: float
 
 def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float) -> Tuple[Event, str, bool]:
     """The first of them, why it is, and whether that is known."""
-    earliest = [event for event in candidates if not any(each.precedes(event, noise) for each in candidates)]
+    soonest = _soonest(candidates)
+    earliest = [event for event in candidates if not any(each.precedes(event, noise) for each in soonest)]
     timed = all(event.begin is not None for event in candidates)
 
     def key(event: Event) -> Tuple[int, float, int]:

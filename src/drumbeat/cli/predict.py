@@ -53,12 +53,17 @@ def run(args: Any) -> int:
     import json
     import os
 
+    from drumbeat.base.problem import Problem
     from drumbeat.predict import show
     from drumbeat.predict.forecast import forecast
     from drumbeat.predict.goodput import reliability_of
     from drumbeat.predict.job import make_case, node_counts
     from drumbeat.predict.past import error_words
 
+    if args.search:
+        unused = [name for name in ("html", "tokens", "budget", "price") if getattr(args, name, None) is not None]
+        if unused:
+            raise Problem(f"--search compares layouts of one step; --{unused[0]} has no effect with it", "leave it out")
     described, job = _described(args)
     cluster = _cluster(args, job)
     counts = node_counts(args.nodes) if args.nodes else [job.nodes or 1 if job else 1]

@@ -51,6 +51,7 @@ _ITEM = regex(
     r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
     r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
 )
+_NEXT_VALUE = regex(r"\s+[-+.]?\d")
 _NO_VALUE = regex(r"\?|\s?\*\s?[A-Za-z(]")  # behind a number: a question, or code
 _KEY = regex(
     r"(?P<key>[A-Za-z_][\w@./#-]{0,60}(?: [A-Za-z(/][\w@./()-]{0,40}){0,6}?)\.?"
@@ -239,8 +240,11 @@ def _items(line: str) -> List[Item]:
         words = tuple(_words(f"{key['key']} {key['more'] or ''}")) if key else ()
         text = match["until"] or match["number"]
         bracket = left.rstrip().endswith("[")
-        found.append(Item(words, text, match["total"] or "", match["unit"] or "", match.start(), match.end(), bracket))
-        last = match.end()
+        unit, end = match["unit"] or "", match.end()
+        if words and unit[:1].isspace() and "/" in unit and _NEXT_VALUE.match(line, end):
+            unit, end = "", match.end("number")  # `loss 0.1 tokens/s 1010`: the key of the next value
+        found.append(Item(words, text, match["total"] or "", unit, match.start(), end, bracket))
+        last = end
     return found
 
 

@@ -11,7 +11,7 @@ from drumbeat.predict import cost, memory, plain, shapes
 from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.frameworks import FRAMEWORKS, Framework, states_of
 from drumbeat.predict.interval import UNCALIBRATED, Basis, interval
-from drumbeat.predict.machine import Cluster, machine_of
+from drumbeat.predict.machine import PRODUCTS, Cluster, machine_of
 from drumbeat.predict.shapes import ConvNet, Model
 
 
@@ -67,7 +67,7 @@ class Forecast:
 
         peak = peak_of(self.case.cluster.gpu)
         assert peak is not None
-        kind = {"bf16-master": "bf16"}.get(self.case.precision, self.case.precision)
+        kind = PRODUCTS.get(self.case.precision, self.case.precision)
         model = self.case.model
         flops = (
             3 * model.forward_flops if isinstance(model, ConvNet) else shapes.flops_per_token(model, self.case.work.seq)

@@ -48,7 +48,7 @@ def make_case(
     framework = framework_named(wishes.framework or described.framework or ("fsdp" if not conv else "drumbeat"))
     precision = wishes.precision or described.precision or _usual_precision(cluster)
     said = described.layout or Layout(dp=0, zero=-1, recompute=-1, micro=0)
-    degrees = _degrees(said, parse_layout(wishes.layout) if wishes.layout else {}, gpus)
+    degrees = _degrees(said, parse_layout(wishes.layout, cluster.gpus_per_node) if wishes.layout else {}, gpus)
     zero = wishes.zero if wishes.zero is not None else degrees.pop("zero_said", None)
     dp = degrees["dp"]
     batch = wishes.batch or described.batch or _usual_batch(described, wishes, dp)
@@ -129,8 +129,8 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
     rest = [name for name in ("tp", "pp", "cp") if found[name] == -1]
     if len(rest) > 1:
         raise Problem("layout: only one degree may be -1", "give the others as numbers")
-    for name, value in found.items():
-        if value == 0 or value < -1:
+    for name, value in {**found, "dp_shard": shard or -1, "dp_replicate": replicate or -1}.items():
+        if value == 0 or value < (1 if name in ("ep", "vp") else -1) or wished.get(name) == 0:
             raise Problem(f"layout: {name}={value}", "a degree is a whole number above 0")
     if rest:
         others = 1
@@ -147,6 +147,12 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
             "choose other degrees or another number of nodes",
         )
     found["dp"] = gpus // model
+    replicas = found["dp"] * found["cp"]
+    if (shard > 0 and replicas % shard) or (replicate > 0 and found["dp"] % replicate):
+        raise Problem(
+            f"{found['dp']} replicas do not divide by dp_replicate {max(1, replicate)} x dp_shard {max(1, shard)}",
+            "choose other degrees or another number of nodes",
+        )
     found["shard"] = min(max(0, shard), found["dp"] * found["cp"])
     if wished:
         if "dp_shard" in wished and wished["dp_shard"] != 1:
@@ -167,7 +173,9 @@ def node_counts(text: str) -> List[int]:
                 raise ValueError
             doubling = len(first) < 2 or first[-1] == 2 * first[-2]
             step = first[-1] - first[-2] if len(first) > 1 else 0
-            while first[-1] < last:
+            if last > 200_000 or not (doubling or step > 0):
+                raise ValueError
+            while first[-1] < last and len(first) <= 500:
                 first.append(first[-1] * 2 if doubling else first[-1] + step)
             counts = [*(n for n in first if n < last), last]
         else:

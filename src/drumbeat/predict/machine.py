@@ -48,11 +48,15 @@ def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int =
     )
 
 
+# Precision of training -> that of its matrix products, by which the data sheet's peak is named.
+PRODUCTS = {"bf16-master": "bf16", "fp16-master": "fp16", "mxfp8": "fp8"}
+
+
 def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float] = None) -> Machine:
     """Return the rates that the model of a step computes with. `precision`: that of the matrix products."""
     peak = peak_of(cluster.gpu)
     assert peak is not None
-    products = {"bf16-master": "bf16", "fp16-master": "fp16", "mxfp8": "fp8"}.get(precision, precision)
+    products = PRODUCTS.get(precision, precision)
     if products not in peak.tflops:
         raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
     share = matmul or peak.matmul

@@ -268,6 +268,8 @@ def _megatron(found: Dict[str, str]) -> Described:
     )  # fmt: skip
     pp = _number(found, "pipeline-model-parallel-size", 1)
     per_virtual = _number(found, "num-layers-per-virtual-pipeline-stage", 0)
+    if pp < 1 or per_virtual < 0:
+        raise Problem("--pipeline-model-parallel-size must be at least 1, and layers per virtual stage not negative")
     recompute = 2 if found.get("recompute-granularity") == "full" or "checkpoint-activations" in found else 0
     recompute = (
         1 if found.get("recompute-granularity") == "selective" or "recompute-activations" in found else recompute
@@ -382,12 +384,12 @@ def _recipe(words: List[str]) -> Described:
     )
 
 
-def parse_layout(text: str) -> Dict[str, int]:
-    """Read `ddp`, `fsdp`, ... or `dp_shard=4,tp=2`; -1 is the rest."""
+def parse_layout(text: str, per_node: int = 8) -> Dict[str, int]:
+    """Read `ddp`, `fsdp`, ... or `dp_shard=4,tp=2`; -1 is the rest. `per_node`: GPUs of a node, the shards of `hsdp`."""
     words = {
         "ddp": {"dp_replicate": -1},
         "fsdp": {"dp_shard": -1},
-        "hsdp": {"dp_shard": 8},
+        "hsdp": {"dp_shard": per_node},
         "tp": {"tp": -1},
         "pp": {"pp": -1},
         "cp": {"cp": -1},

@@ -183,7 +183,7 @@ def arguments_of(case: Case) -> str:
         words = [f"--parallelism.tensor_parallel_degree {tp}", f"--parallelism.pipeline_parallel_degree {pp}"]
         words += [f"--parallelism.context_parallel_degree {cp}", f"--training.local_batch_size {micro}"]
         return " ".join([*words, f"--activation_checkpoint.mode {recompute}"])
-    shard = dp if a.zero >= 3 else 1
+    shard = (int(a.shard) or dp) if a.zero >= 3 else 1
     degrees = f"dp_replicate={dp // shard},dp_shard={shard},tp={tp},pp={pp},cp={cp}"
     return f"--layout {degrees} --set batch={batch} accumulate={batch // (dp * micro)} recompute={recompute}"
 

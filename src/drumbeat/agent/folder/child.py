@@ -179,13 +179,14 @@ class PrintedChild:
 
     def pump(self) -> None:
         """Take what it has answered. One that has died is started again by the next look, and reads on where the logs end."""
+        ended = False
         while self.pid:
             try:
                 data = os.read(self._answers, 1 << 16)
             except BlockingIOError:
                 break
             if not data:
-                self._died()
+                ended = True
                 break
             self._in += data
         *lines, self._in = self._in.split(b"\n")
@@ -194,6 +195,8 @@ class PrintedChild:
             self.records += answer["records"]
             self.unread += answer["unread"][0]
             self.why_unread = self.why_unread or answer["unread"][1]
+        if ended:
+            self._died()
 
     def close(self) -> None:
         if self.pid:
@@ -214,11 +217,18 @@ class PrintedChild:
     def _start(self) -> bool:
         if self._starts >= _MOST_STARTS:
             return False
-        requests, self._requests = os.pipe()
-        self._answers, answers = os.pipe()
+        opened: List[int] = []
+        try:
+            opened += os.pipe()
+            opened += os.pipe()
+            self.pid = fork()
+        except OSError:  # no room for it now: the next look tries again, and the run goes on without
+            for descriptor in opened:
+                os.close(descriptor)
+            return False
+        requests, self._requests, self._answers, answers = opened
         os.set_blocking(self._answers, False)
         self._starts += 1
-        self.pid = fork()
         if self.pid == 0:
             code = 1
             try:

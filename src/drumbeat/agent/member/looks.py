@@ -63,7 +63,7 @@ class Looker:
         if self._child is None:
             try:
                 self._child = Forked(work, DEADLINE)
-            except BlockingIOError:
+            except OSError:
                 pass  # no room for another process: there is no look this time
 
     def poll(self) -> None:
@@ -106,7 +106,7 @@ class _Earlier:
             self._begun = time.monotonic()
             try:
                 self._child = Forked(lambda: json.dumps(list(read().items())).encode(), DEADLINE)
-            except BlockingIOError:
+            except OSError:
                 pass  # no room for another process: the look itself must do
         elif self._child is not None and self._child.poll():
             answer, self._child = self._child.answer, None

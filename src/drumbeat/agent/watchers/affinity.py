@@ -81,7 +81,12 @@ class _GpuUsers:
     def ask(self, now: float) -> None:
         self._asked = now if self._asked is None else self._asked
         if self._child is None and vendor_of(self.gpus).users_command:
-            self._child = Forked(lambda: json.dumps(list(compute_users(self.gpus).items())).encode(), _ANSWER_WITHIN)
+            try:
+                self._child = Forked(
+                    lambda: json.dumps(list(compute_users(self.gpus).items())).encode(), _ANSWER_WITHIN
+                )
+            except OSError:
+                pass  # no room for another process: the driver is asked at the next look
 
     def read(self, now: float) -> Optional[Users]:
         """The driver's last answer. None: it has not answered yet."""
