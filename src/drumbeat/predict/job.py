@@ -131,7 +131,7 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
         raise Problem("layout: only one degree may be -1", "give the others as numbers")
     for name, value in {**found, "dp_shard": shard or -1, "dp_replicate": replicate or -1}.items():
         if value == 0 or value < (1 if name in ("ep", "vp") else -1) or wished.get(name) == 0:
-            raise Problem(f"layout: {name}={value}", "a degree is a whole number above 0")
+            raise Problem(f"layout: {name}={wished.get(name, value)}", "a degree is a whole number above 0")
     if rest:
         others = 1
         for name in ("tp", "pp", "cp"):
