@@ -20,7 +20,7 @@ for name in zipfile.ZipFile(sys.argv[1]).namelist():
     if name.startswith("drumbeat/") and name.endswith(".py") and not name.startswith("drumbeat/inrank/"):
         importlib.import_module(name[: -len(".py")].replace("/", ".").removesuffix(".__init__"))
 from drumbeat.logs.meaning.rules import rulebook
-from drumbeat.metrics.grammar import rules
+from drumbeat.metrics.table import rules
 print(len(rulebook().rules), len(rules()))
 """
 
@@ -55,7 +55,7 @@ def test_every_module_in_it_finds_what_it_imports(payload, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert all(int(count) > 20 for count in done.stdout.split()), "rules and formats came along"
+    assert all(int(count) > 10 for count in done.stdout.split()), "rules and formats came along"
 
 
 def test_what_only_the_desk_needs_stays_there(payload):

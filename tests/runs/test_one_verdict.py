@@ -32,7 +32,7 @@ CASES = {
     "kill": ("killed", 137),
     "silent": ("exit-code", 3),
     "words": ("exit-code", 1),
-    "peer": ("exception", 1),
+    "peer": ("layout-mismatch", 1),
 }
 
 
