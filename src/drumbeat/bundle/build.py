@@ -170,7 +170,10 @@ def _read_all(files: Dict[str, str]) -> Dict[str, bytes]:
 def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
     """Return our YAML files as JSON: see base/data.py."""
     yamls = [name for name in sources if name.endswith(".yaml")]
-    return {name[: -len("yaml")] + "json": json.dumps(_used(name, sources[name])).encode() for name in yamls}
+    return {
+        name[: -len("yaml")] + "json": json.dumps(_used(name, sources[name]), separators=(",", ":")).encode()
+        for name in yamls
+    }
 
 
 def _used(name: str, data: bytes) -> Any:
