@@ -1,6 +1,6 @@
 """The table of container runtimes: how each one is called, and what it takes. Adding one touches this file alone.
 
-`lines` gives POSIX shell for the compute node. It is run after the binds have been collected in `$binds` (wrap.py), and
+`lines` gives POSIX shell for the compute node. It is run after the binds have been collected in `$binds`, and
 where the backend's script has set `$TASK`, a name that no other task on this machine has.
 """
 
@@ -20,7 +20,7 @@ _STAYS = "PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLD
 
 @dataclass(frozen=True)
 class Runtime:
-    inside: Tuple[str, ...]  # what facts/container.py may call it from inside: these run the same images
+    inside: Tuple[str, ...]  # what machine/container.py may call it from inside: these run the same images
     files: bool  # its images are files or folders; else names that a registry knows, unless they begin with /
     bind: str = ""  # the option before each bind
     both_sides: bool = False  # a bind must be HOST:INSIDE

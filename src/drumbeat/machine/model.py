@@ -169,7 +169,7 @@ class Limits:
 @dataclass(frozen=True)
 class Container:
     inside: Optional[bool] = None
-    runtime: Optional[str] = None  # as facts/container.py names it
+    runtime: Optional[str] = None  # as machine/container.py names it
     image: Optional[str] = None
     image_arch: Optional[str] = None
 

@@ -1,6 +1,6 @@
 """Every variable that drumbeat sets to a fixed value, as data: when, to what, why, and who says so.
 
-Those that are worked out from the node are in computed_variables.py; docs/environment.md is made from both.
+Those that are worked out from the node are COMPUTED; docs/environment.md is made from both.
 
 A Python module and not YAML because every agent reads it at its start: 70 such entries took 54 ms to parse with
 PyYAML's pure-Python reader and another 30 ms to import it, against 5 ms for compiling this file once.

@@ -1,4 +1,4 @@
-"""What to do after an attempt: one pure function, called by the lead alone. The rules per cause are in causes.py."""
+"""Decide what follows an attempt: one pure function, called by the lead alone. The rules per cause are in causes/table.py."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from drumbeat.containers.runtimes import bind_lines, node_lines, started_by_laun
 from drumbeat.runfolder.summary import VERDICT
 
 # The end of the batch script: whether the job is queued again, and without which nodes. The lead decides
-# (agent/requeue.py) and leaves its decision in RUN/verdict, as lines NAME=VALUE. They are read word by word and
+# (agent/lead/decide.py) and leaves its decision in RUN/verdict, as lines NAME=VALUE. They are read word by word and
 # never run as shell: the file lies where others may be able to write. Five ways lead here: - the run has ended: the
 # script ends with its exit code; - the ranks saved after Slurm's notice, or asked to be started again:
 # `next=requeue`; - a node was lost: `next=requeue` and `lost=a,b`. Slurm's own list of excluded nodes, also the

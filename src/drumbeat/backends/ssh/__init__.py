@@ -1,7 +1,7 @@
 """Backend `ssh`: a list of hosts, reached by the system's ssh with the user's own configuration. No scheduler, no queue.
 
 A handle, ssh://HOST/KEY, names the lead's host and a key of the run; that host keeps what runs under it
-(desk/hosted_node.py).
+(desk/start/hosted_node.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who this node is in its job. Only the scheduler's own variables and files are read: no tool, no address.
 
 One file per scheduler or launcher, each with `read(host, environ, notes) -> Identity`. A backend that comes as a package of
-its own needs no file here: its launcher exports the variables of `given.py`.
+its own needs no file here: its launcher exports the variables of `pods.read_given`.
 """
 
 from __future__ import annotations
