@@ -135,7 +135,7 @@ def test_cancel_in_the_queue_and_refusals(toys):
     for keys, words in (
         ({"account": "broke"}, "Toy refuses this job: no credit"),
         ({"reservation": "x"}, "Toy has no reservation"),
-        ({"site": "localhost"}, "site localhost has no scheduler to submit to"),
+        ({"site": "localhost", "array": "0-3"}, "the queue of this machine has no arrays"),
     ):
         done = toys("submit", toys.job("refused", WHO, **keys))
         assert done.returncode == 2 and words in done.stderr, done.stderr

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
+from drumbeat.backends.local import without_effect
 from drumbeat.base.order import Container, Option, Resources
 from drumbeat.base.processes import become_subreaper, fork, sweep
 from drumbeat.cli import main
-from drumbeat.desk.start.make_order import as_run_here
 from tests.conftest import marked, wait_for
 from tests.runfolder.folders import order
 from tests.runs.test_nobody_left import assert_all_gone, begin, tree
@@ -134,9 +134,17 @@ def test_what_has_no_effect_here_is_named(tmp_path):
     )  # fmt: skip
     box = Container("apptainer", "x.sif", binds=("/data",))
     made = dataclasses.replace(order(tmp_path), resources=asked, modules=("m",), container=box)
-    here, names = as_run_here(made)
-    assert names == ["account", "memory", "exclusive", "array", "qos", "--mail-type=END", "modules", "binds"]
-    assert here.resources.array == "" and as_run_here(order(tmp_path))[1] == []
+    assert without_effect(made) == [
+        "account",
+        "memory",
+        "exclusive",
+        "array",
+        "qos",
+        "--mail-type=END",
+        "modules",
+        "binds",
+    ]
+    assert without_effect(order(tmp_path)) == []
 
 
 def test_one_damaged_run_folder_breaks_no_view(drumbeat, monkeypatch, capsys):

@@ -19,6 +19,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.machine.model import Identity
 from drumbeat.runfolder.files import Files
+from drumbeat.runfolder.summary import Desk
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
     "queued",
@@ -170,6 +171,10 @@ class Backend:
         """Send the request and return the handle of the queued job. The run folder exists, with order.json and
         drumbeat.pyz; the text to send is written there first. A Problem leaves nothing queued."""
         raise self.unable("cannot be given jobs", "drumbeat run starts the job here")
+
+    def desk(self, handle: str) -> Optional[Desk]:
+        """Return the process here that looks after a submitted job until its end; most have none."""
+        return None
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         """Return the scheduler's status of a job, or of an array with all its jobs; `unknown` if it has forgotten it."""

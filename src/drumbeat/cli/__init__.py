@@ -15,7 +15,7 @@ from drumbeat.cli.streams import OutputError, open_streams
 # A command is listed here only if it works.
 COMMANDS = {
     "run": "start a job here, or join the job, pod or MPI task that you are in",
-    "submit": "hand a job to the cluster's scheduler, in place of a batch script",
+    "submit": "hand a job to the cluster's scheduler, or to this machine's queue",
     "plan": "show what would happen: each variable with its reason, binding",
     "lint": "check a batch script or launch command",
     "convert": "turn a batch script into a job file; lists what was left out",

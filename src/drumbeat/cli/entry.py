@@ -17,6 +17,10 @@ def main(arguments: List[str]) -> int:
         from drumbeat.desk.start.hosted_node import run_host
 
         return run_host()
+    if word == "_queued":
+        from drumbeat.desk.start.queued_here import run_queued
+
+        return run_queued()
     if word == "_tune":
         from drumbeat.bundle.pinned import removed_after
         from drumbeat.cli.tune import run_submitted

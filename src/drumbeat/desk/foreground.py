@@ -132,9 +132,7 @@ class Foreground:
         # print, a job in the background.
         not_ours = set(children())
         become_subreaper()  # if a guard and its agent are killed at once, their orphans come to us
-        for number in STOPS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup it stays ignored
-                signal.signal(number, self._on_signal)
+        self.heed()
         reports, report_fd = os.pipe()
         os.set_inheritable(report_fd, True)
         os.set_blocking(reports, False)
@@ -174,6 +172,12 @@ class Foreground:
             return next((code for code in codes.values() if code), 0)
         self.console.end(*ended)
         return ended[1].exit_code
+
+    def heed(self) -> None:
+        """Take stop signals from now on; those that come before `run` are passed on when it starts."""
+        for number in STOPS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup it stays ignored
+                signal.signal(number, self._on_signal)
 
     def _let_agent_end(self) -> None:
         """Wait for the agent of a killed guard: the kernel tells it, and it ends its ranks and records why."""

@@ -150,7 +150,10 @@ def status(run: Run) -> Status:
     if end:
         return settled(handle, None, end)
     if desk_pid(run):
-        return Status(handle, RUNNING)
+        here = backends.of_handle(handle)
+        return here.status(handle, os.environ) if here and here.name == "local" else Status(handle, RUNNING)
+    if _was_cancelled(run):
+        return Status(handle, CANCELLED, "before it started")
     desk = run.record.desk
     if desk is None or desk.host != socket.gethostname():
         where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"

@@ -6,12 +6,12 @@ import dataclasses
 import os
 import shlex
 import socket
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import Backend
 from drumbeat.base.folders import users_folder
-from drumbeat.base.order import Order, Resources
+from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.commands.interpreter import script_at
 from drumbeat.commands.launch import find_launcher
@@ -73,6 +73,10 @@ def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
 
 
 def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
+    if place.kind == LOGIN and site.backend == "local":  # this very machine: its queue is drumbeat's own
+        order = make_order(job, site, Place(HERE, place.identity), environ)
+        backends.get(site.backend).check(order, job.where)
+        return order
     if job.code == "sync" and place.kind == INSIDE:
         raise Problem(
             f"{job.where('code')}: sync sends code to nodes, and this is a task on one of them already",
@@ -116,11 +120,6 @@ def _make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) 
 def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
     """Describe a job that a scheduler will start: the site says what its nodes have; which nodes they are is not known
     yet."""
-    if site.backend == "local":
-        raise Problem(
-            f"site {site.name} has no scheduler to submit to",
-            "drumbeat run starts the job here; --site NAME chooses a cluster (drumbeat site list)",
-        )
     backend = backends.get(site.backend, site.where("backend"))
     job = with_defaults(job, backend, environ)
     order = dataclasses.replace(resolve(job, site, look_around(environ, gpus=None)), queued=True)
@@ -269,22 +268,3 @@ def named_in_command(
             f"say --master HOST --node-rank {found.node_rank}, with a name that the others know; {emulate}",
         )
     return None, "", nodes
-
-
-# Settings for a scheduler that have no effect without one: they are reported.
-
-
-_ASKED = ("account", "partition", "memory", "cpus", "exclusive", "array")
-
-
-def as_run_here(order: Order) -> Tuple[Order, List[str]]:
-    """Return the order as this machine carries it out, and the names of settings that have no effect on it."""
-    asked, nothing = order.resources, Resources()
-    names = [name for name in _ASKED if getattr(asked, name) != getattr(nothing, name)]
-    names += sorted(asked.specific)
-    names += [option.text for option in asked.options]
-    if order.modules:
-        names.append("modules")
-    if order.container and order.container.binds:
-        names.append("binds")
-    return dataclasses.replace(order, resources=dataclasses.replace(asked, array="")), names

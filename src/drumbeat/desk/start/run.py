@@ -20,7 +20,7 @@ from drumbeat.containers.image import check_image
 from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
-from drumbeat.desk.start.make_order import as_run_here, make_order, named_in_command, on_hosts, site_of
+from drumbeat.desk.start.make_order import make_order, named_in_command, on_hosts, site_of
 from drumbeat.desk.start.place import (
     ALLOCATION,
     HERE,
@@ -229,9 +229,9 @@ def _run_here(
 ) -> int:
     """Run all nodes on this machine, or only this machine's node if the run is typed by hand on several."""
     environ, node_rank = os.environ, place.node_rank
-    order, ignored = as_run_here(order)
-    if ignored and not node_rank:
-        print(f"drumbeat run: no scheduler here, so these have no effect: {', '.join(ignored)}", file=sys.stderr)
+    for note in [] if node_rank else backends.get("local").notes(order):
+        print(f"drumbeat run: {note}", file=sys.stderr)
+    order = dataclasses.replace(order, resources=dataclasses.replace(order.resources, array=""))
     check_inside(order)
     check_command(order, environ)
     if node_rank is not None and node_rank >= order.members:

@@ -51,8 +51,6 @@ def saved_order(path: str) -> Order:
             f"{path}: made by an older drumbeat (schema {order.schema}, this one writes {SCHEMA})",
             "make it again: drumbeat plan --save",
         )
-    if order.backend == "local":
-        raise Problem(f"{path}: this order is for {order.site}, which has no scheduler to submit to")
     return order
 
 
@@ -117,7 +115,7 @@ def submit(
         if isinstance(error, OSError):
             raise Problem(f"cannot write {folder.path}: {error.strerror}", "choose another place with --runs") from None
         raise
-    write_run_record(folder, replace(record, desk=None, handle=handle))  # nobody stays here
+    write_run_record(folder, replace(record, desk=backend.desk(handle), handle=handle))
     return handle
 
 
@@ -148,14 +146,13 @@ def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping
     elsewhere = bool(roots or run)
     place = Place(HERE, facts[0].identity, machines=tuple(facts)) if elsewhere else find_place(LiveHost())
     site = site_of(job, place, environ)
-    if place.kind == LOGIN and site.backend == "local":  # a site that was named to run on this very machine
-        place = Place(HERE, place.identity)
     order = make_order(job, site, place, environ)
     if len(facts) > order.nodes:
         raise Problem(f"facts of {len(facts)} nodes for a job of {order.nodes} nodes", f"add --nodes {len(facts)}")
     if order.emulated:
         facts = facts * order.nodes
-    away = place.kind == LOGIN or (not elsewhere and order.backend != "local" and facts[0].identity.node_rank is None)
+    unknown = not elsewhere and facts[0].identity.node_rank is None
+    away = order.backend != "local" and (place.kind == LOGIN or unknown)
     return Ready(order, tuple(facts), _peers(facts), hosts[0] if hosts else None, away)
 
 
