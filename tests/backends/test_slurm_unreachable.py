@@ -49,8 +49,24 @@ def test_a_refusal_stays_one(slurm):
 
 
 def test_a_job_is_not_forgotten_where_nobody_answers(slurm):
-    assert client.status("slurm://c/7", slurm(NO_CONTACT)).detail == client.UNREACHABLE
+    assert client.statuses(["slurm://c/7"], slurm(NO_CONTACT))["slurm://c/7"].detail == client.UNREACHABLE
     unknown = "slurm_load_jobs error: Invalid job id specified"
-    assert "no longer knows" in client.status("slurm://c/7", slurm(unknown)).detail
+    assert "no longer knows" in client.statuses(["slurm://c/7"], slurm(unknown))["slurm://c/7"].detail
     with pytest.raises(Problem, match="no Slurm controller can be reached"):
         client.cancel("slurm://c/7", slurm(NO_CONTACT))
+
+
+def test_many_jobs_are_asked_about_at_once(tmp_path):
+    """Eight jobs: one squeue; the two that it has forgotten: one sacct. Each answer is about its own job."""
+    rows = [f"{number}|RUNNING|0|None|N/A|n{number}" for number in range(1, 7)]
+    answers = {"squeue": rows, "sacct": ["7|COMPLETED|0:0", "71|FAILED|1:0"]}
+    for name, lines in answers.items():
+        tool = tmp_path / name
+        text = "\n".join(lines)
+        tool.write_text(f"#!/bin/sh\necho x >> {tmp_path}/calls\ncat <<'END'\n{text}\nEND\n")
+        tool.chmod(0o755)
+    handles = [f"slurm://c/{number}" for number in range(1, 9)]
+    found = client.statuses(handles, {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
+    assert [found[handle].state for handle in handles] == ["running"] * 6 + ["finished", "unknown"]
+    assert [found[handle].over for handle in handles] == [False] * 6 + [True, True]
+    assert (tmp_path / "calls").read_text().count("x") == 2

@@ -16,8 +16,8 @@ from drumbeat.runfolder.summary import END, REQUEUE, lost_nodes, next_step, requ
 H = "slurm://bench/7"
 
 
-def line(job="7", word="RUNNING", starts="0", reason="None", nodes="n[1-2]"):
-    return f"{job:<60}|{word:<30}|{starts:<12}|{reason:<80}|{nodes}"
+def line(job="7", word="RUNNING", starts="0", reason="None", nodes="n[1-2]", begins="N/A"):
+    return f"{job:<60}|{word:<30}|{starts:<12}|{reason:<80}|{begins:<30}|{nodes}"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,29 @@ def test_one_job():
     assert found == Status(H, "running", "running on n[1-2] (Resources)", starts=2)
     assert client.from_squeue(H, "", "slurm://bench/") is None
     assert client.from_sacct(H, "7|TIMEOUT|0:15\n", "slurm://bench/").state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("reason", "begins", "words"),
+    [
+        (
+            "Resources",
+            "2026-11-18T09:30:00",
+            "enough nodes are free (Resources); expected to start at 2026-11-18 09:30:00",
+        ),
+        (
+            "JobHeldAdmin",
+            "N/A",
+            "prolog failed (JobHeldAdmin): ask support to look at it and to run: scontrol release 7",
+        ),
+        ("QOSMaxGRESPerUser", "N/A", "a limit of its QOS is reached (QOSMaxGRESPerUser)"),
+        ("(ReqNodeNotAvail, UnavailableNodes:n7)", "N/A", "nodes that it needs are down, drained or reserved"),
+        ("SomethingNew", "N/A", "pending (SomethingNew)"),
+    ],
+)
+def test_why_a_job_waits_is_said_in_words(reason, begins, words):
+    found = client.from_squeue(H, line(word="PENDING", reason=reason, nodes="", begins=begins), "slurm://bench/")
+    assert found.state == "queued" and words in found.detail
 
 
 def test_each_job_of_an_array_has_its_own_state():

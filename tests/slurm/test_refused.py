@@ -32,7 +32,7 @@ def nothing_queued(oar):
         ({"container": "/no/such.sif"}, "no container runtime is known for slurm", "container-runtime"),
         ({"command": "no-such-program"}, "command not found: no-such-program", ""),
         ({"account": '"two words"'}, "cannot be one word of an sbatch line", ""),
-        ({"site": "localhost"}, "site localhost has no scheduler", "drumbeat run"),
+        ({"site": "localhost", "array": "0-3"}, "the queue of this machine has no arrays", ""),
         ({"launcher": "task"}, "'task' is not one of", "did you mean 'tasks'"),
     ],
 )

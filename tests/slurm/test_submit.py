@@ -95,7 +95,8 @@ def test_cancel_leaves_nothing(oar):
 
 def test_cancel_in_the_queue(oar):
     number, _ = oar.submit(oar.job("waits", command="python3 -V", submit_options='["--hold"]'))
-    assert json.loads(oar("status", "--json", number).stdout)["status"]["state"] == "queued"
+    told = json.loads(oar("status", "--json", number).stdout)["status"]
+    assert told["state"] == "queued" and f"held by its owner (JobHeldUser): scontrol release {number}" in told["detail"]
     assert oar("cancel", number).returncode == 0
     assert oar.cluster.job(number)["JobState"] == "CANCELLED"
 

@@ -49,6 +49,7 @@ class Status:
     exit_code: Optional[int] = None
     starts: Optional[int] = None  # how often the scheduler has started it before; none: not known
     tasks: Tuple[Status, ...] = ()  # of an array: each of its jobs
+    over: bool = False  # the scheduler has forgotten it, so that it cannot come back
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,10 @@ class Backend:
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         """Return the scheduler's status of a job, or of an array with all its jobs; `unknown` if it has forgotten it."""
         raise self.unable("cannot be asked about jobs")
+
+    def statuses(self, handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, Status]:
+        """Return the status of each job; a scheduler that can be asked for many at once is asked once."""
+        return {handle: self.status(handle, environ) for handle in handles}
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
         """End a job, queued or running, for good."""

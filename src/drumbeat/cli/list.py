@@ -39,10 +39,13 @@ def run(args: Any) -> int:
     from drumbeat.cli.status import as_plain
     from drumbeat.desk.runs import all_runs, is_trial
     from drumbeat.desk.state import state_of
+    from drumbeat.desk.status import ask_together
 
     found = all_runs(os.environ)
     own = [each for each in found.runs if args.all or not is_trial(each)]
-    states = [state_of(each) for each in (own if args.all else own[:_NEWEST])]
+    shown = own if args.all else own[:_NEWEST]
+    ask_together(shown)
+    states = [state_of(each) for each in shown]
     for why in found.damaged:
         print(printable(f"drumbeat list: left out: {why}"), file=sys.stderr)
     if args.json:

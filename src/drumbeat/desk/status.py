@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
 import socket
 import time
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
@@ -18,7 +19,7 @@ from drumbeat.base.record import RecordError
 from drumbeat.inspector.tree import Process, of_user
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import REQUEUE, RunRecord, Summary, next_step, read_run_record
+from drumbeat.runfolder.summary import REQUEUE, RunRecord, Summary, next_step, read_run_record, write_run_record
 
 # State of a run from two sources: what its folder says of the last end, and what the scheduler says of the job.
 # Pure. A job may be started several times: by drumbeat after a lost node, by the scheduler after a preemption, by
@@ -133,10 +134,10 @@ def status(run: Run) -> Status:
     if tasks:
         return _array_status(run, tasks)
     end = end_of(read_summary(run)) or _recorded_end(run)
-    submitted = run.record.desk is None  # else the job is the user's own, and may go on after the run
-    comes_back = submitted and may_come_back(end, next_step(run.folder) == REQUEUE)
-    if not desk_pid(run) and (end is None or comes_back):
+    if _scheduler_decides(run, end):
         asked = ask_scheduler(handle)
+        if asked and asked.over and end and handle not in _silent:
+            _remember_forgotten(run)
         if asked and asked.state == UNKNOWN and _was_cancelled(run):
             return Status(handle, CANCELLED)
         if asked and asked.state == UNKNOWN and _record_now(run).last_state:
@@ -165,6 +166,38 @@ def status(run: Run) -> Status:
     left = len(leftovers(run))
     also = f"; {left} of its processes are still here: drumbeat cancel {run.run_id} ends them" if left else ""
     return Status(handle, FAILED, f"the process that started it is gone, and it left no summary{also}")
+
+
+def _scheduler_decides(run: Run, end: Optional[End]) -> bool:
+    """Return true if only the scheduler knows whether the run goes on."""
+    if desk_pid(run):
+        return False
+    submitted = run.record.desk is None  # else the job is the user's own, and may go on after the run
+    back = submitted and not run.record.forgotten and may_come_back(end, next_step(run.folder) == REQUEUE)
+    return end is None or back
+
+
+def _remember_forgotten(run: Run) -> None:
+    try:
+        write_run_record(run.folder, dataclasses.replace(_record_now(run), forgotten=True))
+    except OSError:
+        pass  # another user's run, or a full disk: it is asked about again
+
+
+def ask_together(runs: Iterable[Run]) -> None:
+    """Ask each scheduler once about all of these runs that only it knows of; `status` uses the answers."""
+    asked: Dict[str, List[str]] = {}
+    for run in runs:
+        backend = scheduler_of(run.record.handle)
+        if backend and (array_numbers(run) or _scheduler_decides(run, end_of(read_summary(run)) or _recorded_end(run))):
+            asked.setdefault(backend.name, []).append(run.record.handle)
+    for name, handles in asked.items():
+        try:
+            answers = backends.get(name).statuses(handles, os.environ)
+        except Problem:
+            continue  # each is asked about by itself, and its own answer says what is wrong
+        for handle, answer in answers.items():
+            _asked[handle] = (time.monotonic(), answer)
 
 
 def _was_cancelled(run: Run) -> bool:

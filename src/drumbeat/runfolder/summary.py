@@ -296,6 +296,7 @@ class RunRecord:
     last_state: str = ""  # what its scheduler said last, kept where the desk has removed the job after its end
     last_detail: str = ""
     submitting: bool = False  # the desk is handing it over; if that desk is dead, nobody knows how far it came
+    forgotten: bool = False  # the scheduler no longer knows the job, so that it cannot come back
     lead: str = ""  # the lead's host, in the folder of a node that does not see the lead's
 
 

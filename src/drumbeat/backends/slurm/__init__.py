@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Callable, List, Mapping, Optional, Sequence, Set
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.backends.contract import Backend, Launch, Request, Status
 from drumbeat.backends.slurm import client, directives
@@ -91,7 +91,10 @@ class Slurm(Backend):
         return client.submit(request.text, env)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
-        return client.status(handle, environ)
+        return client.statuses([handle], environ)[handle]
+
+    def statuses(self, handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, Status]:
+        return client.statuses(handles, environ)
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
         client.cancel(handle, environ)

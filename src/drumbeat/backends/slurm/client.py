@@ -8,6 +8,7 @@ import subprocess
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.backends.contract import (
+    ALIVE,
     CANCELLED,
     FAILED,
     FINISHED,
@@ -19,6 +20,7 @@ from drumbeat.backends.contract import (
     overall,
     parse_handle,
 )
+from drumbeat.base.data import load
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 
@@ -26,7 +28,7 @@ from drumbeat.base.regex import regex
 
 
 # Fields of `squeue --Format`; a size is needed, or it would cut at 20 characters.
-SQUEUE = "JobArrayID:60|,State:30|,RestartCnt:12|,Reason:80|,NodeList:400"
+SQUEUE = "JobArrayID:60|,State:30|,RestartCnt:12|,Reason:80|,StartTime:30|,NodeList:400"
 SACCT = "JobID,State,ExitCode"
 
 # Every state that is missing here is a failure: FAILED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE.
@@ -44,12 +46,26 @@ def from_squeue(handle: str, text: str, prefix: str) -> Optional[Status]:
 
 
 def _squeue_line(line: str, prefix: str) -> Status:
-    job, word, starts, reason, nodes = [field.strip() for field in (line.split("|") + [""] * 5)[:5]]
+    job, word, starts, reason, begins, nodes = [field.strip() for field in (line.split("|") + [""] * 6)[:6]]
     detail = word.lower() + (f" on {nodes}" if nodes else "") + (f" ({reason})" if reason not in ("None", "") else "")
     state = state_of(word)
+    if word == "PENDING" and reason not in ("None", ""):
+        detail = why_pending(reason, job)
+        detail += f"; expected to start at {begins.replace('T', ' ')}" if begins[:1].isdigit() else ""
     if state == QUEUED and starts not in ("", "0"):
         detail += f", start {starts} is over"
     return Status(prefix + job, state, detail, starts=int(starts) if starts.isdigit() else None)
+
+
+def why_pending(reason: str, job: str) -> str:
+    """Say in words why a job waits, with Slurm's own reason and what can be done."""
+    plain = reason.strip("()")
+    known = next(
+        (each for each in load("drumbeat.backends.slurm", "reasons") if plain.startswith(each["reason"])), None
+    )
+    if known is None:
+        return f"pending ({plain})"
+    return f"{known['means']} ({plain})" + (f": {known['do'].format(job=job)}" if "do" in known else "")
 
 
 def from_sacct(handle: str, text: str, prefix: str) -> Optional[Status]:
@@ -60,7 +76,9 @@ def from_sacct(handle: str, text: str, prefix: str) -> Optional[Status]:
         number = code.partition(":")[0]
         if job.strip() and word.strip():
             exit_code = int(number) if number.isdigit() else None
-            statuses.append(Status(prefix + job.strip(), state_of(word), word.strip().lower(), exit_code))
+            state = state_of(word)
+            over = state not in ALIVE
+            statuses.append(Status(prefix + job.strip(), state, word.strip().lower(), exit_code, over=over))
     return _one_or_array(handle, statuses)
 
 
@@ -138,19 +156,36 @@ def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]
     return set(hosts) & known if done.returncode == 0 and known else set(hosts)
 
 
-def status(handle: str, environ: Mapping[str, str]) -> Status:
-    """Return Slurm's status; `unknown` if it has forgotten the job and keeps no accounts."""
-    job, prefix = job_number(handle), handle.rpartition("/")[0] + "/"
-    argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", f"--Format={SQUEUE}"]
-    queue = _call(argv, environ)
-    found = from_squeue(handle, queue.stdout, prefix)
-    if found is None:
-        argv = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}", f"--format={SACCT}"]
+def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, Status]:
+    """Ask about all of these jobs at once; `unknown` where Slurm has forgotten a job and keeps no accounts."""
+    jobs = {handle: job_number(handle) for handle in handles}
+    argv = ["squeue", "--noheader", "--array", "--states=all", f"--Format={SQUEUE}"]
+    queue = _call([*argv, f"--jobs={','.join(jobs.values())}"], environ)
+    if (
+        queue.returncode and len(jobs) > 1 and not _unreachable(queue.stderr)
+    ):  # one that it does not know spoils the answer
+        return {handle: statuses([handle], environ)[handle] for handle in handles}
+    found = {handle: from_squeue(handle, _of(job, queue.stdout), _prefix(handle)) for handle, job in jobs.items()}
+    lost = [job for handle, job in jobs.items() if found[handle] is None]
+    if lost:
+        argv = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={','.join(lost)}", f"--format={SACCT}"]
         done = _call(argv, environ)
-        found = from_sacct(handle, done.stdout if done.returncode == 0 else "", prefix)
-    return found or Status(
-        handle, UNKNOWN, UNREACHABLE if _unreachable(queue.stderr) else "Slurm no longer knows this job"
-    )
+        accounts = done.stdout if done.returncode == 0 else ""
+        for handle, job in jobs.items():
+            found[handle] = found[handle] or from_sacct(handle, _of(job, accounts), _prefix(handle))
+    away = _unreachable(queue.stderr)
+    unknown = UNREACHABLE if away else "Slurm no longer knows this job"
+    return {handle: status or Status(handle, UNKNOWN, unknown, over=not away) for handle, status in found.items()}
+
+
+def _prefix(handle: str) -> str:
+    return handle.rpartition("/")[0] + "/"
+
+
+def _of(job: str, text: str) -> str:
+    """Return the lines about this job, or about the jobs of this array."""
+    words = (line.partition("|")[0].strip() for line in text.splitlines())
+    return "\n".join(line for line, word in zip(text.splitlines(), words) if word == job or word.startswith(f"{job}_"))
 
 
 def cancel(handle: str, environ: Mapping[str, str]) -> None:
