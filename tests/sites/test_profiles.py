@@ -15,8 +15,11 @@ from drumbeat.plan.variables import SPELT
 from tests.plan.archetype import SITES, facts_of
 
 BUILT_IN = (
+    "alps",
     "dgx-h100",
+    "frontier",
     "kubernetes",
+    "leonardo",
     "localhost",
     "lumi",
     "mi300x-cx7",
