@@ -11,8 +11,8 @@ from drumbeat.cli.completion import Offer, bash, fish, offers, zsh
 
 MADE_UP = {
     "run": Offer("run it", {"--nodes": "How many. And more.", "--launcher": "who's that", "--trace": ""},
-                 {"--nodes": [], "--launcher": ["auto", "ranks"]}, []),
-    "site": Offer("sites", {"--json": ""}, {}, ["list", "show"]),
+                 {"--nodes": [], "--launcher": ["auto", "ranks"]}, [], {}),
+    "site": Offer("sites", {"--json": ""}, {}, ["list", "show"], {}),
 }  # fmt: skip
 
 
@@ -55,6 +55,20 @@ def test_bash_with_the_real_commands():
         ["bash", "-c", f"{done.stdout}\ncomplete -p drumbeat"], capture_output=True, text=True, check=True
     )
     assert registered.stdout == "complete -o default -F _drumbeat drumbeat\n"
+
+
+def test_runs_sites_and_presets_are_looked_up(tmp_path, monkeypatch):
+    """Bash asks the drumbeat of the PATH; this one knows two runs and the real sites."""
+    tool = tmp_path / "drumbeat"
+    tool.write_text(f'#!/bin/sh\n[ "$3" = runs ] && echo llama-1 resnet-2 || exec {sys.executable} -m drumbeat "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    script = bash(offers())
+    assert complete(script, "drumbeat", "status", "") == ["llama-1", "resnet-2"]
+    assert complete(script, "drumbeat", "status", "r") == ["resnet-2"]
+    assert complete(script, "drumbeat", "run", "--site", "lu") == ["lumi"]
+    assert complete(script, "drumbeat", "plan", "--preset", "acc") == ["accelerate"]
+    assert complete(script, "drumbeat", "site", "sho") == ["show"]
 
 
 @pytest.mark.parametrize("shell, script", [("zsh", zsh), ("fish", fish)])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shlex
 from argparse import SUPPRESS
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 SHELLS = ("bash", "zsh", "fish")
+# Names that are looked up when the Tab key is pressed, by the option or metavar that stands for one of them.
+_LOOKED_UP = {"--site": "sites", "--preset": "presets", "RUN": "runs", "SITE": "sites"}
+_ASK = "drumbeat completion --words"
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="print the completion script of this shell")
+    parser.add_argument("shell", nargs="?", choices=SHELLS, help="print the completion script of this shell")
+    parser.add_argument("--words", choices=("runs", "sites", "presets"), help=SUPPRESS)
     parser.epilog = (
         'bash: eval "$(drumbeat completion bash)" in ~/.bashrc. zsh: eval "$(drumbeat completion zsh)" in ~/.zshrc, '
         "after compinit. fish: drumbeat completion fish > ~/.config/fish/completions/drumbeat.fish"
@@ -18,8 +22,31 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
+    if args.words:
+        print("\n".join(_names(args.words)))
+        return 0
+    if not args.shell:
+        from drumbeat.base.problem import Problem
+
+        raise Problem("which shell?", f"drumbeat completion {'|'.join(SHELLS)}")
     print({"bash": bash, "zsh": zsh, "fish": fish}[args.shell](offers()), end="")
     return 0
+
+
+def _names(kind: str) -> List[str]:
+    import os
+
+    if kind == "runs":
+        from drumbeat.desk.runs import all_runs
+
+        return [run.run_id for run in all_runs(os.environ).runs]
+    if kind == "sites":
+        from drumbeat.jobfile.site import site_names
+
+        return site_names(os.environ)
+    from drumbeat.jobfile.flags import preset_names
+
+    return preset_names()
 
 
 class Offer(NamedTuple):
@@ -29,6 +56,7 @@ class Offer(NamedTuple):
     options: Dict[str, str]  # --nodes -> its help
     values: Dict[str, List[str]]  # an option that takes a value -> the words it allows; empty: anything
     words: List[str]  # words that can stand by themselves
+    looked_up: Dict[str, str]  # option, or "" for words by themselves -> kind of names that are looked up
 
 
 def offers() -> Dict[str, Offer]:
@@ -36,7 +64,7 @@ def offers() -> Dict[str, Offer]:
 
     made = {}
     for name, summary in COMMANDS.items():
-        made[name] = Offer(summary, {}, {}, [])
+        made[name] = Offer(summary, {}, {}, [], {})
         _gather(parser_for(name)[0], made[name])
     return made
 
@@ -48,11 +76,16 @@ def _gather(parser: Any, offer: Offer) -> None:
         words = [str(word) for word in action.choices or ()]
         if not action.option_strings:
             offer.words.extend(words)
+            if action.metavar in _LOOKED_UP:
+                offer.looked_up[""] = _LOOKED_UP[action.metavar]
         for option in action.option_strings:
             if option.startswith("--"):
                 offer.options[option] = " ".join((action.help or "").split()).replace("%%", "%")
             if action.nargs != 0:
                 offer.values[option] = words
+                kind = _LOOKED_UP.get(option) or _LOOKED_UP.get(action.metavar)
+                if kind:
+                    offer.looked_up[option] = kind
         if isinstance(action.choices, dict):  # commands of its own, as in `drumbeat site show`
             for inner in action.choices.values():
                 _gather(inner, offer)
@@ -62,13 +95,14 @@ def bash(commands: Dict[str, Offer]) -> str:
     cases = []
     for name, offer in commands.items():
         values = [
-            f"        {option}) {_compgen(words) if words else ''}return ;;" for option, words in offer.values.items()
+            f"        {option}) {_compgen(words, offer.looked_up.get(option))}return ;;"
+            for option, words in offer.values.items()
         ]
         cases += [
             f"    {name})",
             *(['      case "$before" in', *values, "      esac"] if values else []),
             f'      if [[ "$word" == -* ]]; then {_compgen([*offer.options])}',
-            f"      else {_compgen(offer.words)}fi ;;",
+            f"      else {_compgen(offer.words, offer.looked_up.get('')) or ':; '}fi ;;",
         ]
     return "\n".join(
         [
@@ -88,8 +122,15 @@ def bash(commands: Dict[str, Offer]) -> str:
     )
 
 
-def _compgen(words: List[str]) -> str:
-    return f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$word")); '
+def _compgen(words: List[str], kind: Optional[str] = None) -> str:
+    """Return the command that offers these words, or names that are looked up; empty if anything may stand there."""
+    asked = f'" $({_ASK} {kind} 2>/dev/null)"' if kind else ""
+    return f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))}{asked} -- "$word")); ' if words or kind else ""
+
+
+def _compadd(words: List[str], kind: Optional[str]) -> str:
+    asked = f'${{(f)"$({_ASK} {kind} 2>/dev/null)"}}' if kind else ""
+    return f"compadd -- {shlex.join(words)} {asked}; " if words or kind else ""
 
 
 def zsh(commands: Dict[str, Offer]) -> str:
@@ -97,14 +138,14 @@ def zsh(commands: Dict[str, Offer]) -> str:
     cases = []
     for name, offer in commands.items():
         values = [
-            f"        {option}) {'compadd -- ' + shlex.join(words) if words else '_files'}; return ;;"
+            f"        {option}) {_compadd(words, offer.looked_up.get(option)) or '_files; '}return ;;"
             for option, words in offer.values.items()
         ]
         cases += [
             f"    {name})",
             *(['      case "${words[CURRENT-1]}" in', *values, "      esac"] if values else []),
             f'      if [[ "${{words[CURRENT]}}" == -* ]]; then compadd -- {shlex.join(offer.options)}',
-            f"      else {'compadd -- ' + shlex.join(offer.words) + '; ' if offer.words else ''}_files; fi ;;",
+            f"      else {_compadd(offer.words, offer.looked_up.get(''))}_files; fi ;;",
         ]
     return "\n".join(
         [
@@ -133,10 +174,14 @@ def fish(commands: Dict[str, Offer]) -> str:
             value = ""
             if option in offer.values:
                 words = offer.values[option]
-                value = f" -x -a {_fish(' '.join(words))}" if words else " -r"
+                kind = offer.looked_up.get(option)
+                asked = f"({_ASK} {kind})" if kind else " ".join(words)
+                value = f" -x -a {_fish(asked)}" if asked else " -r"
             lines.append(f"{here} -l {option[2:]}{value} -d {_fish(help.split('. ')[0])}")
         if offer.words:
             lines.append(f"{here} -a {_fish(' '.join(offer.words))}")
+        if "" in offer.looked_up:
+            lines.append(f"{here} -a {_fish(f'({_ASK} {offer.looked_up[str()]})')}")
     return "\n".join([*lines, ""])
 
 

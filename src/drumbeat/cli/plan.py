@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from drumbeat.cli import add_json
 
@@ -193,8 +193,9 @@ def _dump(value: Any) -> None:
     print(to_json(value))
 
 
-def _width() -> int:
+def _width() -> Optional[int]:
+    """Return the terminal's width; None if the output goes elsewhere: nothing is cut or wrapped there."""
     import shutil
     import sys
 
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -15,7 +15,7 @@ def add_arguments(parser: Any) -> None:
         "value. new: print a profile made from this machine's facts. check FILE: is this profile valid, and do its paths "
         "exist? image NAME: a recipe for an image with the RDMA libraries it needs.",
     )
-    parser.add_argument("site", nargs="?", metavar="NAME or FILE", help="a name of the list, or a profile's path")
+    parser.add_argument("site", nargs="?", metavar="SITE", help="a name of the list, or a profile's path")
     parser.add_argument("--root", metavar="DIR", help="new, check: another machine, as a folder or a capture")
     parser.add_argument("--source", action="store_true", help="show: print the profile itself, to copy it")
     parser.add_argument("--base", metavar="IMAGE", help="image: the image to build on")

@@ -38,6 +38,7 @@ _KNOWN_AS = {
     "cluster": "site", "mem": "memory", "max-restarts": "restarts", "retries": "restarts", "cwd": "workdir",
     "working-dir": "workdir", "mounts": "binds", "volumes": "binds", "queue": "partition", "project": "account",
     "hostlist": "hosts", "machines": "hosts", "nodelist": "hosts",
+    "infiniband": "ib", "slingshot": "ofi", "cxi": "ofi", "efa": "ofi", "libfabric": "ofi", "ethernet": "tcp", "socket": "tcp",
 }  # fmt: skip
 
 
@@ -172,14 +173,12 @@ def check_variable_name(name: str, place: str) -> None:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    ours = _KNOWN_AS.get(name.replace("_", "-").lower())
-    if ours and ours in set(known):
-        return f"; did you mean '{ours}'?"
     return near(name, known) or "; known keys: " + ", ".join(known)
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(word, list(known), 1)
+    ours = _KNOWN_AS.get(word.replace("_", "-").lower(), "")
+    found = [ours] if ours in set(known) else difflib.get_close_matches(word, list(known), 1)
     return f"; did you mean '{found[0]}'?" if found else ""
 
 

@@ -120,6 +120,15 @@ def kind_of(node: Node) -> str:
     return "nothing" if node.missing else shown(node.value)
 
 
+# What PyYAML says -> what it usually means.
+_REMEDIES = (
+    ("mapping values are not allowed", "check the indentation of this line; quote a value that holds a colon"),
+    ("could not find expected ':'", "each line is `key: value`; a value of several lines needs `|` after its key"),
+    ("cannot start any token", "indent with blanks, not tabs; quote a value that begins with %, @ or `"),
+    ("expected <block end>", "check the indentation: keys of one level begin in the same column"),
+)  # fmt: skip
+
+
 def _events(text: str, name: str) -> Iterator[Any]:
     import yaml  # here, because most commands need no YAML
 
@@ -128,7 +137,10 @@ def _events(text: str, name: str) -> Iterator[Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise Problem(f"{name}:{line}: not YAML: {error.problem or error.context}") from None
+        said = error.problem or error.context or ""
+        raise Problem(
+            f"{name}:{line}: not YAML: {said}", next((fix for words, fix in _REMEDIES if words in said), "")
+        ) from None
     except yaml.YAMLError as error:
         raise Problem(f"{name}: not YAML: {shown(str(error), 80)}") from None
     except (ValueError, OverflowError):  # PyYAML's own, for "\UFFFFFFFF" and a huge %YAML number

@@ -477,7 +477,7 @@ COMPUTED: Tuple[Computed, ...] = (
     Computed(
         "NCCL_NET_PLUGIN",
         "librccl-anp.so",
-        "Pensando NICs with ROCm before 7.2.1, where the plug-in is found",
+        "AMD's Pensando NICs with ROCm before 7.2.1, where the plug-in is found",
         "RCCL drives this NIC through AMD's plug-in",
         PRIMUS,
     ),

@@ -9,6 +9,7 @@ inside       a job step, an MPI task or a pod: only this node's agent starts her
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import getpass
 import os
 import secrets
@@ -195,6 +196,15 @@ def _programs(order: Order) -> List[str]:
     return [found.program, *launcher_python(found, Tools(python=launcher_interpreter(order)))[:1]]
 
 
+def _instead(program: str, workdir: str, path: str) -> str:
+    """Say what was probably meant by a command that does not exist."""
+    if program.endswith(".py") and os.path.isfile(os.path.join(workdir, program)):
+        return f"{program} is a Python script: put the interpreter before it: python {program}"
+    programs = {name for folder in path.split(os.pathsep) if os.path.isdir(folder) for name in os.listdir(folder)}
+    close = difflib.get_close_matches(program, programs, 1) if "/" not in program else []
+    return f"did you mean {close[0]}?" if close else f"looked in {workdir if '/' in program else path}"
+
+
 def check_command(order: Order, environ: Mapping[str, str]) -> None:
     """Check the command's programs before anything starts. After a `setup` only the node can tell."""
     path, workdir = environ.get("PATH", os.defpath), order.source_workdir
@@ -203,6 +213,6 @@ def check_command(order: Order, environ: Mapping[str, str]) -> None:
         if shutil.which(where, path=path) is None:
             if "/" in program and os.path.isfile(where):
                 raise Problem(f"{program} is not executable", f"chmod +x {program}, or name its interpreter before it")
-            raise Problem(f"command not found: {program}", f"looked in {workdir if '/' in program else path}")
+            raise Problem(f"command not found: {program}", _instead(program, workdir, path))
     if not os.path.isdir(workdir):
         raise Problem(f"workdir {workdir} is not a folder")
