@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import FrozenSet, Iterable, Iterator, List, Optional, Tuple
+from typing import FrozenSet, Iterable, Iterator, List, Optional
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
-from drumbeat.findings.model import ERROR, INFO, OK, SEVERITIES, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, INFO, SEVERITIES, WARNING, Finding
 from drumbeat.machine.model import Facts, Gpu, Peer, Peers
 from drumbeat.plan.scene import Scene, scene
 
 GIB = 1 << 30
+find = Catalog("doctor")
 
 
 @dataclass(frozen=True)
@@ -66,23 +68,9 @@ def stand_in(facts: Facts) -> Order:
     return Order("", "", 0.0, (), nodes, 0, "ranks", "", "/", "/", "", "local")
 
 
-def ok(code: str, title: str, *evidence: str) -> Finding:
-    return Finding(code, OK, title, evidence=_evidence(evidence))
-
-
-def bad(
-    code: str, severity: str, title: str, cause: str = "", fix: str = "", *evidence: str, support: str = ""
-) -> Finding:
-    return Finding(code, severity, title, cause, fix, _evidence(evidence), support=support)
-
-
 def seen(what: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """The findings of one check, each with what the check looked at: what names nothing is not certain."""
     return (finding if finding.seen else replace(finding, seen=(what,)) for finding in findings)
-
-
-def _evidence(texts: Tuple[str, ...]) -> Tuple[Evidence, ...]:
-    return tuple(Evidence(text) for text in texts)
 
 
 def gib(size: int) -> str:
