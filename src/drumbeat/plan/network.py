@@ -9,10 +9,12 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tup
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import WARNING, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice, RdmaPort
 
+find = Catalog("plan")
 MOST_HCAS = 32  # NCCL looks at no more
 # Words by which the reasons for leaving a device out can be told apart.
 DOWN, OTHER_LAYER, SLOWER = "no active port", "while the compute fabric is", "storage or management"
@@ -104,12 +106,10 @@ def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
     if not alone:
         return []
     return [
-        Finding(
+        find(
             "rdma-subnet-differs",
-            WARNING,
-            f"left out on all nodes: {', '.join(f'{name} ({reason})' for name, reason in alone.items())}",
-            "an address was set wrongly here or on a peer, or its interface has none there; the two cannot connect",
-            support=f"compare the addresses of {', '.join(alone)} on {host} with those of the other nodes",
+            devices=", ".join(f"{name} ({reason})" for name, reason in alone.items()),
+            names=", ".join(alone),
             host=host,
             seen=("the subnets of this node, and those that all nodes are in",),
         )
