@@ -101,7 +101,7 @@ def test_of_two_ranks_without_a_stack_the_one_that_sleeps_through_holds_the_othe
     found = judge([look(0, call="futex", wakes=0.5), asleep], Silence(18.0))
     assert (found.code, found.rank, found.host) == ("hang-asleep", 1, "h0")
     assert found.title == "no step for 18 s: rank 1 is asleep; rank 0 is waiting in futex"
-    assert found.fix.startswith("py-spy dump --pid 101 on h0 shows where rank 1 is; drumbeat names the line itself")
+    assert found.fix.startswith("py-spy dump --pid 101 on h0 shows where rank 1 is; drumbeat names the line if")
     assert "metrics.report" in found.fix
     polls = look(
         1, call="clock_nanosleep", wakes=100.0

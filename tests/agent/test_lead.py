@@ -141,9 +141,7 @@ def test_nodes_of_one_scheduler_job_are_one_run_whatever_their_orders_say():
     assert "another job than the lead: command is y" in lead.refuse(wrong)
     assert finish(lead.refused(wrong, lead.refuse(wrong))) == [EXIT_MUSTER]
     finding = lead.history[-1].finding
-    assert finding.code == "node-refused" and finding.seen == (
-        "what node 1 said of itself, beside the order of the lead",
-    )
+    assert finding.code == "node-refused" and finding.seen == ("what node 1 reported, and the lead's order",)
 
 
 def test_nobody_joins_a_run_that_has_started():

@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, List, Optional, Protocol
 from drumbeat import __version__
 from drumbeat.agent.folder.child import FolderChild, prepare_folder
 from drumbeat.agent.guard import warn
-from drumbeat.agent.lead.attempt import stalled_finding
 from drumbeat.agent.member.monitor import MonitorProcess, OpenTextFile
 from drumbeat.agent.member.node import Node
 from drumbeat.agent.member.preflight import check_node, read_host_paths
@@ -35,10 +34,13 @@ from drumbeat.agent.wire.messages import (
 from drumbeat.base.order import Order
 from drumbeat.base.processes import on_storage
 from drumbeat.base.signals import STOPS, let_stops_in
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
 from drumbeat.runfolder.layout import RunFolder, StopFile
 from drumbeat.runfolder.summary import gpus_used
+
+find = Catalog("lead")
 
 # What the agent asks of its side of the run: the lead's (`lead_side`) or a member's (`member_side`).
 
@@ -262,7 +264,8 @@ class Agent:
             self.selector.register(self.child.answers, selectors.EVENT_READ, self.pump)
         stalled = self._notice_stall("the ranks go on")
         if stalled and self.node:
-            self.side.tell(Found(stalled_finding(self.number, self.facts.host, self.order.folder, stalled)))
+            folder, host = self.order.folder, self.facts.host
+            self.side.tell(Found(find("folder-stalled", seconds=stalled, folder=folder, node=self.number, host=host)))
 
     def _notice_stall(self, what_now: str) -> float:
         """Say so when the storage begins to hang, and when it answers again; for how long it has hung, when that is said."""

@@ -2,7 +2,8 @@
 
 An entry is a code, or `code/variant`, which takes what it leaves out from the code. The title is the value of its severity, or of
 `title` if the caller gives the severity; an entry that is only a text is `ok`. `{name}` and `{name:.1f}` are filled in,
-`{count:rank}` gives "1 rank" or "2 ranks", and `[ ({name})]` is dropped if the value is empty. `source` is for docs/codes.md.
+`{count:rank}` gives "1 rank" or "2 ranks", and `[ ({name})]` is dropped if the value is empty. docs/codes.md shows `source` and
+`means`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NOUN = regex(r"[A-Za-z]{2,}")
 def entries(file: str) -> Dict[str, Dict[str, str]]:
     """Return the entries of one file, each whole."""
     whole: Dict[str, Dict[str, str]] = {}
-    for name, entry in load("drumbeat.findings", file).items():
+    for name, entry in load(__package__, file).items():
         entry = {OK: entry} if isinstance(entry, str) else entry
         severity = next((key for key in entry if key in SEVERITIES), None)
         own = {"severity": severity, "title": entry[severity]} if severity else {}
@@ -56,7 +57,7 @@ class Catalog:
     def __init__(self, file: str) -> None:
         self.file = file
 
-    def __call__(self, code: str, variant: str = "", **values: Any) -> Finding:
+    def __call__(self, code: str, variant: str = "", /, **values: Any) -> Finding:
         """Return a finding; values that are fields of a Finding are set there, too."""
         entry = entries(self.file)[f"{code}/{variant}" if variant else code]
         fields = {key: value for key, value in values.items() if key in FIELDS}

@@ -7,10 +7,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import COLLECTIVES, Floor
-from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding, Verdict
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, Finding, Verdict
 from drumbeat.machine.model import Facts, Interface, Peer, Peers
 from drumbeat.machine.peaks import gpu_link_rate
 from drumbeat.verify.pairs import judge_pairs
+
+find = Catalog("verify")
 
 # The hardware's limit for each collective, from the facts of all nodes. Pure; unknown stays unknown. B is
 # what the NICs of a node carry together, k the nodes, n the ranks, I what the links inside a node carry. Every node
@@ -198,8 +201,7 @@ def _values(results: Mapping[str, Any]) -> Verdict:
     for pair in results["pairs"]:
         if pair.get("wrong"):
             a, b = who(results, pair["a"]), who(results, pair["b"])
-            title = f"wrong values between {a} and {b}: {pair['wrong']} elements"
-            findings.append(Finding("wrong-values", ERROR, title, fix=_FIX, rank=pair["b"]))
+            findings.append(find("wrong-values", "pair", a=a, b=b, count=pair["wrong"], rank=pair["b"]))
     findings += _wrong_products(results)
     if findings:
         seen = ("the values that every rank received",)
@@ -211,12 +213,6 @@ def _values(results: Mapping[str, Any]) -> Verdict:
         words = f"{checked} checked on one rank; sums and copies between ranks were not"
         return Verdict("values", "right", "likely", words, seen=(checked,), unseen=("sums and copies between ranks",))
     return Verdict("values", "right", "certain", f"{checked} checked, all right", seen=(checked,))
-
-
-_FIX = (
-    "leave the named host out and verify again; on Slingshot with NCCL 2.27 or newer try NCCL_PROTO=^LL128; keep this run "
-    "folder for the support desk"
-)
 
 
 def _wrong(results: Mapping[str, Any], mistakes: List[Mapping[str, Any]]) -> Finding:
@@ -231,15 +227,13 @@ def _wrong(results: Mapping[str, Any], mistakes: List[Mapping[str, Any]]) -> Fin
     elif len(takers) == 1:
         (rank,) = takers
         blame = f"only {who(results, rank)} got wrong values"
-    evidence = tuple(
-        Evidence(
-            f"{each['op']} {each['dtype']} {each['bytes']} bytes on rank {each['rank']}: element {each['element']} is "
-            f"{each['got']}, must be {each['want']}; {each['count']} of {each['of']} wrong"
-        )
+    shown = [
+        f"{each['op']} {each['dtype']} {each['bytes']} bytes on rank {each['rank']}: element {each['element']} is "
+        f"{each['got']}, must be {each['want']}; {each['count']} of {each['of']} wrong"
         for each in mistakes[:4]
-    )
+    ]
     host = _rank(results, rank).get("host") if rank is not None else None
-    return Finding("wrong-values", ERROR, f"wrong values in {ops}", blame, _FIX, evidence, host=host, rank=rank)
+    return find("wrong-values", ops=ops, blame=blame, evidence=shown, host=host, rank=rank)
 
 
 def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
@@ -254,10 +248,7 @@ def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
         common = max(set(checks), key=checks.count)
         for each in group:
             if each["check"] != common and checks.count(common) > 1:
-                title = f"{who(results, each['rank'])} returned a wrong matmul result"
-                cause = "the same matrices gave another product there than on the other ranks"
-                fix = "take the device out of service; a wrong product without an error is a hardware fault"
-                findings.append(Finding("wrong-product", ERROR, title, cause, fix, rank=each["rank"]))
+                findings.append(find("wrong-product", who=who(results, each["rank"]), rank=each["rank"]))
     return findings
 
 
@@ -287,9 +278,7 @@ def _bandwidth(rows: List[Row], alone: bool) -> Verdict:
         if row.bytes / (usual * 1e9) < _LONG_ENOUGH:
             short.append(row.op)
             continue
-        title = f"{row.op} reaches {row.busbw:.3g} GB/s; {usual:.4g} is what the links give ({row.ceiling.why})"
-        fix = "look at the pairs below and at drumbeat doctor: a slow pair, a NIC that is not used, TCP instead of RDMA"
-        findings.append(Finding("low-bandwidth", WARNING, title, fix=fix))
+        findings.append(find("low-bandwidth", op=row.op, busbw=row.busbw, usual=usual, why=row.ceiling.why))
     if findings:
         return Verdict("bandwidth", "low", "likely", findings[0].title, tuple(findings))
     best = max(known, key=lambda row: row.ratio or 0.0)
@@ -311,11 +300,12 @@ def _floors(
     findings = []
     for row, floor in asked:
         if row.busbw < floor.busbw:
-            title = f"{row.op}: {row.busbw:.3g} GB/s, below the site's floor of {floor.busbw:g}"
-            said = f"the floor: {floor.source}" if floor.source else ""
-            cause = f"measured with --quick, at {row.bytes} bytes only" if results["quick"] else said
-            fix = "run without --quick" if results["quick"] else "verify halves of the nodes to find the slow one"
-            findings.append(Finding("below-floor", WARNING if results["quick"] else ERROR, title, cause, fix))
+            findings.append(
+                find(
+                    "below-floor", "quick" if results["quick"] else "", op=row.op, busbw=row.busbw, floor=floor.busbw,
+                    source=floor.source, bytes=row.bytes,
+                )
+            )  # fmt: skip
     if findings:
         return Verdict("floor", "missed", "certain", findings[0].title, tuple(findings), measured)
     return Verdict("floor", "met", "certain", f"{len(asked)} of the site's floors are met", seen=measured)
@@ -336,13 +326,9 @@ def _stragglers(results: Mapping[str, Any], peers: Peers, emulated: bool) -> Ver
     findings = []
     for each in sorted(ranks, key=lambda one: -one["seconds"]):
         if each["seconds"] > limit * median:
-            title = (
-                f"{who(results, each['rank'])} takes {each['seconds'] / median:.2f} times as long for the same product"
-            )
-            cause = "lower clocks (heat, power cap), another process on the device, or a fault"
-            fix = "compare clocks and power of that device with its neighbours; leave the host out if it stays"
-            host = _rank(results, each["rank"]).get("host")
-            findings.append(Finding("straggler", WARNING, title, cause, fix, host=host, rank=each["rank"]))
+            rank, times = each["rank"], each["seconds"] / median
+            host = _rank(results, rank).get("host")
+            findings.append(find("straggler", who=who(results, rank), times=times, host=host, rank=rank))
     if findings:
         return Verdict("stragglers", "straggler", "likely", findings[0].title, tuple(findings))
     spread = times[-1] / times[0] - 1

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Set
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.findings.model import ERROR, WARNING, Finding, Verdict
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding, Verdict
 
+find = Catalog("verify")
 _SLOW = 0.5  # of the upper median of all like it
 
 
@@ -117,10 +119,8 @@ def _finding(
     results: Mapping[str, Any], words: str, rank: Optional[int], ways: List[Way], end: str, usual: float
 ) -> Finding:
     rates = ", ".join(f"{way.sender} to {way.receiver}: {way.rate:.3g}" for way in ways[:6])
-    cause = f"{rates} GB/s, where {usual:.3g} is usual"
-    fix = "look at that link's speed and errors (ethtool, ibstat); leave the host out until it is fixed"
     host = next((each["host"] for each in results["ranks"] if each["rank"] == getattr(ways[0], end)), None)
-    return Finding("slow-pair", WARNING, words, cause, fix, rank=rank, host=host)
+    return find("slow-pair", what=words, rates=rates, usual=usual, rank=rank, host=host)
 
 
 def _broken(results: Mapping[str, Any], pairs: List[Mapping[str, Any]], pair: Mapping[str, Any]) -> Finding:
@@ -129,9 +129,7 @@ def _broken(results: Mapping[str, Any], pairs: List[Mapping[str, Any]], pair: Ma
     works = [
         rank for rank in (a, b) if any(rank in (one["a"], one["b"]) and "error" not in one for one in pairs)
     ]  # fmt: skip
-    title = f"rank {a} on {hosts.get(a)} and rank {b} on {hosts.get(b)} cannot talk"
-    cause = str(pair["error"])
-    if works:
-        cause += f"; {', '.join(f'rank {rank}' for rank in works)} could with another"
-    fix = "check routes, firewall and the interface between these two hosts; leave one out and verify again"
-    return Finding("broken-pair", ERROR, title, cause, fix, rank=a)
+    return find(
+        "broken-pair", a=a, b=b, here=hosts.get(a), there=hosts.get(b), error=pair["error"],
+        works=", ".join(f"rank {rank}" for rank in works), rank=a,
+    )  # fmt: skip

@@ -13,10 +13,7 @@ from drumbeat.agent.lead.attempt import (
     NODE_LOST,
     Attempt,
     concluded,
-    guard_lost_finding,
-    lost_finding,
     rank_end,
-    stuck_finding,
 )
 from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, without_nodes
 from drumbeat.agent.lead.model import (
@@ -61,8 +58,11 @@ from drumbeat.base.order import Order
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 from drumbeat.causes.table import HARDWARE, cause_of
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import UNKNOWN, Finding
 from drumbeat.runfolder.summary import AttemptEnd
+
+find = Catalog("lead")
 
 # How an attempt begins: what every member must know of the others, and what each is told.
 
@@ -224,7 +224,8 @@ class Lead:
         acts: List[Act] = []
         if done.stuck:
             self.members[member] = replace(self.members[member], stuck=True)
-            finding = stuck_finding(self.node_rank(member), self.members[member].host, done.stuck)
+            node, host = self.node_rank(member), self.members[member].host
+            finding = find("process-stuck", node=node, host=host, evidence=[done.stuck])
             acts.append(record_finding(finding))
             if not self.requests.outcome and attempt.cause() is None:
                 attempt.finding = attempt.finding or finding
@@ -269,7 +270,9 @@ class Lead:
             return acts
         attempt.done[number] = {}
         if self.phase == "running":
-            attempt.finding = attempt.finding or lost_finding(self.node_rank(number), member.host, why)
+            attempt.finding = attempt.finding or find(
+                "node-lost", node=self.node_rank(number), host=member.host, why=why, evidence=[why]
+            )
             with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
             if (
                 silent or self.held
@@ -282,7 +285,7 @@ class Lead:
         """The lead's agent has to end now: the members end with it instead of waiting for orders."""
         if self.phase == "ended":
             return []
-        return self._end(Outcome(FAILED, 128 + signal.SIGTERM, guard_lost_finding()))
+        return self._end(Outcome(FAILED, 128 + signal.SIGTERM, find("guard-lost")))
 
     def storage_lost(self, finding: Finding) -> List[Act]:
         """Nothing can be recorded any more: the ranks save and end, and no further attempt begins."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.agent.lead.attempt import gone_finding
 from drumbeat.agent.lead.model import Act, Member, Record, record_finding
 from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY
 from drumbeat.agent.wire.messages import Common, Hello
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import fold, ranges
-from drumbeat.findings.model import ERROR, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, Finding
 
+find = Catalog("lead")
 SPARES_AFTER = 60.0  # seconds after which a job with spares starts without those who have not come
 _AS_WRITTEN = {"ranks_per_node": "ranks-per-node", "time_limit": "time"}  # in the job file, where that differs
 _STARTS = {
@@ -80,9 +81,8 @@ class Muster:
         """A member has ended before it could join; also the finding for which the muster cannot succeed any more."""
         self.gone += 1
         if self.gone <= self.order.spares:
-            return [record_finding(gone_finding(why))], None
-        fix = "look at what that node printed above"
-        return [], Finding("node-lost", ERROR, why, "", fix, (Evidence(why),))
+            return [record_finding(find("node-lost", "spare", why=why, evidence=[why]))], None
+        return [], find("node-lost", "unjoined", why=why, evidence=[why])
 
     @property
     def is_complete(self) -> bool:
@@ -129,9 +129,8 @@ class Muster:
 
     def timed_out(self) -> Finding:
         here = fold([member.host for _, member in sorted(self.members.items())]) if self.members else "none"
-        return Finding(
-            "muster-timeout", ERROR, f"{self.missing()} did not come within {self.order.timing.muster:g} s",
-            f"only {here} came", "look at the other nodes' output; check that they reach the lead's address and port",
+        return find(
+            "muster-timeout", missing=self.missing(), limit=self.order.timing.muster, here=here,
             seen=("who connected to the lead",), unseen=(f"{self.missing()}: nothing was heard",),
         )  # fmt: skip
 
@@ -141,13 +140,8 @@ def _starts(launcher: Any) -> str:
 
 
 def refused_finding(hello: Hello, why: str) -> Finding:
-    return Finding(
-        "node-refused", ERROR, f"node {hello.member} ({hello.host}) cannot take part", why,
-        "start all nodes with the same command, options and number of tasks (one per node, or one per rank), "
-        "each with a node rank of its own",
-        (Evidence(why),), node=hello.member, host=hello.host,
-        seen=(f"what node {hello.member} said of itself, beside the order of the lead",),
-    )  # fmt: skip
+    seen = (f"what node {hello.member} reported, and the lead's order",)
+    return find("node-refused", why=why, evidence=[why], node=hello.member, host=hello.host, seen=seen)
 
 
 def _short(value: Any) -> str:

@@ -32,7 +32,8 @@ from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.proc import children
 from drumbeat.base.processes import describe, kill_children, on_storage, sweep
 from drumbeat.base.record import to_json
-from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, WARNING, Finding
 from drumbeat.inspector.kernel_log import own_log
 from drumbeat.inspector.ranks import identity_in
 from drumbeat.machine.model import Facts, Peers
@@ -42,6 +43,8 @@ from drumbeat.plan.environment import environment
 from drumbeat.plan.network import compute_nics, lone_subnets
 from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.layout import NodeFolder
+
+find = Catalog("lead")
 
 # Caches of compiled kernels on a node's own disk. What lies in them is loaded and run, so nobody else may write
 # there. Their paths are the same for every run, so that a cache is found again, and so others know them: each folder
@@ -67,18 +70,7 @@ def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar],
                 why = f"empty and for this run only: {problems[variable.value]}"
                 variable = replace(variable, value=path, why=why, source="detected")
         chosen.append(variable)
-    findings = [
-        Finding(
-            "cache-not-private",
-            WARNING,
-            "a kernel cache is not used: others could put code into it",
-            why,
-            f"remove {path} if it is yours, or name another folder in the job's env; kernels are compiled anew until then",
-            (Evidence(why),),
-        )
-        for path, why in problems.items()
-        if why
-    ]
+    findings = [find("cache-not-private", why=why, path=path, evidence=[why]) for path, why in problems.items() if why]
     return chosen, findings
 
 

@@ -19,14 +19,13 @@ from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import CONSEQUENCES
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import (
     CAUGHT,
     CERTAIN,
     ERROR,
-    INFO,
     LIKELY,
     PEER_LOST,
-    STOPPED,
     WARNING,
     Evidence,
     Finding,
@@ -38,6 +37,8 @@ from drumbeat.machine.model import Identity
 from drumbeat.metrics.printed import read_line
 from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder
+
+find = Catalog("ranks")
 
 # The end of a rank's standard error, for saying why it failed.
 
@@ -292,12 +293,8 @@ class Explainer:
         return log if not end.of_command and os.path.exists(log) else own
 
     def _no_workdir(self, line: str) -> Finding:
-        return Finding(
-            "workdir-missing", ERROR, f"the working directory {self.order.workdir} cannot be used on this node",
-            line[len(NO_WORKDIR) :].strip() or "it does not exist there",
-            "use a folder on storage that all nodes share (workdir: in the job file), and bind it into the container",
-            (Evidence(line),),
-        )  # fmt: skip
+        why = line[len(NO_WORKDIR) :].strip() or "it does not exist there"
+        return find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[line])
 
     def _no_memory(self, end: End) -> bool:
         """Whether the kernel has killed for lack of memory since the start: only then is a SIGKILL its doing."""
@@ -323,7 +320,6 @@ def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence
 
 READ_WITHIN = 10.0  # seconds
 _BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which the signal is all that is known
-ENDED_BY_LAUNCHER = Finding(STOPPED, INFO, "ended by its launcher", "another rank of the launcher had failed")
 
 
 @dataclass(frozen=True)
@@ -422,7 +418,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
         if finding is None and end.exit_code != 0:
             finding = explainer.explain(end, ended.by_us)
             if end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
-                finding, by_us = ENDED_BY_LAUNCHER, True
+                finding, by_us = find("stopped"), True
         elif finding is None and not ended.by_us:
             one_of_many = not (launcher.is_rank or end.of_command)  # its launcher's driver has seen its exit code
             look = explainer.doubt if launcher.may_hide_failures and not one_of_many else explainer.caught

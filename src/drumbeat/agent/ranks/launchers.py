@@ -12,7 +12,7 @@ from typing import List, Optional, Sequence
 
 from drumbeat.agent.ranks.shim import shim_argv
 from drumbeat.agent.ranks.stages import (
-    STAGE_FAILED,
+    SCRIPT_SEEN,
     Stage,
     Stages,
     ended_well,
@@ -20,7 +20,6 @@ from drumbeat.agent.ranks.stages import (
     no_rank,
     read_report,
     stage_failed,
-    unended,
 )
 from drumbeat.agent.ranks.stand_ins import install, settings_of
 from drumbeat.agent.ranks.start import End, plain_end, rank_ends
@@ -31,13 +30,15 @@ from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
 from drumbeat.commands.inside import Script, fallback
 from drumbeat.commands.interpreter import launcher_interpreter, script_of
 from drumbeat.commands.launch import find_launcher, starts_its_own_ranks
-from drumbeat.findings.model import ERROR, WARNING, Finding, shown
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, WARNING, shown
 from drumbeat.machine.model import Peers
 from drumbeat.plan.argv import Process, Tools, has_driver, rank_identity
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.runfolder.layout import NodeFolder
 
+find = Catalog("ranks")
 _ENDS_PROCESSES = regex(r"(?:^|[;&|({`\"']|\b(?:then|else|do)\b)[ \t]*(?:kill|pkill|killall|timeout)[ \t]", re.M)
 
 
@@ -255,7 +256,7 @@ def may_run_programs(folder: str) -> bool:
 
 def _refused_end(process: Process, at: float, why: str) -> End:
     what, _, fix = why.partition("\n")
-    finding = Finding("launcher-refused", ERROR, what, "", fix.strip())
+    finding = find("launcher-refused", what=what, how=fix.strip())
     return End(process.rank, EXIT_USAGE, None, at, of_command=True, finding=finding)
 
 
@@ -276,13 +277,15 @@ def _unended_end(end: End, stage: Stage, script: Script) -> End:
     may have meant it so: then it is a doubt."""
     later = _fallback(stage, script)
     if later:
-        cause = f"it was killed before it could report its end; what ran in its place ended well: {shown(later)[:200]}"
-        return replace(end, finding=unended(stage, STAGE_FAILED, WARNING, cause))
-    if _ENDS_PROCESSES.search(script.text):
-        cause = "the script ended it, or something else killed it, or the script did not wait for it"
-        return replace(end, finding=unended(stage, "launcher-unended", WARNING, cause))
-    cause = "it was killed, or the script did not wait for it; the script itself ended with exit code 0"
-    return End(end.rank, 1, None, end.at, of_command=True, finding=unended(stage, "launcher-unended", ERROR, cause))
+        done = shown(later)[:200]
+        finding = find("stage-failed", "unended", command=shown(stage.command)[:200], later=done, seen=SCRIPT_SEEN)
+        return replace(end, finding=finding)
+    ends = bool(_ENDS_PROCESSES.search(script.text))
+    finding = find(
+        "launcher-unended", "ends" if ends else "", command=shown(stage.command)[:200],
+        severity=WARNING if ends else ERROR, seen=SCRIPT_SEEN,
+    )  # fmt: skip
+    return replace(end, finding=finding) if ends else End(end.rank, 1, None, end.at, of_command=True, finding=finding)
 
 
 def launcher_of(order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> Direct:

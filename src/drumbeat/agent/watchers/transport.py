@@ -14,7 +14,8 @@ from drumbeat.agent.watchers.contract import Action, Emit, Saw, Sensor, Stop, Wa
 from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Expect, Order
-from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 from drumbeat.inspector.activity import read_counters
 from drumbeat.logs.nccl.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
 from drumbeat.machine.host import Host, LiveHost
@@ -23,6 +24,7 @@ from drumbeat.machine.model import Facts
 if TYPE_CHECKING:
     from drumbeat.logs.reader import Reader
 
+find = Catalog("watchers")
 _EVERY = 1.0  # seconds between two readings of the counters
 
 # What was meant for the traffic of a node: interfaces, the expected transport, and how what is differs from it.
@@ -65,9 +67,9 @@ class Place:
     wanted: Wanted = Wanted()
     gpus: bool = False  # then NCCL is awaited: traffic before its log begins is somebody else's
 
-    def finding(self, code: str, title: str, cause: str, fix: str, evidence: Tuple[Evidence, ...]) -> Finding:
-        """A warning about the traffic of this node."""
-        return Finding(code, WARNING, title, cause, fix, evidence[:4], node=self.node, host=self.host)
+    @property
+    def named(self) -> Dict[str, Any]:
+        return {"node": self.node, "host": self.host}
 
 
 def mismatch(expect: Expect, path: Path, nodes: int) -> str:
@@ -166,22 +168,13 @@ def _contradiction(
     """
     top, carried = verdict.answer, net[verdict.answer]
     shown = (Evidence(verdict.summary, "/sys/class/net/*/statistics"),)
-    says_rdma = path is not None and path.answer == RDMA
+    says_rdma, here = path is not None and path.answer == RDMA, place.named
     if says_rdma and direct is not None and carried >= _MORE * direct:
-        return place.finding(
-            "rdma-not-used", f"NCCL's log says RDMA, but {top} carries the bytes", verdict.summary,
-            "look for a second library or process that talks over TCP (gloo, MPI); drumbeat verify measures the pairs",
-            shown,
-        )  # fmt: skip
+        return find("rdma-not-used", interface=top, summary=verdict.summary, evidence=shown, **here)
     wanted = place.wanted
     right = sum(amount for name, amount in net.items() if wanted.takes(name))
     if wanted.variables and not wanted.takes(top) and carried >= _MORE * right:
-        return place.finding(
-            "wrong-interface", f"the traffic goes over {top}, but {wanted.words}",
-            "the script or a launcher chose another interface or address after drumbeat set the variable",
-            "look for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, MASTER_ADDR or tcp:// in the script and its setup",
-            shown,
-        )  # fmt: skip
+        return find("wrong-interface", interface=top, wanted=wanted.words, evidence=shown, **here)
     return None
 
 
@@ -270,25 +263,17 @@ class Gate:
     def _say_transport(self, path: Path, now: float, words: str = "") -> List[Action]:
         self.path = path
         wrong = mismatch(self.expect, path, self.place.nodes)
-        findings = []
+        findings, shown, here = [], path.evidence[:4], self.place.named
         if wrong:
             findings.append(self._explained(wrong, path))
         elif self._unproved(path):
-            findings.append(self.place.finding(
-                "transport-unproved", f"nothing shows that {self._meant()} carries the traffic",
-                path.words, "drumbeat run --trace writes NCCL's whole log; drumbeat diagnose reads it", path.evidence,
-            ))  # fmt: skip
+            meant = self._meant()
+            findings.append(find("transport-unproved", meant=meant, words=path.words, evidence=shown, **here))
         elif self._asked() and self.place.emulated and self.place.nodes > 1:
-            findings.append(self.place.finding(
-                "expectation-not-checked",
-                f"{self._meant()} is expected, and nothing was checked: the nodes are emulated on one machine",
-                "nothing crosses a network between nodes here", "run it on real nodes, or drop expect here", (),
-            ))  # fmt: skip
+            findings.append(find("expectation-not-checked", meant=self._meant(), **here))
         elif path.answer == TCP and self.place.fast and self.expect.transport == "any" and self.place.nodes > 1:
-            findings.append(self.place.finding(
-                "fast-network-unused", f"the traffic goes over TCP, though this node has {', '.join(self.place.fast)}",
-                *self._cause(path), path.evidence,
-            ))  # fmt: skip
+            (why, advice), fast = self._cause(path), ", ".join(self.place.fast)
+            findings.append(find("fast-network-unused", fast=fast, why=why, advice=advice, evidence=shown, **here))
         seen = tuple(item.place or item.text for item in path.evidence)
         verdict = Verdict("transport", path.answer, path.confidence, words or path.words, tuple(findings), seen)
         stopping = bool(wrong)
@@ -305,8 +290,9 @@ class Gate:
         return self.expect.transport != "any" or self.expect.gdr is not None
 
     def _explained(self, wrong: str, path: Path) -> Finding:
-        cause, fix = self._cause(path)
-        return self.place.finding("transport-mismatch", f"{wrong}, not {self._meant()}", cause, fix, path.evidence)
+        (why, advice), shown = self._cause(path), path.evidence[:4]
+        meant, here = self._meant(), self.place.named
+        return find("transport-mismatch", wrong=wrong, meant=meant, why=why, advice=advice, evidence=shown, **here)
 
     def _cause(self, path: Path) -> Tuple[str, str]:
         """What the log's own lines explain, by the same rules as `drumbeat diagnose`."""

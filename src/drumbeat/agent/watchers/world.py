@@ -12,11 +12,13 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import start_time
 from drumbeat.base.processes import in_child
 from drumbeat.base.record import from_plain, to_plain
-from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.inspector.ranks import added, look
 from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge
 
+find = Catalog("watchers")
 _SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
 _OF_AGE = 0.1  # the wait for the next look, as a share of the time since anything was new
 _COST = 25.0  # seconds to wait for each second of CPU time that a look takes: a node may have thousands of processes
@@ -163,14 +165,9 @@ class Census:
 
 
 def unmet_finding(rows: Sequence[Row]) -> Finding:
-    """The script has started a launcher past its stand-in."""
-    return Finding(
-        "launcher-not-met", WARNING, "the ranks have no logs of their own: the script starts its launcher past drumbeat's",
-        "by a path that a command puts together, by its path behind exec or timeout, or by its name after a change of PATH",
-        "call it by its name, from bash; until then the ranks' lines are in launcher.out and launcher.err of each node",
-        tuple(Evidence(f"process {row.pid} on node {row.node} has RANK={row.rank}") for row in rows[:4]),
-        seen=("RANK of the processes below the script",),
-    )  # fmt: skip
+    """Report a script that starts its launcher past drumbeat's stand-in."""
+    shown = [f"process {row.pid} on node {row.node} has RANK={row.rank}" for row in rows[:4]]
+    return find("launcher-not-met", evidence=shown, seen=("RANK of the processes below the script",))
 
 
 # The lead's side of the census: what the nodes have counted, put together for one attempt.

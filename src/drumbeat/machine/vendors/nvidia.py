@@ -16,11 +16,11 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, 
 
 from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import OK, Finding
+from drumbeat.findings.model import Finding
 from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
 from drumbeat.machine.parse import figure, integer, line, natural, pci_address, size_in_bytes
-from drumbeat.machine.vendors.contract import ContainerFlags, GpuEvent, Rarely, Users, Vendor, place
+from drumbeat.machine.vendors.contract import ContainerFlags, GpuEvent, Rarely, Users, Vendor, find, place
 
 _PROC = "/proc/driver/nvidia/gpus"
 _FIELDS = ("index", "name", "uuid", "pci.bus_id", "memory.total", "driver_version", "compute_cap")
@@ -128,7 +128,7 @@ class Nvidia(Vendor):
 
     def software(self, versions: Mapping[str, str]) -> List[Finding]:
         driver, cuda = versions.get("nvidia-driver"), versions.get("cuda") or "of unknown version"
-        return [Finding("driver", OK, f"NVIDIA driver {driver}, CUDA {cuda}")] if driver else []
+        return [find("driver", driver=driver, cuda=cuda)] if driver else []
 
     def absence(self, versions: Mapping[str, str]) -> str:
         driver = versions.get("nvidia-driver")
