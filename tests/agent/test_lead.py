@@ -159,7 +159,7 @@ def test_muster_timeout_names_who_is_missing():
     assert waiting.kind == "waiting" and waiting.data["missing"] == "h1" and waiting.data["here"] == 1
     assert lead.tick(12.0) == []
     acts = lead.tick(301.0)
-    assert finish(acts) == [EXIT_MUSTER] and lead.history[-1].finding.title.startswith("h1 did not come")
+    assert finish(acts) == [EXIT_MUSTER] and lead.history[-1].finding.title.startswith("h1 did not join")
 
 
 def test_preflight_stops_only_for_an_error_and_only_if_it_may():

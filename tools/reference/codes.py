@@ -10,11 +10,11 @@ from drumbeat.findings.model import ERROR, WAS
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, SYMPTOM, Rule, rulebook
 
 _INTRO = """\
-<!-- Made by: python -m tools.reference. The words are in src/drumbeat/logs/rules, src/drumbeat/findings and tools/reference/codes.py. -->
+<!-- Made by: python -m tools.reference. The words are in src/drumbeat/findings and src/drumbeat/logs/rules. -->
 # Codes of findings
 
-Every code that drumbeat can give: first those of `drumbeat diagnose`, then those of runs, `doctor`, `plan` and `verify`. Codes are
-stable; titles may change. `...` stands for a value. Where a code has several titles, the cause is that of the first.
+Every code that drumbeat can give: first those of `drumbeat diagnose`, then those of runs, `doctor`, `plan` and `verify`. Codes
+are stable; titles may change. `...` stands for a value. Where a code has several titles, the cause is that of the first.
 """
 
 # What no rule gives, because it does not rest on one line. A test compares this with the source.

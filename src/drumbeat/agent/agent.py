@@ -48,11 +48,11 @@ find = Catalog("lead")
 class Side(Protocol):
     @property
     def busy(self) -> bool:
-        """Whether there is more to send than one turn has sent."""
+        """Return true if one turn could not send everything."""
 
     @property
     def patient(self) -> bool:
-        """Whether messages may wait for a moment, so that several are read in one turn."""
+        """Return true if messages may wait for a moment, so that several are read in one turn."""
 
     def skip_old_stops(self) -> None:
         """First of all: what the `stop` file asks of an earlier start of this run is not for us."""
@@ -173,7 +173,7 @@ class Agent:
         )
 
     def obey(self, message: Message) -> None:
-        """What the lead says to this node."""
+        """Carry out an order of the lead."""
         assert self.node
         if isinstance(message, Prepare):
             self.world = message.world
@@ -220,7 +220,7 @@ class Agent:
     # -- the run folder ----------------------------------------------------------------------------------------------
 
     def on_storage(self, work: Callable[[], Any], path: str, seconds: float = 0.0) -> Any:
-        """What `work` returns, a JSON value, from a child with a deadline; the guard and the lead go on hearing from us."""
+        """Run `work` in a child with a deadline and return its JSON value; the guard and the lead keep hearing from us."""
         return on_storage(work, seconds or _OPEN, self.beat, path)
 
     def start_child(self, stop: Optional[StopFile] = None, there: str = "") -> FolderChild:
@@ -279,7 +279,7 @@ class Agent:
         return 0.0
 
     def flush(self, seconds: float) -> bool:
-        """Whether all that is to be written was written; storage that hangs already is not waited for long."""
+        """Return true if everything was written; storage that already hangs gets little time."""
 
         def meanwhile() -> None:
             self.beat()

@@ -239,12 +239,12 @@ class RanksMeeting:
         return self.address, free_port(self.address, ports)
 
     def is_taken(self, lead: Lead) -> bool:
-        """Whether somebody else has the port of the attempt that has just ended; False where another machine would know."""
+        """Return true if another program has the port of the attempt that has just ended; false if only another machine knows."""
         attempt = lead.attempts[-1]
         return is_held(attempt.port) if lead.order.emulated or not attempt.assignment[0] else False
 
     def peers(self, lead: Lead) -> Dict[str, Any]:
-        """Who takes part, and as which node; what each of them has, it writes itself."""
+        """Record who takes part, and as which node; each node writes its own facts."""
         attempt, members = lead.attempts[-1], lead.members
         nodes = [
             {"node": node, "member": number, "host": member.host, "address": member.address,
@@ -399,7 +399,7 @@ class LeadSide:
             self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
 
     def send_some(self) -> None:
-        """What the members are to be told, as much as fits into one turn; the run ends when all have been told."""
+        """Send members their messages, as many as fit into one turn; the run ends when all were sent."""
         self.outbox.send_some()
         if self.exit_code is not None and not self.outbox:
             self.agent.exit_code = self.exit_code

@@ -142,7 +142,7 @@ class Loop:
                 return
 
     def _reap(self) -> bool:
-        """Whether a child has ended."""
+        """Reap children; return true if one has ended."""
         reaped = False
         while True:
             try:

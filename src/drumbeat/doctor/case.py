@@ -1,4 +1,4 @@
-"""What a check looks at: a node's facts, the job (or a stand-in for one), and the fabric the plan sees."""
+"""Subject of a check: a node's facts, the job (or a stand-in for one), and the fabric the plan sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What processes compute on: GPUs that they have open, those on which the driver says they compute, and parts of them (MIG)."""
+"""Devices that processes compute on: GPUs that they have open, those on which the driver says they compute, and parts of them
+(MIG)."""
 
 from __future__ import annotations
 

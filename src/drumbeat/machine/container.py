@@ -1,4 +1,4 @@
-"""Whether we are inside a container, which runtime made it, and for which architecture its image was built."""
+"""Detect a container, its runtime, and the architecture of its image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the board says about itself: places in the PCI tree, PCI links, local disks, a way out, virtual machines."""
+"""Facts of the board: places in the PCI tree, PCI links, local disks, a way out, virtual machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU each local rank drives, the cores beside it and its nearest NIC."""
+"""Assign each local rank its GPU, the cores beside it and its nearest NIC."""
 
 from __future__ import annotations
 

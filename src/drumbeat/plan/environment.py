@@ -52,7 +52,7 @@ def environment(order: Order, facts: Facts, peers: Peers, node: int) -> List[Env
 
 
 def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[Binding] = None) -> Decision:
-    """What is set, what is left alone, and where two sources disagree: the strongest wins and it is said."""
+    """Decide what is set and what is left alone; if sources disagree, the strongest wins and that is reported."""
     here = scene(order, facts, peers)
     left: List[Left] = []
     proposals = list(order.env)

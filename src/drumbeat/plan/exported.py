@@ -229,7 +229,7 @@ def alt_read_is_idle(facts: Facts) -> bool:
 
 
 def _slurm(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Finding]:
-    """What the scheduler's own variables say: masks that overlap, the network option that alt_read needs."""
+    """Check the scheduler's own variables: masks that overlap, the network option that alt_read needs."""
     findings = []
     bind = facts.environment.get("SLURM_CPU_BIND", "")
     entries = masks.from_slurm(bind)

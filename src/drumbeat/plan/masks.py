@@ -60,7 +60,7 @@ def from_slurm(value: str) -> Tuple[str, ...]:
 
 
 def bound_by_user(environment: Mapping[str, str]) -> bool:
-    """Whether the user told the launcher of this job where its tasks go."""
+    """Return true if the user told this job's launcher where its tasks go."""
     return typed_by_user(environment.get("SLURM_CPU_BIND", ""))
 
 

@@ -1,4 +1,4 @@
-"""Which RDMA devices carry the job's traffic, their GID, and which one is nearest to a GPU."""
+"""Choose the RDMA devices that carry the job's traffic, their GIDs, and the nearest one to a GPU."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _rate(device: RdmaDevice) -> float:
 
 
 def _fabric_layer(devices: Sequence[RdmaDevice]) -> Optional[str]:
-    """Where both are alive, the type with more bandwidth in sum; InfiniBand when equal."""
+    """Return the link type with more total bandwidth if both are active; InfiniBand if equal."""
     total: Dict[str, float] = {}
     for device in devices:
         for port in active_ports(device):
@@ -285,7 +285,7 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
 def _why_not_the_others(
     best: Interface, others: Sequence[Interface], merit: Callable[[Interface], Tuple[int, int, bool, int]]
 ) -> str:
-    """What decided against the runner-up, in words; nothing where there was no choice."""
+    """Say what decided against the runner-up; '' if there was no choice."""
     if not others:
         return ""
     first, second = merit(best), merit(max(others, key=merit))

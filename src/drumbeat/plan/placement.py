@@ -125,7 +125,7 @@ def _with_gpu(row: Row, slot: Optional[Slot], about: RankSeen) -> Row:
 
 
 def _together(facts: Facts, found: List[Row], bound: Binding) -> List[Row]:
-    """What only shows across ranks: one GPU used by several, cores used by several."""
+    """Find what only shows across ranks: a GPU or cores used by several."""
     users: Dict[int, List[Row]] = {}
     for row in found:
         for gpu in row.gpus if row.gpu_read else ():
@@ -180,7 +180,8 @@ def _other_cache(facts: Facts, mine: FrozenSet[int], planned: Sequence[int]) -> 
 
 
 def _another_gpus_cache(facts: Facts, gpus: Sequence[int], mine: FrozenSet[int], planned: Sequence[int]) -> bool:
-    """Where a NUMA node has one last-level cache per GPU (one CCD for each GCD of an MI250X), its cores are one GPU's own."""
+    """Find cores of another GPU's cache: if a NUMA node has one last-level cache per GPU (one CCD for each GCD of an MI250X),
+    its cores are one GPU's own."""
     nodes = {gpu.numa for gpu in facts.gpus if gpu.index in gpus}
     if len(nodes) != 1 or not planned:
         return False

@@ -1,4 +1,4 @@
-"""Where the ranks meet: an address of node 0 that the others reach, a port and an id of this job and step alone."""
+"""Meeting point of the ranks: an address of node 0 that the others reach, a port and an id of this job and step alone."""
 
 from __future__ import annotations
 

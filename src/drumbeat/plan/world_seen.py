@@ -1,4 +1,4 @@
-"""Which world the processes of a run really form: their own RANK, WORLD_SIZE and meeting point, against what was planned."""
+"""Judge the world that a run's processes really form: their RANK, WORLD_SIZE and meeting point against the plan."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def _join_with(framework: str, planned: Planned) -> str:
 
 
 def _together(ranks: Sequence[Row]) -> bool:
-    """Whether connections make one world of them. MPI has other ways: there nothing is looked at, and its numbers count."""
+    """Return true if connections make one world of them. MPI has other ways: there nothing is looked at, and its numbers
+    count."""
     return all(row.joined or row.alone is None for row in ranks) or len(_groups(ranks)) == 1
 
 
@@ -189,7 +190,7 @@ def _other_size(size: Optional[int], planned: Planned) -> Finding:
 
 
 def ended_early(rows: Sequence[Row], planned: Planned) -> str:
-    """What had been seen of ranks that ended before all of them were seen connected."""
+    """Describe what was seen of ranks that ended before all of them were seen connected."""
     ranks = _ranks(rows, planned) or rows
     most = max((len(group) for group in _groups(ranks)), default=0)
     connected = f"{most} of {len(ranks)} were" if most > 1 else f"no two of {len(ranks)} were"

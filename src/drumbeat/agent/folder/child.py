@@ -394,7 +394,7 @@ class FolderChild:
                 return  # it has died; its answers end, too
 
     def _answer(self, answer: Dict[str, Any]) -> List[OSError]:
-        """What could not be done."""
+        """Read the child's answer: what could not be done."""
         self._answered = time.monotonic()
         for _ in range(answer.get("done", 0)):
             _, data = self._frames.popleft()
@@ -447,7 +447,7 @@ class FolderChild:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a run folder tells about earlier starts of this run: a scheduler may have started the job again."""
+    """Record of earlier starts of this run: a scheduler may have started the job again."""
 
     ends: Tuple[AttemptEnd, ...] = ()
     requeues: int = 0
@@ -531,7 +531,7 @@ class Shipping:
                 self._leave_out(attempt)
 
     def _ship_piece(self, attempt: int, final: bool) -> bool:
-        """Whether there is more."""
+        """Ship one piece; return true if there is more."""
         lines: List[str] = []
         more = False
         for rank, stem in sorted(self.logs.ranks(attempt).items()):

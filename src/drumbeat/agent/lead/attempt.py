@@ -194,7 +194,7 @@ class Attempt:
         first_step: Optional[float],
         last_step: Optional[float],
     ) -> None:
-        """What a node sees of its rank processes, at `at`; it is judged once for all nodes that report at a time."""
+        """Keep a node's census of its rank processes, taken at `at`; nodes that report together are judged once."""
         if self.world is None:
             planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
             self.world = WorldCount(planned, order.checks.get("world", "off"))
@@ -203,7 +203,7 @@ class Attempt:
         self.world.add(node, rows, at)
 
     def notice(self, order: Order, now: float) -> Tuple[List[Act], Optional[Finding]]:
-        """Whether the ranks form one world, and whether some go on without the others: what to record, and what to stop for."""
+        """Judge whether the ranks form one world and none was left behind; return what to record, and what to stop for."""
         if self.world is not None and self.world.is_due(now):
             verdict, findings, stop = self.world.judge()
             acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
@@ -240,7 +240,7 @@ class Attempt:
         return self.assignment[node] if node is not None and 0 <= node < len(self.assignment) else None
 
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
-        """What all its members reported, by the lead's clock. Node 0's part first: its losses are the run's."""
+        """Merge what its members reported, by the lead's clock; node 0's losses are the run's."""
         parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
         return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
 
@@ -282,7 +282,7 @@ class Attempt:
 
 
 def _without_rank(end: RankEnd) -> bool:
-    """Where a launcher fails on one node, those of the others end as well: the one that names a rank tells more."""
+    """Sort ends that name a rank first: when a launcher fails on one node, those of the others end as well."""
     return end.finding is None or end.finding.rank is None
 
 

@@ -47,7 +47,7 @@ class Connection:
 
 
 class Listener(Protocol):
-    """Who wants to know what comes by the connections."""
+    """Receiver of what arrives on the connections."""
 
     def refuse(self, hello: Hello) -> Optional[Refuse]:
         """None: it may join."""
@@ -180,7 +180,7 @@ class Connections:
     # -- once per second ---------------------------------------------------------------------------------------------
 
     def tick(self, now: float, late: float) -> None:
-        """What takes longer with every member. `late`: see `_check_silence`."""
+        """Do the periodic work that grows with the number of members. `late`: see `_check_silence`."""
         self._check_silence(now, late)
         self._beat_members()
         if self._door is not None and self._door.is_open:
@@ -225,7 +225,7 @@ class Connections:
             self._unsent.add(member)
 
     def send_rest(self) -> None:
-        """What members have not taken yet."""
+        """Send what members have not taken yet."""
         self._unsent = {number for number in self._unsent if self._flush(number)}
 
     def _flush(self, member: int) -> bool:

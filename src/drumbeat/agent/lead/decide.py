@@ -16,7 +16,7 @@ from drumbeat.runfolder.summary import END, REQUEUE
 
 
 def attempts_in_a_row(history: Sequence[Outcome]) -> int:
-    """How many attempts at the end of the history ended for the same cause."""
+    """Count the latest attempts that ended for the same cause."""
     cause, count = history[-1].cause, 0
     for outcome in reversed(history):
         if outcome.cause is not cause:
@@ -119,7 +119,7 @@ def decide(
 
 
 def without_nodes(lost: Mapping[int, Member], restarts: int, can_requeue: bool, spares: int) -> Union[Stop, Requeue]:
-    """What follows when nodes are lost (node rank -> who it was) and no spare can take their place."""
+    """Decide what follows when nodes are lost (node rank -> name) and no spare can replace them."""
     names = ", ".join(f"{node} ({member.machine})" for node, member in sorted(lost.items()))
     what = f"node {names} is lost" if len(lost) == 1 else f"nodes {names} are lost"
     if spares:
@@ -166,7 +166,7 @@ def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) ->
 
 
 def _older_checkpoint(last: Outcome) -> str:
-    """What a program that stopped at NaN has to start from."""
+    """Return the checkpoint from which a program that stopped at NaN should start."""
     bad = last.nan_since if last.nan_since is not None else last.step
     when = f"step {bad}" if bad is not None else "the first bad step"
     return f"only a checkpoint older than {when} helps"

@@ -161,7 +161,7 @@ class Lead:
     # -- muster ------------------------------------------------------------------------------------------------------
 
     def refuse(self, hello: Hello) -> str:
-        """Why this member may not join; '' if it may."""
+        """Return why this member may not join; '' if it may."""
         return self.muster.refusal(hello) if self.phase == "muster" else "the run has already started"
 
     def refused(self, hello: Hello, why: str) -> List[Act]:
@@ -316,7 +316,7 @@ class Lead:
             self.attempts[-1].suspected = finding
 
     def counted(self, member: int, counted: Counted) -> None:
-        """What a node sees of its rank processes. It is put together in `tick`, once for all nodes that report at a time."""
+        """Keep a node's census of its rank processes; `tick` judges all nodes that report together."""
         if self.phase != "running" or not self.is_current(counted.attempt):
             return
         attempt = self.attempts[-1]
@@ -401,7 +401,7 @@ class Lead:
         return acts + start_acts(self.attempts[-1], world, self.members)
 
     def _assignment(self) -> Assignment:
-        """Who has a role: now, or in the attempt that comes next."""
+        """Return the members that have a role, now or in the next attempt."""
         return self.resume[1] if self.phase == "waiting" else self.attempts[-1].assignment
 
     def _present(self) -> Tuple[int, ...]:

@@ -35,7 +35,7 @@ class Muster:
         self._next_notice = FIRST_NOTICE
 
     def refusal(self, hello: Hello) -> str:
-        """Why this member may not join; '' if it may."""
+        """Return why this member may not join; '' if it may."""
         order, number, host = self.order, hello.member, hello.host
         differing = self._differing(hello)
         if self.is_of_another_run(hello):

@@ -1,4 +1,4 @@
-"""What the lead writes when a run ends: summary.json, and the verdict for whatever started the agents."""
+"""Files that the lead writes at the end of a run: summary.json, and the verdict for whatever started the agents."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ _PLACE = regex(r"\{(run_id|outcome|exit_code|seconds|folder)\}")
 
 
 def run_on_end(order: Order, folder: RunFolder, summary: Summary, meanwhile: Callable[[], None]) -> str:
-    """What went wrong, in one line; empty if all went well or there is no such command. `meanwhile` is called often."""
+    """Run the job's on-end command; return what went wrong in one line, or ''. `meanwhile` is called often."""
     if not order.on_end:
         return ""
     values: Dict[str, str] = {

@@ -102,7 +102,7 @@ def plan_node(
 def _bind(
     order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int, peers: Peers
 ) -> Tuple[Binding, Tuple[Finding, ...]]:
-    """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
+    """Choose each rank's cores: the job's own, else those of its task, else those near its GPU."""
     if order.cpu_bind or not tasks.views:
         return binding(order, facts, node, peers), ()
     bound = tasks.bound(right, facts)
@@ -158,7 +158,7 @@ class NodeWatch:
 
     @property
     def kept_logs(self) -> List[LogFiles]:
-        """What helps to explain a failure."""
+        """Return the logs that help to explain a failure."""
         return [gate.log for gate in self._gates if gate.log and gate.keeps_log]
 
     @property

@@ -1,4 +1,4 @@
-"""What a node finds about itself before ranks start; the lead hears it with the node's hello."""
+"""Findings of a node about itself before ranks start; the lead gets them with the node's hello."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_node(
 
 
 def read_host_paths(order: Order, node: int) -> List[List[str]]:
-    """What the host wrote about its own files, before the container began. It reads the run folder: for a child."""
+    """Read what the host recorded about its own files before the container began. Reads the run folder: for a child."""
     path = os.path.join(RunFolder(order.folder).node(node).path, _HOST_PATHS)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:

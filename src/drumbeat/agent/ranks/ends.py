@@ -1,4 +1,4 @@
-"""How this node's processes ended. What the launcher and the logs say of it is read by a forked child: storage may hang."""
+"""Ends of this node's processes. A forked child reads what the launcher and the logs say about them: storage may hang."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class Explainer:
         return replace(found, cause=why, fix=f"look at the file system of {self.logs.path} on this node")
 
     def doubt(self, end: End, every_rank: bool) -> Optional[Finding]:
-        """Why a command that ended with 0 may have failed all the same: its exit code can be that of a pipe into tee, or of a
+        """Return why a command that ended with 0 may still have failed: its exit code can be that of a pipe into tee, or of a
         last echo. None if what its processes wrote shows no failure, or if the work went on after it. Ranks that are known to
         have ended with 0 have caught what they wrote."""
         streams, well = self._streams(end, every_rank), self.launcher.ranks_ended_well
@@ -266,7 +266,7 @@ class Explainer:
         return replace(quoted, code=CAUGHT, title=quoted.evidence[0].text[:200])
 
     def _streams(self, end: End, every_rank: bool) -> List[Stream]:
-        """What the rank has written; of a node's command, what all its ranks and the command itself have."""
+        """Return what the rank has written; for a node's command, what it and all its ranks have."""
         ranks = sorted(self.logs.ranks(self.attempt)) if every_rank else [end.rank]
         logs: List[Tuple[Optional[int], str, str]]
         logs = [(rank, name, self.logs.log(self.attempt, rank, name)) for rank in ranks for name in ("out", "err")]
@@ -297,7 +297,7 @@ class Explainer:
         return find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[line])
 
     def _no_memory(self, end: End) -> bool:
-        """Whether the kernel has killed for lack of memory since the start: only then is a SIGKILL its doing."""
+        """Return true if the kernel has killed for lack of memory since the start: only then may a SIGKILL be its doing."""
         if signal.SIGKILL not in (end.signal, (end.exit_code or 0) - 128) or self._oom_kills is None:
             return False
         return (oom_kills(LiveHost()) or 0) > self._oom_kills
@@ -336,7 +336,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class RankExit:
-    """What that says about one rank; `end.finding` is why."""
+    """End of one rank; `end.finding` says why."""
 
     end: End
     seconds: float
@@ -357,7 +357,7 @@ class Ends:
         self._began = clock.now()
 
     def __bool__(self) -> bool:
-        """Whether an end is not told yet."""
+        """Return true if an end was not reported yet."""
         return bool(self._waiting or self._reading)
 
     @property
@@ -430,7 +430,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
 
 
 def _with_cause(finding: Finding, launcher: Direct, explainer: Explainer, end: End) -> Finding:
-    """Why a launcher in the script failed, before what became of the script."""
+    """Put the cause of a launcher's failure before what became of its script."""
     failed = launcher.failed_rank()
     why = explainer.explain(failed, by_us=False) if failed else explainer.doubt(end, launcher.once)
     if why is None:

@@ -1,4 +1,4 @@
-"""What differs between launchers once the processes of a node are known: who knows its rank, whose log is whose, and how an
+"""Differences between launchers once the processes of a node are known: who knows its rank, whose log is whose, and how an
 exit status tells about ranks."""
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Direct:
         return install(settings, script, self.bundle, os.environ)
 
     def has_started_ranks(self, attempt: int) -> bool:
-        """Whether the node's command has started ranks of its own, as their logs show. It reads a folder."""
+        """Return true if the node's command has started its own ranks, as their logs show. Reads a folder."""
         return False
 
     def failed_rank(self) -> Optional[End]:
@@ -87,30 +87,30 @@ class Direct:
         return []
 
     def met(self) -> Optional[int]:
-        """How many launchers the script has started through our stand-ins by now; None where there are none."""
+        """Count the launchers that the script has started through our stand-ins; None without stand-ins."""
         return None if self._stages is None else len(self._stages.read())
 
     def new_stages(self) -> List[float]:
-        """When later launchers of the script began, as far as our stand-ins met them; each is told once."""
+        """Return when later launchers of the script began, as seen by our stand-ins; each is reported once."""
         return [] if self._stages is None else [clock.own(t) for t in self._stages.begun_since()]
 
     @property
     def may_hide_failures(self) -> bool:
-        """Whether the exit code may be another program's than the one that trains: a shell stands before it."""
+        """Return true if a shell stands before the program, so that the exit code may be another program's."""
         return self._stages is not None
 
     @property
     def ranks_ended_well(self) -> bool:
-        """Whether each launcher of the script has told that all its ranks ended with 0: no pipe can hide that."""
+        """Return true if each launcher of the script reported that all its ranks ended with 0: no pipe can hide that."""
         begun = [stage for stage in self._stages.read() if stage.began] if self._stages else []
         return bool(begun) and all(stage.succeeded for stage in begun)
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
-        """What the command line of this node's processes needs."""
+        """Return what the command line of this node's processes needs."""
         return Tools(python=launcher_interpreter(self.order))
 
     def driver_tools(self, attempt: int, node: int, bound: Binding) -> Tools:
-        """What a launcher needs that starts ranks for us."""
+        """Return what a launcher needs that starts ranks for us."""
         cpus = [list(slot.cpus) for slot in bound.slots]
         driver = pkgutil.get_data("drumbeat.inrank", "driver.py") or b""
         shim = shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node, self.first_rank)
@@ -132,11 +132,11 @@ class Direct:
         return bound.slots[process.local_rank].cpus
 
     def log(self, attempt: int, rank: int, stream: str) -> str:
-        """Where the process that we start writes."""
+        """Return the log of the process that we start."""
         return self.logs.log(attempt, rank, stream)
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
-        """What the exit status of a process says about ranks. It may read files: see `ends.py`."""
+        """Turn the exit status of a process into ends of ranks. May read files: see `ends.py`."""
         return [plain_end(process.rank, status, at)]
 
     def _report(self, attempt: int) -> str:
@@ -250,7 +250,7 @@ class Driven(Once):
 
 
 def may_run_programs(folder: str) -> bool:
-    """Whether programs in this folder can be started: /tmp is mounted noexec on some clusters."""
+    """Return true if programs in this folder can be started: /tmp is mounted noexec on some clusters."""
     return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
@@ -261,7 +261,7 @@ def _refused_end(process: Process, at: float, why: str) -> End:
 
 
 def _later(failed: Stage, reported: Sequence[Stage], script: Script) -> str:
-    """What ran after this stage in a script that ended with 0, and is known to have ended well; '' if nothing is."""
+    """Return what ran after this stage in a script that ended with 0 and is known to have ended well; '' if nothing."""
     last = reported[-1]
     if last.succeeded:
         return last.command

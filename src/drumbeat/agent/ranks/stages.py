@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 20  # of the ends of ranks that are read at a time
 
 @dataclass(frozen=True)
 class Report:
-    """What the driver around a launcher wrote when the launcher ended. None of these: all its ranks ended well."""
+    """Record that the driver around a launcher wrote when it ended; without failures all its ranks ended well."""
 
     failures: Tuple[Dict[str, Any], ...] = ()  # rank, exit_code (negative: a signal), t, by_launcher
     refused: str = ""  # why no rank was started, and in the next line what to type
@@ -53,7 +53,7 @@ class Stage:
 
     @property
     def refusal(self) -> str:
-        """Why it started no rank, as its stand-in or its driver says; '' if neither refused it."""
+        """Return why it started no rank, by its stand-in or driver; '' if neither refused it."""
         return self.refused or (self.report.refused if self.report else "")
 
     @property
@@ -127,7 +127,7 @@ class Stages:
         return stages
 
     def begun_since(self) -> List[float]:
-        """When those launchers began that have begun since this was last asked; the script's first one is left out."""
+        """Return the start times of launchers that began since the last call; the script's first one is left out."""
         try:
             size = os.stat(self._file).st_size
         except OSError:

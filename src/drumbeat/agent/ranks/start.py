@@ -76,7 +76,7 @@ def _become(
 
 @dataclass(frozen=True)
 class End:
-    """How one rank ended."""
+    """End of one rank."""
 
     rank: int
     exit_code: Optional[int]

@@ -121,7 +121,7 @@ class Tasks:
         self._send(local_id, SignalRank(int(number)))
 
     def receive(self, local_id: int) -> List[Message]:
-        """What this task reports. Where its guard is gone, the rank is too."""
+        """Read what this task reports. If its guard is gone, so is the rank."""
         channel = self.lines[local_id]
         try:
             messages = channel.receive()
@@ -169,7 +169,7 @@ class Tasks:
 
 
 def own_view(local_id: int) -> TaskHello:
-    """What this very task may use: its cores, and the GPUs that its environment and its cgroup leave it."""
+    """Return what this task may use: its cores, and the GPUs that its environment and cgroup leave it."""
     from drumbeat.machine.host import LiveHost
     from drumbeat.machine.vendors import detect, visibility_names
 

@@ -1,4 +1,4 @@
-"""Where the ranks sit: a sensor that reads /proc, and a watcher that judges once each rank has a GPU open or has stepped."""
+"""Placement of the ranks: a sensor that reads /proc, and a watcher that judges once each rank has a GPU open or has stepped."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class _GpuUsers:
 
 
 def _awaits_driver(about: RankSeen) -> bool:
-    """Whether only the driver can tell if this process computes on the one GPU that it has open."""
+    """Return true if only the driver can tell whether this process computes on the one GPU that it has open."""
     return about.rank is None and len(about.open) == 1 and about.gpus is None
 
 
@@ -141,8 +141,8 @@ class Placement:
         return []
 
     def _numbered(self, about: RankSeen, alone: bool) -> Optional[RankSeen]:
-        """Where a launcher must number its ranks, a process without a number is the launcher's own, or the only rank of one
-        that numbers none (accelerate's). Where the command starts the ranks itself, it is one of them."""
+        """Drop processes without a number if a launcher must number its ranks: they are the launcher's own, or the only rank
+        of one that numbers none (accelerate's). Where the command starts the ranks itself, it is one of them."""
         if not self.ranks or about.rank is not None:
             return about
         return replace(about, rank=self.first_rank) if alone and self.ranks == 1 and self.stepped else None

@@ -19,7 +19,7 @@ from drumbeat.plan.binding import Binding
 
 @dataclass(frozen=True)
 class Scene:
-    """What the watchers of an attempt are told about it."""
+    """Attempt as its watchers know it."""
 
     node: int
     first_rank: int

@@ -78,7 +78,7 @@ Tell = Callable[[Message], None]  # sends a message to the lead
 
 class Sensor(Protocol):
     def poll(self, now: float, final: bool = False) -> List[Saw]:
-        """What can be seen now that could not be seen before; `final` when the ranks are gone."""
+        """Return what is new since the last call; `final` when the ranks are gone."""
 
 
 class Watching:

@@ -1,4 +1,4 @@
-"""Which rank holds the others up: judged from one look at all of them. Pure: looks in, a verdict or nothing out.
+"""Find the rank that holds the others up, from one look at all of them. Pure: looks in, a verdict or nothing out.
 
 A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, whatever the clock says. After
 the last announced step, only ranks that wait in a collective hang.
@@ -36,7 +36,7 @@ STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILE
 
 
 def class_of(look: RankLook) -> str:
-    """What one rank does, seen alone."""
+    """Classify what one rank does, seen alone."""
     if look.state in ("T", "t"):
         return STOPPED
     works = look.io >= _MOVES or bool(look.compiler)
@@ -62,7 +62,7 @@ def class_of(look: RankLook) -> str:
 
 
 def in_collective(look: RankLook) -> bool:
-    """Whether its own stack, or torch's flight recorder, shows it inside a collective."""
+    """Return true if its own stack, or torch's flight recorder, shows it inside a collective."""
     for frame in look.stack[:8]:
         if "distributed/" in frame or frame.rsplit(" ", 1)[-1] in _WAITING_FUNCTIONS:
             return True
@@ -70,12 +70,12 @@ def in_collective(look: RankLook) -> bool:
 
 
 def may_work(look: RankLook) -> bool:
-    """Whether it waits by itself, outside any collective, and shows signs of work: a poll, a paced write, an upload."""
+    """Return true if it waits outside any collective and shows signs of work: a poll, a paced write, an upload."""
     return bool(look.signs) and class_of(look) in (ASLEEP, WAITS) and not in_collective(look)
 
 
 def doing(look: RankLook) -> str:
-    """What one rank is doing, in words that follow "is"; only by what was seen."""
+    """Describe what one rank is doing, in words that follow "is"; only by what was seen."""
     word = class_of(look)
     at = f" at {look.place}" if look.place else ""
     if word == STOPPED:
@@ -153,7 +153,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Silence:
-    """What the looks are judged against."""
+    """State against which looks are judged."""
 
     seconds: float  # since the last step
     steps: bool = True  # the program reports steps at all
@@ -199,7 +199,7 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
 
 
 def _rest(looks: Sequence[RankLook], odd: Sequence[RankLook], most: int = 1) -> str:
-    """What most of the others do, in up to `most` groups."""
+    """Describe what most of the others do, in up to `most` groups."""
     rest = [look for look in looks if look not in odd]
     told = ""
     for words, _ in Counter(doing(look) for look in rest).most_common(most):
@@ -300,7 +300,8 @@ def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence
 
 
 def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
-    """Where torch's flight recorders, or NCCL's counts, part: ranks behind the others, or different calls under one number."""
+    """Find where torch's flight recorders, or NCCL's counts, diverge: ranks behind the others, or different calls under one
+    number."""
     groups: Dict[str, Dict[Key, Collective]] = {}
     for look in looks:
         for each in look.collectives:

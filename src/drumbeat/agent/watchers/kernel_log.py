@@ -60,7 +60,7 @@ class GpuErrors:
         return [Warn(self._finding(error, gpu, saw.data))]
 
     def _source(self, about: Dict[str, Any]) -> List[Action]:
-        """What is read, or why nothing is: said once in the node's events."""
+        """Record once in the node's events what is read, or why nothing is."""
         return [Emit("kernel-log", {"source": about["source"], "why": about["why"]})]
 
     def _finding(self, error: GpuEvent, gpu: Optional[Gpu], about: Dict[str, Any]) -> Finding:

@@ -56,7 +56,7 @@ def named(value: str, interface: str, prefixes: bool) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """What the gate must know of this node."""
+    """Node as the gate knows it."""
 
     node: int
     host: str
@@ -73,7 +73,7 @@ class Place:
 
 
 def mismatch(expect: Expect, path: Path, nodes: int) -> str:
-    """How what is differs from what was meant, in words; '' where it does not, or is not known."""
+    """Describe how the network differs from the expected one; '' if it does not, or is not known."""
     if path.answer == UNKNOWN or (path.answer == LOCAL and nodes == 1):
         return ""
     accepted = {
@@ -133,7 +133,8 @@ class Traffic:
                     talk[name] = talk.get(name, 0) + low
 
     def judge(self, place: Place, path: Optional[Path], final: bool) -> Optional[Tuple[Verdict, Optional[Finding]]]:
-        """Which port carried the traffic, and what that refutes; none while too little was seen. `path`: the log's answer."""
+        """Name the port that carried the traffic, and what that refutes; None while too little was seen. `path`: the log's
+        answer."""
         net, rdma = dict(self.talk["net"]), self.talk["rdma"]
         looped = net.pop("lo", 0)
         below = sum(net.get(name, 0) for name in place.over_ib)
@@ -162,7 +163,7 @@ class Traffic:
 def _contradiction(
     place: Place, path: Optional[Path], verdict: Verdict, net: Dict[str, int], direct: Optional[int]
 ) -> Optional[Finding]:
-    """What the counters refute: the log's RDMA, or the interface that a variable names.
+    """Find what the counters refute: the log's RDMA, or the interface that a variable names.
 
     `direct`: bytes that went past the kernel; none where the ports are not counted.
     """
@@ -295,7 +296,7 @@ class Gate:
         return find("transport-mismatch", wrong=wrong, meant=meant, why=why, advice=advice, evidence=shown, **here)
 
     def _cause(self, path: Path) -> Tuple[str, str]:
-        """What the log's own lines explain, by the same rules as `drumbeat diagnose`."""
+        """Return cause and fix by the log's own lines, with the rules of `drumbeat diagnose`."""
         if self._reader is not None:
             question = "gpudirect" if path.answer in (RDMA, OFI) else "network"
             codes = [rule.code for rule in self._reader.rules.rules if rule.explains == question]
@@ -405,7 +406,7 @@ class OpenGate:
 
     @property
     def keeps_log(self) -> bool:
-        """Whether NCCL's own log helps to explain a failure, and lies on the node's own disk."""
+        """Return true if NCCL's own log helps to explain a failure and is on the node's own disk."""
         private = self.log is not None and self.log.folder.startswith(self.local)
         return private and (self.failed or self.watcher.mismatch)
 

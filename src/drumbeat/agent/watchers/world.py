@@ -88,11 +88,11 @@ class CensusLooks:
         return [Saw("census", data)]
 
     def _is_done(self, now: float) -> bool:
-        """Whether looks have shown all ranks for so long that `Census` has told it."""
+        """Return true if all ranks have been seen for so long that `Census` has reported it."""
         return self._complete > 1 and now - self._complete_since > 2 * _SETTLED + _SOONEST
 
     def _with_earlier(self, rows: Sequence[Row]) -> List[Row]:
-        """What earlier looks have shown of these processes counts, and of others without a RANK for as long as they live:
+        """Add what earlier looks have shown of these processes, and of others without a RANK for as long as they live:
         those are known by their connections alone, which come and go."""
         found = {_process(row): added(row, self._known.get(_process(row))) for row in rows}
         if all(row.rank is None for row in rows):
@@ -222,7 +222,7 @@ class WorldCount:
         self._changed = True
 
     def is_due(self, now: float) -> bool:
-        """Whether there is something new to judge. Not at every report: there is one of each node, and each is about all."""
+        """Return true if there is something new to judge. Not at every report: each node sends one, and each is about all."""
         if not self._changed or now < self._next or len(self.rows) < self.planned.nodes:
             return False
         self._changed, self._next = False, now + _EVERY
@@ -258,7 +258,7 @@ class WorldCount:
         return verdict, findings, stop
 
     def _is_known(self, verdict: Verdict) -> bool:
-        """Whether this was said already. Ranks that are gone again were one world all the same; ranks without a number may
+        """Return true if this was said already. Ranks that are gone again were one world all the same; ranks without a number may
         turn out to be more, and what was certain may become doubtful."""
         if verdict.answer == self._said:
             doubtful = self._confidence == CERTAIN != verdict.confidence
@@ -266,7 +266,7 @@ class WorldCount:
         return bool(self._said) and verdict.answer == UNKNOWN
 
     def _between(self) -> bool:
-        """Whether more ranks have been seen than are there now: between two stages of a script, or at its end."""
+        """Return true if more ranks have been seen than are there now: between two stages of a script, or at its end."""
         return any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
 
     def _withdrawing(self, verdict: Verdict) -> Verdict:
@@ -278,8 +278,9 @@ class WorldCount:
         return replace(verdict, summary=f"{verdict.summary}; withdrawn: {before}, as said before")
 
     def _train_alone(self, rows: Sequence[Row], alone: bool, training: bool) -> bool:
-        """Whether these very processes, seen without a connection, went on training: by steps that were reported later, since
-        at its end a program may have closed its connections; or by the time that they computed with all libraries loaded."""
+        """Return true if these very processes, seen without a connection, went on training: by steps that were reported
+        later, since at its end a program may have closed its connections; or by the time that they computed with all
+        libraries loaded."""
         at = max(at for at, _ in self.rows.values())
         if not alone:
             self._alone = None
@@ -299,7 +300,7 @@ class WorldCount:
         return seconds >= _LOADED and at - self._alone.since >= _SILENT and min(worked) >= _COMPUTES * seconds
 
     def at_end(self) -> Optional[Verdict]:
-        """What the looks had shown when all ranks have ended, if no answer could be given before."""
+        """Return the verdict when all ranks have ended, if none could be given before."""
         rows = [row for node in sorted(self.most) for row in self.most[node]]
         if self._said or self._copies_said or self.level == "off" or not rows:
             return None

@@ -56,7 +56,7 @@ class Door:
 
     @property
     def strangers(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return len(self._strangers)
 
     def tick(self, now: float) -> None:
@@ -140,7 +140,7 @@ def raise_open_files() -> int:
 
 
 def most_strangers(nodes: int, files: int) -> int:
-    """How many connections may wait for their proof: all members at once and some more, where open files allow it.
+    """Return how many connections may wait for their proof: all members at once and some more, if open files allow it.
 
     WireError where they do not even suffice for the members.
     """
@@ -343,7 +343,7 @@ def free_port(address: str, wanted: Sequence[int]) -> int:
 
 
 def is_held(port: int) -> bool:
-    """Whether somebody has this port on any address of this machine; one that was only used a moment ago is free."""
+    """Return true if a program has this port on any address of this machine; one that was only just used is free."""
     for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104
         try:
             with socket.socket(family, socket.SOCK_STREAM) as sock:

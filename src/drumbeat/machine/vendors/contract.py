@@ -119,11 +119,11 @@ class Vendor:
         return ContainerFlags()
 
     def software(self, versions: Mapping[str, str]) -> List[Finding]:
-        """What the doctor says about the driver and the toolkit of a node with such GPUs."""
+        """Return the doctor's findings on the driver and the toolkit of a node with such GPUs."""
         return []
 
     def absence(self, versions: Mapping[str, str]) -> str:
-        """What the doctor says where a node shows none of its GPUs; empty: nothing."""
+        """Return what the doctor says if a node shows none of its GPUs; '' for nothing."""
         return ""
 
     def kernel_event(self, text: str) -> Optional[GpuEvent]:

@@ -132,7 +132,7 @@ class Nvml:
         return int(value.value) if self._call(name, *arguments, byref(value)) else None
 
     def _call(self, name: str, *arguments: Any) -> bool:
-        """Whether it worked; an older library may not have the function."""
+        """Call a function; return true if it worked. An older library may not have it."""
         try:
             function = getattr(self._library, name)
         except AttributeError:
