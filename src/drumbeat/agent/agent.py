@@ -1,4 +1,4 @@
-"""One node's agent: what it knows, its run folder, and what it does when the lead says so. `loop` turns it."""
+"""One node's agent: what it knows, its run folder, and what it does when the lead says so. `loop` drives it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drumbeat import __version__
 from drumbeat.agent.folder.child import FolderChild, prepare_folder
 from drumbeat.agent.guard import warn
 from drumbeat.agent.member.monitor import MonitorProcess, OpenTextFile
-from drumbeat.agent.member.node import Node
+from drumbeat.agent.member.node import Node, Services
 from drumbeat.agent.member.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire.messages import (
@@ -236,18 +236,9 @@ class Agent:
         """`stop`, `there`: what only one of all agents looks at."""
         self.on_storage(lambda: prepare_folder(folder, self.number, self.facts), folder.path)
         child = self.start_child(stop, there)
-        self.node = Node(
-            self.order,
-            self.number,
-            self.facts,
-            folder.node(self.number),
-            self.bundle,
-            self.side.tell,
-            self.tasks,
-            self.beat,
-            child,
-            MonitorProcess(folder.node(self.number), self.facts, self.order, self.open_textfile),
-        )
+        monitor = MonitorProcess(folder.node(self.number), self.facts, self.order, self.open_textfile)
+        services = Services(self.side.tell, self.tasks, self.beat, child, monitor)
+        self.node = Node(self.order, self.number, self.facts, folder.node(self.number), self.bundle, services)
         about = {"pid": os.getpid(), "version": __version__, "python": sys.version.split()[0]}
         self.node.events.write("agent-started", about)
         self.report({"folder": folder.path, "node": self.number, "logs": self.node.local_logs})

@@ -405,7 +405,7 @@ class LeadSide:
             self.agent.exit_code = self.exit_code
 
     def leave(self) -> None:
-        """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
+        """Leave last: what members still send must get into the run folder. Writing may block, so a child
         does it; the guard goes on hearing from us."""
         if self.connections.by_socket:
             in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)

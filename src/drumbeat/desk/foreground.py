@@ -27,7 +27,16 @@ from drumbeat.runfolder.layout import RunFolder, ask_to_stop
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import hang_of, hangs_of, ranks_seen, world_of
-from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_used, group, summarize, write_summary
+from drumbeat.runfolder.summary import (
+    AttemptEnd,
+    Observed,
+    Summary,
+    gpus_of_run,
+    gpus_used,
+    group,
+    summarize,
+    write_summary,
+)
 
 find = Catalog("lead")
 
@@ -58,9 +67,8 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
     replaced, world = replaced_nodes(events), world_of(events)
     hangs = hangs_of(events, now, progress)
-    return summarize(
-        order, attempts, run.members(), affected, progress, parts, found, replaced, gpus, world, hangs, ranks_seen(events)
-    )  # fmt: skip
+    observed = Observed(found, replaced, gpus, world, hangs, ranks_seen(events))
+    return summarize(order, attempts, run.members(), affected, progress, parts, observed)
 
 
 def _finding(number: int, code: int) -> Finding:

@@ -348,7 +348,7 @@ _COUNT = regex(r"^oom_kill (\d{1,18})$", re.MULTILINE)
 
 
 def oom_kills(host: Host) -> Optional[int]:
-    """Of our own memory cgroup and those below it; where that is not told, of the whole node; None where nobody counts."""
+    """Count out-of-memory kills in our own cgroup and below; falls back to the node's counter; None if unavailable."""
     for path in (*_own(host.read("/proc/self/cgroup") or ""), "/proc/vmstat"):
         found = _COUNT.search(host.read(path) or "")
         if found:

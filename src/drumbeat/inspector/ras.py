@@ -58,7 +58,7 @@ def address_of(environ: Mapping[str, str]) -> Optional[Tuple[str, int]]:
 
 
 def ask(address: Tuple[str, int], deadline: float = _DEADLINE) -> Optional[str]:
-    """The service's answer as text; None where nobody of this user listens, or nobody answers like RAS."""
+    """Return the service's answer as text; None if no process of this user listens, or the answer is not RAS."""
     if not _is_ours(address[1]):
         return None
     until = time.monotonic() + deadline

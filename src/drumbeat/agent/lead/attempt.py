@@ -214,7 +214,7 @@ class Attempt:
         return [record_finding(left)] if left else [], None
 
     def left_behind(self, order: Order, now: float) -> Optional[Finding]:
-        """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
+        """Report ranks that go on after others have ended well: they may wait for them until a timeout."""
         seconds = now - self.last_end
         if not self.ends or self.first_failure is not None or seconds < _LEFT_BEHIND:
             return None
@@ -297,7 +297,7 @@ _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abor
 
 
 def earliest(ends: Sequence[RankEnd]) -> Tuple[First, Optional[RankEnd]]:
-    """The end that came first and explains the others; none where nobody failed unasked.
+    """Return the first end, which explains the others; None if no rank failed by itself.
 
     A rank that was asked to stop while it was failing counts only if nothing but its peers' loss is known."""
     if not any(end.failed and not end.by_us for end in ends):

@@ -115,7 +115,7 @@ def decide(
     unfit = [number for number in last.assignment if number in excluded or not members[number].fit]
     if not unfit:
         return _again(history, last.assignment, restarts)
-    return _elsewhere(history, members, excluded, unfit, restarts, fewest, can_requeue, spares)
+    return _elsewhere(history, members, excluded, restarts, fewest, can_requeue, spares)
 
 
 def without_nodes(lost: Mapping[int, Member], restarts: int, can_requeue: bool, spares: int) -> Union[Stop, Requeue]:
@@ -195,7 +195,6 @@ def _elsewhere(
     history: Sequence[Outcome],
     members: Mapping[int, Member],
     excluded: Mapping[int, str],
-    unfit: Sequence[int],
     restarts: int,
     fewest: Optional[int],
     can_requeue: bool,
@@ -215,6 +214,7 @@ def _elsewhere(
     if fewest and len(fewer) >= fewest and fewer[:1] == last.assignment[:1] and spent <= restarts:
         why = f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes"
         return Restart(why, fewer, 0.0, excluded)
+    unfit = [number for number in last.assignment if number not in fewer]
     machines = tuple(members[number].machine for number in unfit)
     lost = {node: members[number] for node, number in enumerate(last.assignment) if members[number].lost}
     if lost:

@@ -23,7 +23,15 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import hangs_of, ranks_seen, world_of
-from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary, write_verdict
+from drumbeat.runfolder.summary import (
+    AttemptEnd,
+    Observed,
+    Summary,
+    gpus_of_run,
+    summarize,
+    write_summary,
+    write_verdict,
+)
 
 
 def what_follows(lead: Lead) -> Next:
@@ -59,10 +67,8 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     parts = ledger(lead.order.created, now, events, queued)
     gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
     replaced, world = replaced_nodes(events), world_of(events)
-    return summarize(
-        lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus, world, hangs_of(events),
-        ranks_seen(events),
-    )  # fmt: skip
+    observed = Observed(hang, replaced, gpus, world, hangs_of(events), ranks_seen(events))
+    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, observed)
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:

@@ -19,8 +19,8 @@ from drumbeat.agent.ranks.ends import Ends, Exit, Explainer, RankExit, rank_mean
 from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
-from drumbeat.agent.watchers.contract import Record, Tell, Watching
+from drumbeat.agent.watchers.build import build_watchers, gate_of
+from drumbeat.agent.watchers.contract import Record, Scene, Tell, Watching
 from drumbeat.agent.watchers.kernel_log import KernelLog
 from drumbeat.agent.watchers.nccl_log import LogFiles
 from drumbeat.agent.watchers.transport import OpenGate
@@ -78,25 +78,14 @@ def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar],
 
 
 @dataclass(frozen=True)
-class NodePlan:
+class AttemptPlan:
+    """Cores, GPUs and variables with which an attempt starts on this node."""
+
     facts: Facts  # as all tasks of the node see it together
     right: Binding  # the binding that the GPUs ask for
     bound: Binding  # the one that is used
     variables: List[EnvVar]
     findings: Tuple[Finding, ...]
-
-
-def plan_node(
-    order: Order, own: Facts, tasks: Tasks, peers: Peers, node: int, attempt: int, metrics: str, folder: str, local: str
-) -> NodePlan:
-    """`metrics`: where ranks report; `folder`: the attempt's part of the run folder; `local`: a folder on the node's own disk."""
-    facts = tasks.facts(own)
-    right = right_binding(order, facts, node, peers=peers)
-    bound, findings = _bind(order, tasks, facts, right, node, peers)
-    variables, unsafe_caches = private_caches(environment(order, own, peers, node), local)
-    variables += node_identity(order, peers, node, attempt, metrics, os.path.abspath(folder))
-    lone = lone_subnets(compute_nics(facts, peers), facts.host)
-    return NodePlan(facts, right, bound, variables, (*findings, *unsafe_caches, *lone))
 
 
 def _bind(
@@ -180,24 +169,26 @@ _MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and 
 _SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck
 
 
+@dataclass(frozen=True)
+class Services:
+    """Parts of the agent that its node uses."""
+
+    tell: Callable[[Message], None]  # sends a message to the lead
+    tasks: Tasks
+    beat: Callable[[], None]  # called where something takes its time
+    child: FolderChild  # writes the run folder
+    monitor: MonitorProcess
+
+
 class Node:
-    """`tell` sends a message to the lead; `beat` is called where something takes its time; `child` writes the run folder."""
+    """One node of a run: starts, watches and ends its ranks, attempt after attempt."""
 
     def __init__(
-        self,
-        order: Order,
-        member: int,
-        facts: Facts,
-        folder: NodeFolder,
-        bundle: str,
-        tell: Callable[[Message], None],
-        tasks: Tasks,
-        beat: Callable[[], None],
-        child: FolderChild,
-        monitor: MonitorProcess,
+        self, order: Order, member: int, facts: Facts, folder: NodeFolder, bundle: str, services: Services
     ) -> None:
         self.order, self.member, self.facts, self.folder, self.bundle = order, member, facts, folder, bundle
-        self.tell, self.tasks, self.beat, self.child, self.monitor = tell, tasks, beat, child, monitor
+        tell, tasks, child = self.tell, self.tasks, self.child = services.tell, services.tasks, services.child
+        self.beat, self.monitor = services.beat, services.monitor
         self.events = EventLog(folder.events, member, child.append)
         self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
         self.attempt = 0
@@ -232,10 +223,7 @@ class Node:
         self.ranks = Ranks(self.tasks)
         self.looks.begin_attempt(attempt, node_rank)
         on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
-        plan = plan_node(
-            self.order, self.facts, self.tasks, peers, node_rank, attempt, self.metrics.path,
-            self.folder.attempt(attempt), self.local,
-        )  # fmt: skip
+        plan = self._plan(peers)
         for finding in plan.findings:
             self._note(finding)
         bound, variables = plan.bound, plan.variables
@@ -356,7 +344,17 @@ class Node:
         else:
             self.events.write("finding", {"finding": finding})
 
-    def _scene(self, peers: Peers, plan: NodePlan, variables: List[EnvVar]) -> Scene:
+    def _plan(self, peers: Peers) -> AttemptPlan:
+        order, node, facts = self.order, self.node_rank, self.tasks.facts(self.facts)
+        right = right_binding(order, facts, node, peers=peers)
+        bound, findings = _bind(order, self.tasks, facts, right, node, peers)
+        variables, unsafe_caches = private_caches(environment(order, self.facts, peers, node), self.local)
+        folder = os.path.abspath(self.folder.attempt(self.attempt))
+        variables += node_identity(order, peers, node, self.attempt, self.metrics.path, folder)
+        lone = lone_subnets(compute_nics(facts, peers), facts.host)
+        return AttemptPlan(facts, right, bound, variables, (*findings, *unsafe_caches, *lone))
+
+    def _scene(self, peers: Peers, plan: AttemptPlan, variables: List[EnvVar]) -> Scene:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
         return Scene(
@@ -368,10 +366,7 @@ class Node:
     def _new_ends(self) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
-        explainer = Explainer(
-            self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts.has_no_gpu,
-            self.facts.identity,
-        )  # fmt: skip
+        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts)
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
 
     def _rank_of(self, pid: int) -> Optional[int]:

@@ -33,7 +33,7 @@ from drumbeat.findings.model import (
 )
 from drumbeat.inspector.kernel_log import oom_kills
 from drumbeat.machine.host import LiveHost
-from drumbeat.machine.model import Identity
+from drumbeat.machine.model import Facts, Identity
 from drumbeat.metrics.printed import read_line
 from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder
@@ -189,10 +189,11 @@ class Explainer:
 
     def __init__(
         self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
-        no_gpu: bool = False, identity: Optional[Identity] = None,
+        facts: Optional[Facts] = None,
     ) -> None:  # fmt: skip
         self.order, self.logs, self.launcher, self.attempt = order, logs, launcher, attempt
-        self.run_folder, self.kept, self.no_gpu, self.identity = run_folder, kept, no_gpu, identity or Identity()
+        self.run_folder, self.kept = run_folder, kept
+        self.no_gpu, self.identity = (facts.has_no_gpu, facts.identity) if facts else (False, Identity())
         self._oom_kills = oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool) -> Finding:
@@ -304,7 +305,7 @@ class Explainer:
 
 
 def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
-    """The lines up to the exception that had ended a rank's work before it waited for the others at its exit, in vain."""
+    """Return the lines up to the exception that ended a rank's work before it waited for the others at its exit."""
     place = raised_at(lines, _LAST_LINES) if found.code in CONSEQUENCES and found.evidence else None
     if place is None:
         return ()

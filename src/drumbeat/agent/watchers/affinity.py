@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
-from drumbeat.base.order import EnvVar
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Scene, Stop, Warn
 from drumbeat.base.processes import Forked
 from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.inspector.gpu import compute_users, look_at_ranks
@@ -15,7 +14,6 @@ from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.machine.vendors import vendor_of
 from drumbeat.machine.vendors.contract import Users
-from drumbeat.plan.binding import Binding
 from drumbeat.plan.placement import UNKNOWN, changed, rows, text_table, verdict
 from drumbeat.plan.variables import steers
 
@@ -106,14 +104,10 @@ class Placement:
     """A watcher: says where the ranks sit. What two looks in a row do not show alike is not said. A mismatch ends a run only
     if the next look shows it too, and is withdrawn if a later one refutes it."""
 
-    def __init__(
-        self, facts: Facts, bound: Binding, right: Binding, expected: Sequence[EnvVar], first_rank: int, level: str,
-        node: int, ranks: int,
-    ) -> None:  # fmt: skip
-        """`ranks`: how many this node must have; 0 where the command itself starts them."""
-        self.facts, self.bound, self.right, self.expected = facts, bound, right, expected
-        self.first_rank, self.level, self.node, self.ranks = first_rank, level, node, ranks
-        self.gpus = any(not gpu.integrated for gpu in facts.gpus)
+    def __init__(self, scene: Scene, level: str) -> None:
+        self.facts, self.bound, self.right, self.expected = scene.facts, scene.bound, scene.right, scene.variables
+        self.first_rank, self.level, self.node, self.ranks = scene.first_rank, level, scene.node, scene.ranks
+        self.gpus = any(not gpu.integrated for gpu in self.facts.gpus)
         self.done = False
         self.stepped = False
         self.on_first_step: Callable[[float], None] = lambda now: None

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
-from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Scene, Warn
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import start_time
 from drumbeat.base.processes import in_child
@@ -35,21 +35,14 @@ class CensusLooks:
     """A sensor: the rank processes below those that the agent started. It looks often while there is something new, and no
     more once all ranks of this node are seen and connected. What it has seen of a process is kept while that lives."""
 
-    def __init__(
-        self,
-        node: int,
-        ranks: int,
-        mains: Callable[[], Sequence[int]],
-        port: int,
-        shared_loopback: bool,
-        beat: Callable[[], None],
-        met: Callable[[], Optional[int]] = lambda: None,
-        are_ranks: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """`are_ranks`: whether `mains` are; else they are the node's command, which starts them."""
-        self.are_ranks = are_ranks
-        self.node, self.ranks, self.mains, self.port, self.shared_loopback = node, ranks, mains, port, shared_loopback
-        self.beat, self.met = beat, met
+    def __init__(self, scene: Scene, shared_loopback: bool) -> None:
+        self.node, self.ranks, self.port, self.shared_loopback = (
+            scene.node,
+            scene.planned_ranks,
+            scene.port,
+            shared_loopback,
+        )
+        self.mains, self.are_ranks, self.beat, self.met = scene.mains, scene.are_ranks, scene.beat, scene.met
         self._begin: Optional[float] = None
         self._next = 0.0
         self._news = 0.0  # when a look last showed something new
