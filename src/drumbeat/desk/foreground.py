@@ -29,7 +29,7 @@ from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import hang_of, hangs_of, ranks_seen, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,
-    Observed,
+    Observations,
     Summary,
     gpus_of_run,
     gpus_used,
@@ -67,7 +67,7 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
     replaced, world = replaced_nodes(events), world_of(events)
     hangs = hangs_of(events, now, progress)
-    observed = Observed(found, replaced, gpus, world, hangs, ranks_seen(events))
+    observed = Observations(found, replaced, gpus, world, hangs, ranks_seen(events))
     return summarize(order, attempts, run.members(), affected, progress, parts, observed)
 
 

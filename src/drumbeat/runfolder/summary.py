@@ -93,7 +93,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observations:
     """Observations of a run besides its attempts, members and progress."""
 
     hang: Optional[Finding] = None  # had been reported and was not over
@@ -111,10 +111,10 @@ def summarize(
     affected: Sequence[Affected],
     progress: Progress,
     parts: Mapping[str, float],
-    observed: Optional[Observed] = None,
+    observed: Optional[Observations] = None,
 ) -> Summary:
     """Summarize a run. `attempts` are all of them; the end of the last one is the end of the run. `parts` is the ledger."""
-    observed = observed or Observed()
+    observed = observed or Observations()
     last, hang, world, gpus = attempts[-1], observed.hang, observed.world, observed.gpus
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds

@@ -25,7 +25,7 @@ from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import hangs_of, ranks_seen, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,
-    Observed,
+    Observations,
     Summary,
     gpus_of_run,
     summarize,
@@ -67,7 +67,7 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     parts = ledger(lead.order.created, now, events, queued)
     gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
     replaced, world = replaced_nodes(events), world_of(events)
-    observed = Observed(hang, replaced, gpus, world, hangs_of(events), ranks_seen(events))
+    observed = Observations(hang, replaced, gpus, world, hangs_of(events), ranks_seen(events))
     return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, observed)
 
 

@@ -20,7 +20,7 @@ from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import build_watchers, gate_of
-from drumbeat.agent.watchers.contract import Record, Scene, Tell, Watching
+from drumbeat.agent.watchers.contract import Record, Tell, WatchedAttempt, Watching
 from drumbeat.agent.watchers.kernel_log import KernelLog
 from drumbeat.agent.watchers.nccl_log import LogFiles
 from drumbeat.agent.watchers.transport import OpenGate
@@ -127,7 +127,7 @@ class NodeWatch:
             variables = gate.open(variables, folder)
         return variables
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, scene: WatchedAttempt) -> None:
         scene = replace(scene, kernel_log=self._follow_kernel_log())
         self._watching = build_watchers(self.order, scene, self._gates, self._record, self._tell)
         self.tick(time.monotonic())  # how the counters stood before
@@ -354,10 +354,10 @@ class Node:
         lone = lone_subnets(compute_nics(facts, peers), facts.host)
         return AttemptPlan(facts, right, bound, variables, (*findings, *unsafe_caches, *lone))
 
-    def _scene(self, peers: Peers, plan: AttemptPlan, variables: List[EnvVar]) -> Scene:
+    def _scene(self, peers: Peers, plan: AttemptPlan, variables: List[EnvVar]) -> WatchedAttempt:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
-        return Scene(
+        return WatchedAttempt(
             self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
             lambda: self.launcher.is_rank, self.launcher.met, self.beat,

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.watchers.contract import Action, Emit, Saw, Scene, Stop, Warn
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn, WatchedAttempt
 from drumbeat.base.processes import Forked
 from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.inspector.gpu import compute_users, look_at_ranks
@@ -104,7 +104,7 @@ class Placement:
     """A watcher: says where the ranks sit. What two looks in a row do not show alike is not said. A mismatch ends a run only
     if the next look shows it too, and is withdrawn if a later one refutes it."""
 
-    def __init__(self, scene: Scene, level: str) -> None:
+    def __init__(self, scene: WatchedAttempt, level: str) -> None:
         self.facts, self.bound, self.right, self.expected = scene.facts, scene.bound, scene.right, scene.variables
         self.first_rank, self.level, self.node, self.ranks = scene.first_rank, level, scene.node, scene.ranks
         self.gpus = any(not gpu.integrated for gpu in self.facts.gpus)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Callable, List, Sequence
 
 from drumbeat.agent.watchers.affinity import Placement, RankLooks
-from drumbeat.agent.watchers.contract import Record, Scene, Sensor, Tell, Watcher, Watching
+from drumbeat.agent.watchers.contract import Record, Sensor, Tell, WatchedAttempt, Watcher, Watching
 from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.kernel_log import GpuErrors
 from drumbeat.agent.watchers.straggler import Straggler
@@ -25,7 +25,9 @@ def build_lead_watchers(order: Order) -> List[Watcher]:
     return [] if level == "off" else [Hang(level), Straggler()]
 
 
-def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record: Record, tell: Tell) -> Watching:
+def build_watchers(
+    order: Order, scene: WatchedAttempt, gates: Sequence[OpenGate], record: Record, tell: Tell
+) -> Watching:
     watchers: List[Watcher] = []
     sensors: List[Sensor] = []
     for gate in gates:

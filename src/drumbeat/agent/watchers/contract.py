@@ -129,7 +129,7 @@ class Watching:
 
 
 @dataclass(frozen=True)
-class Scene:
+class WatchedAttempt:
     """Attempt as its watchers know it."""
 
     node: int

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
-from drumbeat.agent.watchers.contract import Action, Emit, Saw, Scene, Warn
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn, WatchedAttempt
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import start_time
 from drumbeat.base.processes import in_child
@@ -35,7 +35,7 @@ class CensusLooks:
     """A sensor: the rank processes below those that the agent started. It looks often while there is something new, and no
     more once all ranks of this node are seen and connected. What it has seen of a process is kept while that lives."""
 
-    def __init__(self, scene: Scene, shared_loopback: bool) -> None:
+    def __init__(self, scene: WatchedAttempt, shared_loopback: bool) -> None:
         self.node, self.ranks, self.port, self.shared_loopback = (
             scene.node,
             scene.planned_ranks,
