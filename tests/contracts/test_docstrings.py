@@ -5,7 +5,7 @@ from pathlib import Path
 
 SRC = Path(__file__).parent.parent.parent / "src" / "drumbeat"
 
-QUESTIONS = ("What", "Which", "Whether", "How", "Who", "Whose", "Where", "When", "Why")
+QUESTIONS = ("What", "Which", "Whether", "How", "Who", "Whose", "Where", "When", "Why", "Is", "Are", "Does", "Has")
 
 # Rooms whose docstrings are still to be rewritten.
 TO_DO = {"logs", "causes"}

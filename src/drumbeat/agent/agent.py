@@ -190,7 +190,7 @@ class Agent:
             self.report({"ended": self.exit_code, "again": message.again})
 
     def beat(self) -> None:
-        """To the guard, and to the lead: I am here."""
+        """Tell the guard and the lead that this agent is alive."""
         now = time.monotonic()
         if now - self.last_beat < self.order.timing.heartbeat:
             return

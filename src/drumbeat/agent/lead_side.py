@@ -225,7 +225,8 @@ class RanksMeeting:
         self.address = "127.0.0.1"  # this machine's; a member that has reached us by another proves a better one
 
     def pick(self, lead: Lead, facts: Facts, world: World, first: int) -> Tuple[str, int]:
-        """As planned, on the machine of node 0, which is member `first`: on its first free port, where that machine is ours."""
+        """Choose the ranks' meeting point on the machine of node 0, which is member `first`: on its first free port, where
+        that machine is ours."""
         order = lead.order
         planned = rendezvous(order, peers_of(world, order, 0, self.address, facts))
         self.address = planned.address or self.address
@@ -335,7 +336,7 @@ class LeadSide:
             agent.complain(f"versions of installed packages are not recorded: {error}")
 
     def _write_packages(self) -> None:
-        """In a child: packages may lie on slow storage of their own."""
+        """Import in a child: packages may lie on slow storage of their own."""
         order = self.agent.order
         replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 

@@ -29,7 +29,7 @@ class Case:
 
     @property
     def verbs(self) -> bool:
-        """Does the job's traffic go through libibverbs?"""
+        """Return true if the job's traffic goes through libibverbs."""
         return self.several_nodes and self.here.fabric in ("infiniband", "roce")
 
     @property
@@ -63,7 +63,7 @@ def alone(facts: Facts, node: int = 0) -> Peers:
 
 
 def stand_in(facts: Facts) -> Order:
-    """Without a job: the scheduler's, if we are in one; else a node with a fast network is one of several."""
+    """Make an order without a job: the scheduler's, if we are in one; else a node with a fast network is one of several."""
     nodes = facts.identity.nodes or (2 if facts.rdma or facts.cxi else 1)
     return Order("", "", 0.0, (), nodes, 0, "ranks", "", "/", "/", "", "local")
 

@@ -105,7 +105,7 @@ def examine(
 
 
 def preflight(order: Order, facts: Facts, peers: Optional[Peers] = None, node: int = 0) -> List[Finding]:
-    """Before ranks are started on this node: what is wrong with it for this job, and with the plan made for it."""
+    """Find what is wrong with this node for this job, and with its plan, before ranks start."""
     return list(judged_plan(order, facts, peers or alone(facts, node), node).findings)
 
 

@@ -122,7 +122,7 @@ def _way_out(case: Case) -> Iterator[Finding]:
 
 
 def check_software(case: Case) -> Iterator[Finding]:
-    """Is there a ROCm or a driver, and its collective library?"""
+    """Check ROCm or the driver, and its collective library."""
     return seen("the versions of drivers and libraries on this node", _software(case))
 
 

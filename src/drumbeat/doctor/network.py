@@ -72,7 +72,7 @@ def check(case: Case) -> Iterator[Finding]:
 
 
 def _fabric(case: Case) -> Iterator[Finding]:
-    """Is there a network at all, and which?"""
+    """Check whether there is a network, and which."""
     facts, here = case.facts, case.here
     if not case.live:
         if "nccl-file" in (case.shown or ()) and not facts.rdma:

@@ -261,7 +261,7 @@ def _functions(stack: Sequence[Sequence[Any]]) -> Tuple[Tuple[str, str], ...]:
 
 
 def _words(frame: Sequence[Any]) -> str:
-    """As short as it still names a file: the last two parts of its path."""
+    """Shorten a path to its last two parts."""
     parts = str(frame[0]).split(os.sep)
     shown = os.sep.join(parts[-2:]) if frame[3] else parts[-1]
     return f"{shown}:{frame[1]} {frame[2]}"[:160]

@@ -26,7 +26,8 @@ _HOST = LiveHost()
 
 
 def compute_users(gpus: Sequence[Gpu], host: Host = _HOST) -> Users:
-    """As the driver says; inside a container it may name no process of ours. A driver that hangs holds whoever asks."""
+    """Read which processes compute, by the driver; inside a container it may name no process of ours. A driver that hangs
+    holds whoever asks."""
     vendor = vendor_of(gpus)
     answer = host.command(vendor.users_command, _QUESTION_WITHIN) if vendor.users_command else None
     return vendor.parse_users(answer or "", gpus)

@@ -44,7 +44,7 @@ class Source(Protocol):
         """Lines that have come since the last call. OSError where it cannot be read any more."""
 
     def wait(self) -> None:
-        """Until there may be more."""
+        """Wait until there may be more."""
 
 
 class Kmsg:

@@ -324,7 +324,7 @@ _SETTING = regex(r"^([\w-]+)\s*=\s*(.*?)\s*$", re.MULTILINE)  # of pyvenv.cfg
 
 
 def search_folders(loader: Loader) -> Tuple[str, ...]:
-    """In the order in which torch's process would come to them: a wheel's run path stands before the system's."""
+    """Return folders in the order of torch's process: a wheel's run path comes before the system's."""
     environ = loader.host.environ
     modules = [f"{environ[name]}/lib" for name in _MODULES if environ.get(name)]
     cached = [os.path.dirname(path) for path in loader.cache.values()]

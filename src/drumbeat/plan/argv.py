@@ -1,4 +1,4 @@
-"""From an order to the argv of each process of a node. Pure: nothing is looked up here, all is given."""
+"""Turn an order into the argv of each process of a node. Pure: nothing is looked up here, all is given."""
 
 from __future__ import annotations
 

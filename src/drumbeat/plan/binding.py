@@ -233,7 +233,7 @@ class Binding:
 
     @property
     def mask_cpu(self) -> str:
-        """For srun --cpu-bind; empty where no affinity is set."""
+        """Return the masks for srun --cpu-bind; '' if no affinity is set."""
         return ",".join(slot.mask for slot in self.slots) if all(slot.cpus for slot in self.slots) else ""
 
     def devices(self, local_rank: int, emulated_before: int = 0) -> Tuple[int, ...]:

@@ -90,7 +90,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
 
 
 def _idle(name: str, facts: Facts, left: List[Left]) -> bool:
-    """Is this default without effect in the job as it was started?"""
+    """Return true if this default has no effect in the job as it was started."""
     if name != "FI_CXI_RDZV_PROTO" or not alt_read_is_idle(facts):
         return False
     left.append(Left(name, "alt_read takes effect only in a job started with --network=disable_rdzv_get"))

@@ -65,7 +65,7 @@ def bound_by_user(environment: Mapping[str, str]) -> bool:
 
 
 def typed_by_user(value: str) -> bool:
-    """Does SLURM_CPU_BIND hold masks or cores that somebody wrote?
+    """Return true if SLURM_CPU_BIND holds masks or cores that a person wrote.
 
     Slurm fills the variable for its own default too, then with masks of one width, padded with zeros, in capitals.
     """

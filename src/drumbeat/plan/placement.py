@@ -443,7 +443,7 @@ def task_binding(right: Binding, masks: Mapping[int, Sequence[int]], facts: Fact
 
 
 def question_cpu_bind(order: Order, facts: Facts, bound: Binding, node: int) -> List[Finding]:
-    """Are the masks that the job names beside the GPUs of its ranks?"""
+    """Check that the job's own masks are near the GPUs of its ranks."""
     if not order.cpu_bind or order.cpu_bind == ("none",) or order.emulated:
         return []
     right = right_binding(order, facts, node)

@@ -1,4 +1,4 @@
-"""Does a resumed run equal an uninterrupted one? N steps at once against k steps, a checkpoint, and N - k more.
+"""Compare a resumed run with an uninterrupted one: N steps at once against k steps, a checkpoint, and N - k more.
 
 Compared are bits, without a tolerance: the state that was saved against the state that was restored, then the losses and
 the last state of both runs. All runs are deterministic, so that a difference means a mistake.

@@ -282,7 +282,7 @@ class FolderChild:
         self._put({"op": "append", "path": path}, data)
 
     def append_if_room(self, path: str, data: bytes) -> None:
-        """For what can be done without: dropped and counted while the storage does not keep up."""
+        """Write what can be spared: dropped and counted while the storage does not keep up."""
         if self.full:
             self.dropped += len(data)
         else:
@@ -510,7 +510,8 @@ def is_large(order: Order, ranks_per_node: int) -> bool:
 
 
 class Shipping:
-    """From `logs`, a node-local folder, to `folder`, by `append(path, data)`. `beat` is called between two pieces at the end."""
+    """Ship logs from `logs`, a node-local folder, to `folder`, by `append(path, data)`. `beat` is called between two pieces
+    at the end."""
 
     def __init__(
         self,

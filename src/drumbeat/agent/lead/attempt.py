@@ -67,7 +67,7 @@ class RankEnd:
 
     @property
     def code(self) -> int:
-        """As a shell would say it."""
+        """Return the exit code that a shell would give."""
         return 128 + self.signal if self.signal else int(self.exit_code or 0)
 
     @property
@@ -99,7 +99,8 @@ class RankEnd:
 
     @property
     def what(self) -> str:
-        """In a few words, for the summary. One that had lost a peer was going down by itself, whoever ended it."""
+        """Describe the end in a few words, for the summary. One that had lost a peer was going down by itself, whoever ended
+        it."""
         ended_by_us = self.by_us and bool(self.signal or self.code > 128)
         if self.finding is None:
             return ENDED_BY_US if self.by_us else f"ended with {self.code}"
@@ -112,7 +113,7 @@ class RankEnd:
 
 
 def rank_end(ended: RankEnded, member: int, node: int, at: float) -> RankEnd:
-    """As a member has told it; `at` is on the lead's clock."""
+    """Make one from a member's message; `at` is on the lead's clock."""
     return RankEnd(
         ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node, ended.of_command
     )
@@ -312,7 +313,7 @@ def earliest(ends: Sequence[RankEnd]) -> Tuple[First, Optional[RankEnd]]:
 
 
 def _was_told(end: RankEnd) -> bool:
-    """Do its words say that it only did as it was asked?"""
+    """Return true if its words say that it only did as it was asked."""
     text = end.finding.title if end.finding else ""
     return end.code > 128 or end.code == EXIT_REQUEUE or bool(_TOLD.search(text))
 
@@ -460,7 +461,7 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
 
 
 def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:
-    """Of ranks that were asked to save and end: those that were killed, those that failed instead, and those of lost nodes."""
+    """Report ranks that were asked to save and end, and were killed, failed or lost with their node instead."""
     killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
     failed = [end for end in attempt.ends if end.exit_code not in (None, 0, EXIT_REQUEUE) and _explained(end)]
     lost = [(node, members[number].host) for node, number in enumerate(attempt.assignment) if members[number].lost]

@@ -258,7 +258,7 @@ class Outbox:
         return bool(self._waiting)
 
     def send_some(self) -> None:
-        """For one turn. Telling the lead's own node may put more messages into the box."""
+        """Send the messages of one turn. Telling the lead's own node may add more."""
         until = time.monotonic() + _SLICE
         while self._waiting and time.monotonic() < until:
             message, members = self._waiting[0]
@@ -275,7 +275,7 @@ class Outbox:
 def gather_files(
     connections: Mapping[socket.socket, Connection], folder: RunFolder, most: float, silence: float
 ) -> None:
-    """For a child: until all members have gone, nothing has come for `silence` seconds, or `most` seconds are over."""
+    """Serve, in a child, until all members have gone, nothing came for `silence` seconds, or `most` seconds are over."""
     deadline = time.monotonic() + most
     quiet = time.monotonic() + silence
     with selectors.DefaultSelector() as selector:

@@ -130,7 +130,7 @@ class Outcome:
         return cause_of(self.finding, self.exit_code)
 
     def _was_our_port(self) -> bool:
-        """As the failure's own line says; where it names no port, as the machine says."""
+        """Return true if the failure's own line names the port; else if the machine says that it is taken."""
         assert self.finding
         named = {int(port) for each in self.finding.evidence for port in _PORT.findall(each.text)}
         return self.port in named if named and self.port else self.port_taken

@@ -35,7 +35,7 @@ from drumbeat.runfolder.summary import (
 
 
 def what_follows(lead: Lead) -> Next:
-    """After the last attempt, before its end is written."""
+    """Decide what follows the last attempt, before its end is written."""
     asked, saved = lead.requests, lead.history[-1].outcome == REQUEUE
     allowed = lead.order.resources.requeues
     wanted = lead.requeue.why if lead.requeue else ""
@@ -82,7 +82,7 @@ def _attempts(lead: Lead) -> List[AttemptEnd]:
 
 
 def _progress(lead: Lead) -> Progress:
-    """Of the last attempt that made steps; how the losses began is the first attempt's."""
+    """Return the progress of the last attempt that made steps; its first losses are those of the first attempt."""
     offsets = {number: member.clock_offset for number, member in lead.members.items()}
     each = [attempt.progress(offsets) for attempt in lead.attempts]
     with_steps = [progress for progress in each if progress.first_t is not None] or each[-1:] or [Progress()]

@@ -119,8 +119,8 @@ class NodeWatch:
         rank_of: Callable[[int], Optional[int]],
         out_of: Callable[[Optional[int]], str],
     ) -> List[EnvVar]:
-        """Before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run folder;
-        `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
+        """Open the gates before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run
+        folder; `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
         order = self.order
         self._gates = gate_of(order, lambda: OpenGate(order, node_rank, self.facts, self.local, rank_of, out_of))
         for gate in self._gates:
@@ -152,11 +152,11 @@ class NodeWatch:
 
     @property
     def pid(self) -> int:
-        """Of the process that reads the kernel's log; 0: there is none."""
+        """Return the pid of the process that reads the kernel's log; 0 if there is none."""
         return self._kernel_log.pid if self._kernel_log else 0
 
     def _follow_kernel_log(self) -> List[KernelLog]:
-        """From now on, where the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
+        """Follow the kernel's log if the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
         own = own_log(self.member)
         gpus = any(not gpu.integrated for gpu in self.facts.gpus)
         if not own and (not gpus or (self.order.emulated and self.member)):
@@ -331,7 +331,7 @@ class Node:
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def _make_folders(self, attempt: int) -> None:
-        """In a child: the attempt's folders, and what the job brings."""
+        """Make, in a child, the attempt's folders, and what the job brings."""
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
         bring(self.order, self.folder.attempt(attempt))
@@ -433,7 +433,7 @@ class Node:
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck, self.metrics.ranks.short()))
 
     def _keep(self, logs: List[LogFiles]) -> None:
-        """In a child; the rest goes with the node's own folder."""
+        """Keep logs, in a child; the rest goes with the node's own folder."""
         for log in logs:
             log.keep(self.folder.attempt(self.attempt))
 

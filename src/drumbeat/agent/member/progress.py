@@ -72,7 +72,7 @@ class _Rank:
 
 
 class RankProgress:
-    """Of one attempt."""
+    """Progress of one attempt."""
 
     def __init__(self) -> None:
         self._ranks: Dict[int, _Rank] = {}
@@ -224,7 +224,7 @@ class NodeMetrics:
         return records
 
     def _say_so_far(self) -> None:
-        """After what was counted, so that a reader of the file's end need not read it all."""
+        """Write a mark after what was counted, so that a reader of the file's end need not read it all."""
         self._unsaid = 0
         line = so_far_line(self.progress.snapshot(), clock.now())
         self.child.append_if_room(self.folder.metrics, line.encode())

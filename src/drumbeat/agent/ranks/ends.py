@@ -160,7 +160,7 @@ def wrote_on(streams: Sequence[Stream], stream: Stream, ended: float) -> bool:
 
 
 def _works(lines: Sequence[str], most: int) -> bool:
-    """Do the lines after an error show that the work went on: a step, or too many of them?"""
+    """Return true if the lines after an error show that the work went on: a step, or too many of them."""
     after = [line for line in lines if line.strip()]
     return len(after) > most or any(read_line(line) for line in after)
 
@@ -177,15 +177,15 @@ _LAST_LINES = 40  # lines: what has more behind it is not called the last lines
 
 
 def with_last_step(finding: Finding, step: Optional[int]) -> Finding:
-    """Of an end without words, the last step that was seen is all there is."""
+    """Add the last step that was seen to an end without words."""
     if step is None or not finding.cause.endswith("it wrote nothing"):
         return finding
     return replace(finding, cause=f"{finding.cause}; the last step seen on this node was {step}")
 
 
 class Explainer:
-    """For one attempt; evidence names files relative to `run_folder`. `kept` is the log in which a reader of the run folder finds
-    the rank's lines, where they are merged."""
+    """Explainer of the ends of one attempt; evidence names files relative to `run_folder`. `kept` is the log in which a
+    reader of the run folder finds the rank's lines, where they are merged."""
 
     def __init__(
         self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
@@ -345,7 +345,7 @@ class RankExit:
 
 
 class Ends:
-    """For one attempt. `done` gets every rank's end, in the order in which the processes ended."""
+    """Ends of one attempt. `done` gets every rank's end, in the order in which the processes ended."""
 
     def __init__(
         self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[RankExit], None],
@@ -363,7 +363,7 @@ class Ends:
 
     @property
     def pid(self) -> int:
-        """Of the child that reads; 0 where there is none."""
+        """Return the pid of the child that reads; 0 if there is none."""
         return self._child.pid if self._child else 0
 
     def add(self, ended: Exit) -> None:
@@ -399,7 +399,7 @@ class Ends:
             self.done(self._unread(ended))
 
     def _read(self) -> bytes:
-        """In the child."""
+        """Read, in the child."""
         found = [
             each for ended in self._reading for each in read_exit(self.launcher, self.explainer, self.attempt, ended)
         ]

@@ -56,7 +56,7 @@ class Direct:
         self._script = Script()
 
     def prepare(self, attempt: int, node: int, peers: Peers, bound: Binding) -> List[EnvVar]:
-        """Before the processes of an attempt start: variables that all of them get."""
+        """Prepare an attempt; return variables that all its processes get."""
         self.first_rank = sum(peer.ranks for peer in peers.nodes[:node])
         self._stages = None
         if self.order.launcher == "tasks" or find_launcher(self.order.command):
@@ -207,7 +207,7 @@ class Once(Direct):
         return [end]
 
     def failed_rank(self) -> Optional[End]:
-        """Of the script's last launcher: to the logs of an earlier one, others have written since."""
+        """Return ends of the script's last launcher: to the logs of an earlier one, others have written since."""
         begun = [stage for stage in self._stages.read() if stage.began] if self._stages else []
         return next(iter(rank_ends(begun[-1].failures)), None) if begun else None
 
@@ -273,8 +273,8 @@ def _fallback(stage: Stage, script: Script) -> str:
 
 
 def _unended_end(end: End, stage: Stage, script: Script) -> End:
-    """Of a script that ended with 0 although its last launcher did not end by itself. A script that ends processes itself
-    may have meant it so: then it is a doubt."""
+    """Return the end of a script that ended with 0 although its last launcher did not end by itself. A script that ends
+    processes itself may have meant it so: then it is a doubt."""
     later = _fallback(stage, script)
     if later:
         done = shown(later)[:200]

@@ -62,7 +62,7 @@ class Stage:
 
     @property
     def exit_code(self) -> int:
-        """Of a launcher that failed although no rank of its did, or that was told to stop."""
+        """Return the failure of a launcher that failed although none of its ranks did, or that was told to stop."""
         return self.report.exit_code if self.report else 0
 
     @property

@@ -96,7 +96,7 @@ def install(settings: Settings, script: Script, bundle: str, environ: Mapping[st
 
 
 def _function(name: str) -> str:
-    """For bash. Another node, to which the script may carry its environment, has no such folder."""
+    """Return functions for bash. Another node, to which the script may carry its environment, has no such folder."""
     stand_in = f"${STAND_INS}/{name}"
     return f'() {{ if [ -x "{stand_in}" ]; then "{stand_in}" "$@"; else command {name} "$@"; fi; }}'
 

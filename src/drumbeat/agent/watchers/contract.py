@@ -60,7 +60,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class AskLook:
-    """On the lead: let these members look at what their ranks are doing; the answers come as `looked`."""
+    """Let these members look at what their ranks are doing; the lead gets the answers as `looked`."""
 
     members: Tuple[int, ...]
 

@@ -113,7 +113,7 @@ class Hang:
         return None if self._reported is None else now - self._reported
 
     def _stale(self, now: float) -> Dict[int, float]:
-        """Of each member the rank that is overdue the longest, and the seconds since its last report."""
+        """Return each member's rank that is overdue the longest, and the seconds since its last report."""
         return {
             beat.stale_rank: beat.stale + now - at
             for at, beat in self._beats.values()

@@ -94,7 +94,7 @@ class CensusLooks:
         return sorted(found.values(), key=lambda row: row.pid)
 
     def _look(self) -> Tuple[Optional[List[Row]], float]:
-        """In a child: a process that hangs in the kernel can block whoever reads about it. Also the CPU time of it."""
+        """Look in a child: a process that hangs in the kernel can block its readers. Also return the CPU time."""
         mains = self.mains()
         commands = () if self.are_ranks() else mains
 

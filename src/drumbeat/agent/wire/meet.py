@@ -129,7 +129,7 @@ class Door:
 
 
 def raise_open_files() -> int:
-    """As many open files as this process may have: the lead has one connection per member. Returns that number."""
+    """Raise the limit of open files, and return it: the lead has one connection per member."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -280,8 +280,9 @@ def _pauses(seconds: float) -> Iterator[None]:
 
 
 def listening_address(master: str, emulated: bool) -> str:
-    """As narrow as is safe: where all members dial one address of this machine, that address alone. A name may mean one of
-    our networks here and another one elsewhere, so it is all of them, IPv4 and IPv6, until the nodes have come together."""
+    """Return the address to listen on, as narrow as is safe: if all members dial one address of this machine, that one. A
+    name may mean one of our networks here and another one elsewhere, so it is all of them, IPv4 and IPv6, until the nodes
+    have come together."""
     if emulated:
         return master
     everywhere = _everywhere()

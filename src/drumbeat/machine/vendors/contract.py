@@ -203,7 +203,7 @@ def entries(value: str) -> Sequence[Union[int, str]]:
 
 
 def numbers(value: str) -> List[int]:
-    """As torch reads them: digits at the start of each entry; a negative or other one ends the list."""
+    """Parse numbers as torch does: digits at the start of each entry; a negative or other one ends the list."""
     found: List[int] = []
     for entry in value.split(","):
         digits = _DIGITS.match(entry.strip())

@@ -391,7 +391,7 @@ def driver_version(host: Host) -> Optional[str]:
 
 
 def cuda_version(host: Host) -> Optional[str]:
-    """Of the toolkit on this machine or in this image; the version torch was built with is torch's to say."""
+    """Read the version of the toolkit on this machine or in this image; torch's own may differ."""
     for home in (host.environ.get("CUDA_HOME"), host.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         text = host.read(f"{home}/version.json") if home else None
         try:
