@@ -16,6 +16,7 @@ from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.machine.replay import FolderHost
 from drumbeat.plan.binding import Binding, Slot
+from tests.agent.making import scene
 
 NUMA = {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7)}
 CPUS = Cpus(online=tuple(range(8)), allowed=tuple(range(8)), numa=NUMA)
@@ -23,8 +24,12 @@ TWO = Facts("n", cpus=CPUS, gpus=(Gpu(0, "nvidia", numa=0), Gpu(1, "nvidia", num
 BOUND = Binding((Slot(0, 0, (0, 1), gpus=(0,)), Slot(1, 1, (4, 5), gpus=(1,))), 2, "")
 
 
+def placement(facts, bound, right, variables, level, ranks):
+    return Placement(scene(facts=facts, bound=bound, right=right, variables=variables, ranks=ranks), level)
+
+
 def watcher(facts=TWO, level="warn", ranks=2):
-    return Placement(facts, BOUND, BOUND, (), 0, level, 0, ranks)
+    return placement(facts, BOUND, BOUND, (), level, ranks)
 
 
 def ranks(*seen):
@@ -120,7 +125,7 @@ def test_a_launcher_that_has_the_number_of_a_pod_is_not_taken_for_its_rank():
 def test_ranks_that_a_launcher_inside_the_command_started_are_looked_at_and_named_as_seen():
     """accelerate, deepspeed or a script with torchrun: one process was started, and the masks are those of its ranks."""
     one = Binding((Slot(0, 0, tuple(range(8)), gpus=(0, 1)),), 8, "")
-    watch = Placement(TWO, one, BOUND, (), 0, "warn", 0, 0)
+    watch = placement(TWO, one, BOUND, (), "warn", 0)
     watch.on(ranks(*GOOD), 1)
     (said,) = watch.on(ranks(*GOOD), 2)
     verdict = said.data["verdict"]
@@ -128,7 +133,7 @@ def test_ranks_that_a_launcher_inside_the_command_started_are_looked_at_and_name
     assert [row.rank for row in said.data["rows"]] == [0, 1]
     assert all(any(f"rank {rank}" in text for text in verdict.seen) for rank in (0, 1)), verdict.seen
     unbound = ranks((0, tuple(range(8)), (0,)), (1, tuple(range(8)), (1,)))
-    watch = Placement(TWO, one, BOUND, (), 0, "warn", 0, 0)
+    watch = placement(TWO, one, BOUND, (), "warn", 0)
     watch.on(unbound, 1)
     said = watch.on(unbound, 2)[0].data["verdict"]
     assert said.answer == "not pinned" and len(said.seen) == 2, "ranks that may use the whole node are not placed"
@@ -310,7 +315,7 @@ def test_a_launcher_that_has_looked_at_the_gpus_is_no_rank():
 
 def test_the_only_rank_of_a_launcher_that_numbers_none_is_that_rank():
     one = Binding((Slot(0, 0, (0, 1), gpus=(0,)),), 2, "")
-    watch = Placement(TWO, one, one, (EnvVar("MASTER_PORT", "61000", "why", "detected"),), 0, "warn", 0, 1)
+    watch = placement(TWO, one, one, (EnvVar("MASTER_PORT", "61000", "why", "detected"),), "warn", 1)
     assert watch.on(unnumbered(), 1) + watch.on(unnumbered(), 3) == [], "it may be the launcher"
     watch.on(Saw("metric", {"step": 1}), 4)
     watch.on(unnumbered(), 5)
@@ -321,7 +326,7 @@ def test_the_only_rank_of_a_launcher_that_numbers_none_is_that_rank():
 
 def test_a_variable_that_a_script_has_changed_is_named():
     planned = (EnvVar("NCCL_IB_GID_INDEX", "3", "why", "detected"), EnvVar("MASTER_PORT", "61000", "why", "detected"))
-    watch = Placement(TWO, BOUND, BOUND, planned, 0, "warn", 0, 0)  # the command starts the ranks itself
+    watch = placement(TWO, BOUND, BOUND, planned, "warn", 0)  # the command starts the ranks itself
     has = {"NCCL_IB_GID_INDEX": "1", "MASTER_PORT": "29500"}  # a launcher's own port is its own matter
     seen = Saw("ranks", {"seen": [(RankSeen(rank, 10 + rank, cpus, gpus, gpus), has) for rank, cpus, gpus in GOOD]})
     actions = watch.on(seen, 1.0) + watch.on(seen, 3.0)
@@ -353,7 +358,7 @@ def test_which_instance_of_a_divided_gpu(tmp_path, opened, variables, names):
 def test_a_process_that_the_command_started_and_did_not_number_is_one_row_of_the_table():
     """Lightning on one GPU: there is no second rank that was not found."""
     one = Binding((Slot(0, 0, (0, 1), gpus=(0,)),), 2, "")
-    watch = Placement(TWO, one, one, (), 0, "warn", 0, 0)
+    watch = placement(TWO, one, one, (), "warn", 0)
     assert watch.on(unnumbered(), 1) + watch.on(unnumbered(), 3) == [], "it may be about to start the ranks"
     watch.on(Saw("metric", {"step": 1}), 4)
     (said,) = watch.on(unnumbered(), 5)
@@ -363,7 +368,7 @@ def test_a_process_that_the_command_started_and_did_not_number_is_one_row_of_the
 
 def test_workers_that_a_program_starts_after_it_has_looked_at_the_gpu_itself():
     one = Binding((Slot(0, 0, (0, 1), gpus=(0,)),), 2, "")
-    watch = Placement(TWO, one, one, (), 0, "warn", 0, 0)
+    watch = placement(TWO, one, one, (), "warn", 0)
     workers = [(RankSeen(None, pid, (0, 1), (0,), (0,)), {}) for pid in (11, 12)]
     watch.on(unnumbered(), 1)
     watch.on(unnumbered(), 5)
@@ -375,6 +380,6 @@ def test_workers_that_a_program_starts_after_it_has_looked_at_the_gpu_itself():
 
 def test_a_program_without_steps_is_judged_after_a_minute():
     one = Binding((Slot(0, 0, (0, 1), gpus=(0,)),), 2, "")
-    watch = Placement(TWO, one, one, (), 0, "warn", 0, 0)
+    watch = placement(TWO, one, one, (), "warn", 0)
     assert [watch.on(unnumbered(), now) for now in (1, 20, 50)] == [[]] * 3
     assert answers(watch.on(unnumbered(), 62)) == ["as planned"]

@@ -30,7 +30,7 @@ def test_a_rank_that_left_early_is_the_cause_of_lost_peers():
 def test_the_cause_of_an_early_exit_is_likely_and_no_time_between_exits_is_told():
     left, lost = end(1, 0, 3.0, None), end(0, 1, 18.8)
     cause = blame([left, lost], None, str).cause
-    assert cause == "rank 0 lost its connection to it; likely the ranks did not have the same number of steps"
+    assert cause == "rank 0 lost its connection to it; probably the ranks did not have the same number of steps"
     scripts = [replace(left, of_command=True, node=1), lost]
     found = blame(scripts, None, str)
     assert found.title.startswith("the command on node 1 ended") and found.rank is None

@@ -9,6 +9,7 @@ from drumbeat.agent.watchers import world
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.world import Census, CensusLooks
 from drumbeat.inspector.ranks import look
+from tests.agent.making import scene
 
 WORLD = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "61234"}
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -87,7 +88,7 @@ def test_looks_end_when_all_ranks_are_seen_and_connected():
     with socket.create_server(("127.0.0.1", 0)) as meeting:
         port = str(meeting.getsockname()[1])
         with Started(connects.format(port), RANK="0", **{**WORLD, "MASTER_PORT": port}) as rank:
-            looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
+            looks = CensusLooks(scene(planned_ranks=1, mains=lambda: [rank.pid]), True)
             seen = [looks.poll(now) for now in (0.0, 1.1, 3.0, 9.0, 20.0)]
     assert [bool(each) for each in seen] == [False, True, True, False, False]
     watcher = Census()
@@ -99,7 +100,7 @@ def test_looks_end_when_all_ranks_are_seen_and_connected():
 
 def test_what_no_connection_proves_must_be_seen_twice():
     with Started(WAITS, RANK="0", **WORLD) as rank:
-        looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
+        looks = CensusLooks(scene(planned_ranks=1, mains=lambda: [rank.pid]), True)
         seen = [saw for now in (0.0, 1.1, 3.0, 4.0, 9.0) for saw in looks.poll(now)]
     watcher = Census()
     assert watcher.on(seen[0], 1.1) == []  # what one look shows may be about to change
@@ -122,7 +123,7 @@ def test_connections_that_were_seen_at_different_looks_add_up():
         ports = [each.getsockname()[1] for each in (meeting, other)]
         environ = {**WORLD, "MASTER_PORT": str(ports[0])}
         with Started(leaves.format(*ports), RANK="0", **environ) as rank:
-            looks = CensusLooks(0, 2, lambda: [rank.pid], 61234, True, lambda: None)
+            looks = CensusLooks(scene(planned_ranks=2, mains=lambda: [rank.pid]), True)
             seen = [looks.poll(0.0), looks.poll(1.1)]
             for now in (3.0, 9.0):
                 rank.process.stdin.write("\n")
@@ -136,7 +137,7 @@ def test_connections_that_were_seen_at_different_looks_add_up():
 def test_looks_are_frequent_while_there_is_something_new_and_rare_later(monkeypatch):
     monkeypatch.setattr(world, "_COST", 0.0)  # whatever a look takes here
     with Started(WAITS, RANK="0", **WORLD) as rank:
-        looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
+        looks = CensusLooks(scene(planned_ranks=1, mains=lambda: [rank.pid]), True)
         at = [tick / 4 for tick in range(4 * 120) if looks.poll(tick / 4)]
         looks.look_soon(120.0)
         soon = [tick / 4 for tick in range(4 * 120, 4 * 125) if looks.poll(tick / 4)]
@@ -146,7 +147,7 @@ def test_looks_are_frequent_while_there_is_something_new_and_rare_later(monkeypa
 
 
 def test_a_look_that_takes_long_makes_the_next_one_wait(monkeypatch):
-    looks = CensusLooks(0, 1, list, 61234, True, lambda: None)
+    looks = CensusLooks(scene(planned_ranks=1, mains=list), True)
     monkeypatch.setattr(looks, "_look", lambda: ([], 0.2))
     assert [now for now in range(40) if looks.poll(float(now))] == [1, 6, 11, 16, 21, 26, 31, 36]
 
@@ -155,7 +156,9 @@ def test_ranks_of_a_scripts_second_launcher_are_marked():
     with Started("print(1, flush=True); input()", RANK="0", **WORLD) as rank:
         seen = []
         for launchers in (None, 0, 1, 2):
-            looks = CensusLooks(0, 1, lambda: [os.getpid()], 61234, True, lambda: None, lambda count=launchers: count)
+            looks = CensusLooks(
+                scene(planned_ranks=1, mains=lambda: [os.getpid()], met=lambda count=launchers: count), True
+            )
             looks.poll(0.0)
             (saw,) = looks.poll(1.1)
             seen.append((saw.data["unmet"], *(row.later for row in saw.data["rows"] if row.pid == rank.pid)))
@@ -165,7 +168,7 @@ def test_ranks_of_a_scripts_second_launcher_are_marked():
 def test_ranks_of_mpi_which_no_connection_proves_are_told_before_the_looks_end(monkeypatch):
     monkeypatch.setattr(world, "_COST", 0.0)
     with Started(WAITS, RANK="0", PMIX_RANK="0", **{**WORLD, "WORLD_SIZE": "1"}) as rank:
-        looks, watcher = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None), Census()
+        looks, watcher = CensusLooks(scene(planned_ranks=1, mains=lambda: [rank.pid]), True), Census()
         looked = [(tick / 4, saw) for tick in range(4 * 20) for saw in looks.poll(tick / 4)]
     told = [action for now, saw in looked for action in watcher.on(saw, now)]
     assert len(told) == 2 and told[0].data["rows"][0].alone is None

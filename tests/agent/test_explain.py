@@ -10,7 +10,7 @@ import pytest
 from drumbeat.agent.ranks.ends import Explainer, with_last_step
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import End, start
-from drumbeat.machine.model import Identity
+from drumbeat.machine.model import Facts, Identity
 from drumbeat.runfolder.layout import NodeFolder
 from tests.agent.test_lead import order
 
@@ -76,7 +76,9 @@ def test_words_about_a_gpu_are_only_quoted_where_there_is_none(tmp_path):
     with open(folder.log(0, 0, "err"), "w", encoding="utf-8") as file:
         file.write("\n".join([*TRACEBACK[:2], "RuntimeError: CUDA error: out of memory (pretend)"]) + "\n")
     failed, survived = End(0, 1, None, 0.0), End(0, 0, None, 0.0)
-    with_gpu, without = (Explainer(asked, folder, launcher, 0, str(tmp_path), no_gpu=each) for each in (False, True))
+    with_gpu, without = (
+        Explainer(asked, folder, launcher, 0, str(tmp_path), facts=each) for each in (None, Facts("n", memory_bytes=1))
+    )
     assert with_gpu.explain(failed, False).title == "the GPU ran out of memory"
     for found in (without.explain(failed, False), without.doubt(survived, False)):
         assert (found.code, found.confidence, found.fix) == ("gpu-out-of-memory", "unknown", "")
@@ -148,7 +150,7 @@ def test_a_kill_from_outside_has_advice_for_the_place_of_the_run(tmp_path, ident
     os.makedirs(folder.attempt(0))
     asked = order(command=("python", "train.py"))
     explainer = Explainer(
-        asked, folder, launcher_of(asked, folder, folder, "", ""), 0, str(tmp_path), identity=identity
+        asked, folder, launcher_of(asked, folder, folder, "", ""), 0, str(tmp_path), facts=Facts("n", identity=identity)
     )
     finding = explainer.explain(End(0, None, int(signal.SIGKILL), 0.0), False)
     assert (finding.code, finding.fix) == ("killed", advice)

@@ -53,7 +53,7 @@ def test_the_odd_rank_is_named_with_what_it_does():
     assert (found.code, found.rank, found.node, found.host) == ("hang-asleep", 2, 1, "h1")
     assert "rank 2 is asleep at train.py:31 load" in found.title
     assert "ranks 0-1,3 are waiting in all_reduce 8 at train.py:20 step" in found.title
-    assert found.fix == "look at train.py:31: a retry or a poll that never ends?"
+    assert found.fix == "check train.py:31: a retry or a poll that never ends?"
     assert verdict(look(1, "T")) == ("hang-stopped", 1)
     assert verdict(look(0, place="train.py:9 f", stack=("train.py:9 f",), call="futex")) == ("hang-waits", 0)
     assert verdict(look(3, stack=("data/dataloader.py:1200 _next_data",), call="ppoll")) == ("hang-input", 3)
@@ -101,7 +101,7 @@ def test_of_two_ranks_without_a_stack_the_one_that_sleeps_through_holds_the_othe
     found = judge([look(0, call="futex", wakes=0.5), asleep], Silence(18.0))
     assert (found.code, found.rank, found.host) == ("hang-asleep", 1, "h0")
     assert found.title == "no step for 18 s: rank 1 is asleep; rank 0 is waiting in futex"
-    assert found.fix.startswith("py-spy dump --pid 101 on h0 shows where rank 1 is; drumbeat names the line itself")
+    assert found.fix.startswith("py-spy dump --pid 101 on h0 shows where rank 1 is; drumbeat names the line if")
     assert "metrics.report" in found.fix
     polls = look(
         1, call="clock_nanosleep", wakes=100.0

@@ -141,9 +141,7 @@ def test_nodes_of_one_scheduler_job_are_one_run_whatever_their_orders_say():
     assert "another job than the lead: command is y" in lead.refuse(wrong)
     assert finish(lead.refused(wrong, lead.refuse(wrong))) == [EXIT_MUSTER]
     finding = lead.history[-1].finding
-    assert finding.code == "node-refused" and finding.seen == (
-        "what node 1 said of itself, beside the order of the lead",
-    )
+    assert finding.code == "node-refused" and finding.seen == ("what node 1 reported, and the lead's order",)
 
 
 def test_nobody_joins_a_run_that_has_started():
@@ -161,7 +159,7 @@ def test_muster_timeout_names_who_is_missing():
     assert waiting.kind == "waiting" and waiting.data["missing"] == "h1" and waiting.data["here"] == 1
     assert lead.tick(12.0) == []
     acts = lead.tick(301.0)
-    assert finish(acts) == [EXIT_MUSTER] and lead.history[-1].finding.title.startswith("h1 did not come")
+    assert finish(acts) == [EXIT_MUSTER] and lead.history[-1].finding.title.startswith("h1 did not join")
 
 
 def test_preflight_stops_only_for_an_error_and_only_if_it_may():

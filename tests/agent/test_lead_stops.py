@@ -70,7 +70,7 @@ def test_of_a_node_that_is_lost_while_its_ranks_save_nobody_knows():
     assert finish(acts) == [EXIT_REQUEUE]
     told = [act.data["finding"] for act in acts if isinstance(act, Record) and act.kind == "finding"]
     assert [(each["code"], each["node"]) for each in told] == [("not-saved", 1)]
-    assert "nobody saw whether its ranks have saved" in told[0]["title"]
+    assert "whether its ranks saved is unknown" in told[0]["title"]
 
 
 def test_a_node_that_is_lost_just_after_a_signal_leaves_the_ranks_their_grace():

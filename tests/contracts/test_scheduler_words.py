@@ -32,8 +32,6 @@ ALLOWED = {
     "plan/placement.py": "the fix in the words of the scheduler; who bound the tasks",
     "plan/show.py": "shows that form",
     "plan/exported.py": "questions what a scheduler or user exported",
-    "doctor/host.py": "the fix in the words of each scheduler",
-    "doctor/network.py": "the fix in the words of each scheduler",
     "jobfile/site.py": "the example of the key `backend`, and a link to docs/slurm.md",
 }
 

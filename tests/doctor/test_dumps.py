@@ -358,7 +358,7 @@ def test_two_topologies_in_one_paste_are_both_read():
     one, other = read_dumps(first + second, "x")
     assert "GPU 0: mlx5_0 (PIX), NUMA 0" in one.facts and "GPU 0: mlx5_8 (SYS), NUMA 0" in other.facts
     assert [(each.title, each.evidence[0].line) for found in (one, other) for each in found.findings] == [
-        ("no NIC is on the side of GPU 1", 3), ("no NIC is on the side of GPU 0, GPU 1", 10),
+        ("no NIC is on the same socket as GPU 1", 3), ("no NIC is on the same socket as GPU 0, GPU 1", 10),
     ]  # fmt: skip
     assert read_dumps(first + first, "x") == read_dumps(first, "x")
 

@@ -66,7 +66,7 @@ def test_ds_report_is_read():
     assert seen["deepspeed"].title == "deepspeed 0.19.8: 1 of 3 operators built"
     assert seen["deepspeed-jit"].title == "compiled at first use: cpu_adam"
     assert seen["deepspeed-operators"].severity == "warning" and "libaio" in seen["deepspeed-operators"].fix
-    assert "torch 2.11, here is 2.13" in seen["deepspeed-torch"].title
+    assert "torch 2.11, but torch 2.13" in seen["deepspeed-torch"].title
 
 
 def test_deepspeed_that_cannot_be_looked_at_is_never_fine():

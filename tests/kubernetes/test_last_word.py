@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from drumbeat.backends.contract import RUNNING, UNKNOWN, Status
-from drumbeat.backends.kubernetes.job import PodFiles
+from drumbeat.backends.kubernetes import PodFiles
 from drumbeat.desk import status as desk_status
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run

@@ -269,7 +269,7 @@ def test_a_missing_script_is_named_as_in_the_command():
 def test_what_a_logger_calls_information_is_nobodys_last_words():
     info = ["2026-01-02 03:04:05,678 INFO Starting the training", "[INFO] epoch 1"]
     silent = explain_exit(3, None, [], ["python"], False, stdout_tail=info)
-    assert (silent.title, silent.confidence) == ("exit code 3", "unknown") and "no error" in silent.cause
+    assert (silent.title, silent.confidence) == ("exit code 3", "unknown") and "do not mention an error" in silent.cause
     told = explain_exit(3, None, ["cannot read data.bin"], ["python"], False, stdout_tail=info)
     assert told.title == "exit code 3: cannot read data.bin"
 

@@ -86,7 +86,7 @@ def test_a_rank_that_waits_in_another_group_is_not_blamed():
 def test_two_ranks_in_two_groups_are_one_finding():
     members = {"tp1": [0, 1], "tp2": [2, 3]}
     (finding,) = compare(job(members, {}, {}, empty=(0, 3)))
-    assert finding.rank is None and finding.fix == "look at the stack and the GPU of ranks 0, 3"
+    assert finding.rank is None and finding.fix == "check the stack and the GPU of ranks 0, 3"
 
 
 @pytest.mark.parametrize("form", ["list", "seq_id", "retired"])

@@ -75,7 +75,7 @@ def test_what_a_finished_run_survived_is_a_note():
 
 @pytest.mark.parametrize("code", ["nan-loss", "nan-value"])
 def test_a_run_that_finished_with_a_loss_that_is_no_number_is_not_certain(code):
-    note = Finding(code, WARNING, "the loss reported last is inf since step 11")
+    note = Finding(code, WARNING, "the last reported loss is inf since step 11")
     failure = read(Recorded("summary.json", "finished", 0, None, (note,)), r0=["step 1"])
     assert (failure.answer, failure.confidence, failure.notes) == ("none", LIKELY, (note,))
 
@@ -167,8 +167,8 @@ def test_a_run_that_ended_with_0_short_of_its_steps_may_have_failed(tmp_path, mo
 @pytest.mark.parametrize(
     "progress,said",
     [
-        ({"not_finite": "inf", "not_finite_since": 11}, "the loss reported last is inf since step 11"),
-        ({"validation_not_finite": "nan"}, "the validation loss reported last is nan"),
+        ({"not_finite": "inf", "not_finite_since": 11}, "the last reported loss is inf since step 11"),
+        ({"validation_not_finite": "nan"}, "the last reported validation loss is nan"),
     ],
 )
 def test_a_run_whose_last_recorded_loss_is_no_number_is_not_certain(tmp_path, monkeypatch, capsys, progress, said):

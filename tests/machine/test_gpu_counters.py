@@ -14,8 +14,7 @@ from drumbeat.machine.model import Gpu
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.sample import Sampler
 from drumbeat.machine.vendors.amd import AMD_SMI_MONITOR, ROCM_SMI_TABLE, AmdMetrics, parse_gpu_metrics, slowed_by
-from drumbeat.machine.vendors.nvidia import SAMPLE_QUERIES
-from drumbeat.machine.vendors.nvml import open_nvml
+from drumbeat.machine.vendors.nvidia import SAMPLE_QUERIES, open_nvml
 
 # A library with the functions of NVML that we call: two GPUs, of which the second supports little.
 NVML = """

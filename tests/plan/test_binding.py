@@ -40,8 +40,8 @@ def test_a_users_own_masks_are_taken():
     "entries,code,words",
     [
         (["0xfe000000000000"] * 2 + LUMI_MASKS[2:], "mask-overlap", "local ranks 0 and 1 have the same mask"),
-        (["1-7", "7-9", *LUMI_MASKS[2:4], *LUMI_MASKS[:2], *LUMI_MASKS[6:]], "mask-overlap", "cpus 7 in common"),
-        (["0x1", *LUMI_MASKS[1:]], "mask-outside", "cpus 0 of local rank 0 are not among those"),
+        (["1-7", "7-9", *LUMI_MASKS[2:4], *LUMI_MASKS[:2], *LUMI_MASKS[6:]], "mask-overlap", "CPUs 7 in common"),
+        (["0x1", *LUMI_MASKS[1:]], "mask-outside", "CPUs 0 of local rank 0 are not among those"),
         (LUMI_MASKS[:4], "mask-overlap", "local ranks 0 and 4 have the same mask"),
     ],
 )

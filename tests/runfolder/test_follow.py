@@ -132,7 +132,7 @@ def test_a_new_attempt_and_what_the_old_one_still_had_to_say(tmp_path):
     log(run, 0, "four\n", attempt=2)
     got = follower.poll()
     assert texts(got) == ["four"] and got[0].attempt == 2
-    only = Follower(run, what=(LINES,), first_attempt=1, last_attempt=1)
+    only = Follower(run, what=(LINES,), attempts=(1, 1))
     assert texts(only.poll()) == ["two"]
 
 

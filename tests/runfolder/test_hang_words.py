@@ -18,7 +18,7 @@ from drumbeat.runfolder.progress import Progress, RankPace, slowest_rank
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import LeadClock, Run, lead_now
 from drumbeat.runfolder.state import hangs_of
-from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
+from drumbeat.runfolder.summary import AttemptEnd, Observations, summarize, write_summary
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import glance
 from tests.runfolder.folders import events, make_run, metrics, order
@@ -60,7 +60,7 @@ def ended(tmp_path, stopped):
     found = HANG if stopped else None
     end, told = AttemptEnd(0, outcome, 1, found), run.run_events()
     parts = ledger(1000.0, 1044.0, told)
-    summary = summarize(order(tmp_path / "run"), [end], [], (), made(), parts, HANG, hangs=hangs_of(told))
+    summary = summarize(order(tmp_path / "run"), [end], [], (), made(), parts, Observations(HANG, hangs=hangs_of(told)))
     write_summary(run.folder, summary)
     return Run.open(run.path)
 

@@ -31,6 +31,7 @@ from drumbeat.runfolder.state import world_of
 from drumbeat.runfolder.summary import (
     Affected,
     AttemptEnd,
+    Observations,
     Summary,
     Throughput,
     summarize,
@@ -314,7 +315,9 @@ def test_a_loss_that_is_no_number_and_ranks_that_train_apart_stand_in_every_summ
     assert words in drumbeat.here("status").stdout and "Trainer(devices=2" in drumbeat.here("status").stdout
     remarks = ["  warning: loss nan since step 5", f"  warning: {words}"]
     assert drumbeat.here("list").stdout.splitlines()[2:] == remarks
-    ended = summarize(run.order(), [AttemptEnd(0, "finished", 0)], [], (), run.progress(), {}, world=apart)
+    ended = summarize(
+        run.order(), [AttemptEnd(0, "finished", 0)], [], (), run.progress(), {}, Observations(world=apart)
+    )
     write_summary(run.folder, ended)
     make_run(tmp_path / "run")
     hung = replace(ended, hang=Finding("hang-stopped", ERROR, "no step for 9 s"), world=None, progress=Progress())

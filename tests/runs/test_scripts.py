@@ -130,7 +130,7 @@ def test_a_launcher_that_is_not_met_is_named(drumbeat, environ):
     launcher.chmod(0o755)
     done = run(drumbeat, environ, "$(pwd)/bin/torchrun --standalone who.py\n", "--nodes", 1)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("the ranks have no logs of their own: the script starts its launcher past drumbeat's") == 1
+    assert done.stderr.count("the ranks have no logs of their own: the script bypasses drumbeat's launcher") == 1
     assert "call it by its name, from bash" in done.stderr
 
 
@@ -219,7 +219,7 @@ def test_a_script_that_does_not_wait_for_its_launcher_has_failed(drumbeat, envir
     done = run(drumbeat, environ, script, "--nodes", 1)
     assert done.returncode == 1, done.stderr
     assert "the script ended while its torchrun s.py had not reported its end" in done.stderr
-    assert "or the script did not wait for it" in done.stderr and "leave out the &" in done.stderr
+    assert "or the script did not wait for it" in done.stderr and "remove the &" in done.stderr
 
 
 def test_a_failed_stage_that_was_made_up_for_is_told_with_its_rank_and_cause(drumbeat, environ):

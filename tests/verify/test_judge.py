@@ -185,7 +185,7 @@ def test_a_broken_pair_is_an_error_also_where_nodes_are_emulated():
         judgement = judge(made, rails(nodes=3), {}, emulated)
         said = next(each for each in judgement.verdicts if each.check == "pairs")
         assert judgement.failed and said.answer == "broken"
-        assert "rank 0 on node 0 (n0) and rank 2 on node 2 (n2) cannot talk" in said.summary
+        assert "rank 0 on node 0 (n0) and rank 2 on node 2 (n2) cannot communicate" in said.summary
         assert "rank 0 could with another" in said.findings[0].cause
 
 

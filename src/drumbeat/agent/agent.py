@@ -1,4 +1,4 @@
-"""One node's agent: what it knows, its run folder, and what it does when the lead says so. `loop` turns it."""
+"""One node's agent: what it knows, its run folder, and what it does when the lead says so. `loop` drives it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any, Callable, Dict, List, Optional, Protocol
 from drumbeat import __version__
 from drumbeat.agent.folder.child import FolderChild, prepare_folder
 from drumbeat.agent.guard import warn
-from drumbeat.agent.lead.attempt import stalled_finding
 from drumbeat.agent.member.monitor import MonitorProcess, OpenTextFile
-from drumbeat.agent.member.node import Node
+from drumbeat.agent.member.node import Node, Services
 from drumbeat.agent.member.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire.messages import (
@@ -35,10 +34,13 @@ from drumbeat.agent.wire.messages import (
 from drumbeat.base.order import Order
 from drumbeat.base.processes import on_storage
 from drumbeat.base.signals import STOPS, let_stops_in
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
 from drumbeat.runfolder.layout import RunFolder, StopFile
 from drumbeat.runfolder.summary import gpus_used
+
+find = Catalog("lead")
 
 # What the agent asks of its side of the run: the lead's (`lead_side`) or a member's (`member_side`).
 
@@ -46,11 +48,11 @@ from drumbeat.runfolder.summary import gpus_used
 class Side(Protocol):
     @property
     def busy(self) -> bool:
-        """Whether there is more to send than one turn has sent."""
+        """Return true if one turn could not send everything."""
 
     @property
     def patient(self) -> bool:
-        """Whether messages may wait for a moment, so that several are read in one turn."""
+        """Return true if messages may wait for a moment, so that several are read in one turn."""
 
     def skip_old_stops(self) -> None:
         """First of all: what the `stop` file asks of an earlier start of this run is not for us."""
@@ -171,7 +173,7 @@ class Agent:
         )
 
     def obey(self, message: Message) -> None:
-        """What the lead says to this node."""
+        """Carry out an order of the lead."""
         assert self.node
         if isinstance(message, Prepare):
             self.world = message.world
@@ -188,7 +190,7 @@ class Agent:
             self.report({"ended": self.exit_code, "again": message.again})
 
     def beat(self) -> None:
-        """To the guard, and to the lead: I am here."""
+        """Tell the guard and the lead that this agent is alive."""
         now = time.monotonic()
         if now - self.last_beat < self.order.timing.heartbeat:
             return
@@ -218,7 +220,7 @@ class Agent:
     # -- the run folder ----------------------------------------------------------------------------------------------
 
     def on_storage(self, work: Callable[[], Any], path: str, seconds: float = 0.0) -> Any:
-        """What `work` returns, a JSON value, from a child with a deadline; the guard and the lead go on hearing from us."""
+        """Run `work` in a child with a deadline and return its JSON value; the guard and the lead keep hearing from us."""
         return on_storage(work, seconds or _OPEN, self.beat, path)
 
     def start_child(self, stop: Optional[StopFile] = None, there: str = "") -> FolderChild:
@@ -234,18 +236,9 @@ class Agent:
         """`stop`, `there`: what only one of all agents looks at."""
         self.on_storage(lambda: prepare_folder(folder, self.number, self.facts), folder.path)
         child = self.start_child(stop, there)
-        self.node = Node(
-            self.order,
-            self.number,
-            self.facts,
-            folder.node(self.number),
-            self.bundle,
-            self.side.tell,
-            self.tasks,
-            self.beat,
-            child,
-            MonitorProcess(folder.node(self.number), self.facts, self.order, self.open_textfile),
-        )
+        monitor = MonitorProcess(folder.node(self.number), self.facts, self.order, self.open_textfile)
+        services = Services(self.side.tell, self.tasks, self.beat, child, monitor)
+        self.node = Node(self.order, self.number, self.facts, folder.node(self.number), self.bundle, services)
         about = {"pid": os.getpid(), "version": __version__, "python": sys.version.split()[0]}
         self.node.events.write("agent-started", about)
         self.report({"folder": folder.path, "node": self.number, "logs": self.node.local_logs})
@@ -262,7 +255,8 @@ class Agent:
             self.selector.register(self.child.answers, selectors.EVENT_READ, self.pump)
         stalled = self._notice_stall("the ranks go on")
         if stalled and self.node:
-            self.side.tell(Found(stalled_finding(self.number, self.facts.host, self.order.folder, stalled)))
+            folder, host = self.order.folder, self.facts.host
+            self.side.tell(Found(find("folder-stalled", seconds=stalled, folder=folder, node=self.number, host=host)))
 
     def _notice_stall(self, what_now: str) -> float:
         """Say so when the storage begins to hang, and when it answers again; for how long it has hung, when that is said."""
@@ -276,7 +270,7 @@ class Agent:
         return 0.0
 
     def flush(self, seconds: float) -> bool:
-        """Whether all that is to be written was written; storage that hangs already is not waited for long."""
+        """Return true if everything was written; storage that already hangs gets little time."""
 
         def meanwhile() -> None:
             self.beat()

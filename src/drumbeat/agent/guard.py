@@ -90,6 +90,7 @@ def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], h
 
 
 def _starved(child: int, used: float, silent: float, deadline: float) -> bool:
-    """On an overloaded node an agent is late without being hung: it could run, and has hardly been given a core since."""
+    """Return true if the agent is late because the node is overloaded, not hung: it could run, and has hardly been given a
+    core since."""
     runnable, now = cpu_seconds(child)
     return runnable and now - used < deadline / 4 and silent < _STARVED * deadline

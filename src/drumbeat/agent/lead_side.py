@@ -225,7 +225,8 @@ class RanksMeeting:
         self.address = "127.0.0.1"  # this machine's; a member that has reached us by another proves a better one
 
     def pick(self, lead: Lead, facts: Facts, world: World, first: int) -> Tuple[str, int]:
-        """As planned, on the machine of node 0, which is member `first`: on its first free port, where that machine is ours."""
+        """Choose the ranks' meeting point on the machine of node 0, which is member `first`: on its first free port, where
+        that machine is ours."""
         order = lead.order
         planned = rendezvous(order, peers_of(world, order, 0, self.address, facts))
         self.address = planned.address or self.address
@@ -239,12 +240,12 @@ class RanksMeeting:
         return self.address, free_port(self.address, ports)
 
     def is_taken(self, lead: Lead) -> bool:
-        """Whether somebody else has the port of the attempt that has just ended; False where another machine would know."""
+        """Return true if another program has the port of the attempt that has just ended; false if only another machine knows."""
         attempt = lead.attempts[-1]
         return is_held(attempt.port) if lead.order.emulated or not attempt.assignment[0] else False
 
     def peers(self, lead: Lead) -> Dict[str, Any]:
-        """Who takes part, and as which node; what each of them has, it writes itself."""
+        """Record who takes part, and as which node; each node writes its own facts."""
         attempt, members = lead.attempts[-1], lead.members
         nodes = [
             {"node": node, "member": number, "host": member.host, "address": member.address,
@@ -335,7 +336,7 @@ class LeadSide:
             agent.complain(f"versions of installed packages are not recorded: {error}")
 
     def _write_packages(self) -> None:
-        """In a child: packages may lie on slow storage of their own."""
+        """Import in a child: packages may lie on slow storage of their own."""
         order = self.agent.order
         replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
@@ -399,13 +400,13 @@ class LeadSide:
             self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
 
     def send_some(self) -> None:
-        """What the members are to be told, as much as fits into one turn; the run ends when all have been told."""
+        """Send members their messages, as many as fit into one turn; the run ends when all were sent."""
         self.outbox.send_some()
         if self.exit_code is not None and not self.outbox:
             self.agent.exit_code = self.exit_code
 
     def leave(self) -> None:
-        """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
+        """Leave last: what members still send must get into the run folder. Writing may block, so a child
         does it; the guard goes on hearing from us."""
         if self.connections.by_socket:
             in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)

@@ -9,13 +9,15 @@ import time
 from typing import List, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
-from drumbeat.agent.lead.attempt import no_room_finding, storage_finding
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member.preflight import task_meeting
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_STORAGE
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 
+find = Catalog("lead")
 _TICK = 0.25  # seconds
 _SERVE = 0.2  # for messages in one turn
 _PATIENCE, _FEW = 0.02, 64  # seconds to wait for more, after a turn with no more messages than these
@@ -85,7 +87,7 @@ class Loop:
             f"the run folder cannot be written: {error}; the ranks have {grace:g} s to save, then the run ends"
         )
         agent.node.mute()
-        self.side.storage_lost(storage_finding(str(error), agent.number, agent.facts.host))
+        self.side.storage_lost(self._finding("storage", str(error)))
 
     def _no_room(self, error: BlockingIOError) -> None:
         """No process can be started, for ranks or for a look at them: the run cannot go on, but what it writes is kept."""
@@ -95,7 +97,10 @@ class Loop:
         if not self.without_room:
             self.without_room = True
             agent.complain(str(error.strerror))
-            self.side.tell(Found(no_room_finding(str(error.strerror), agent.number, agent.facts.host), stop=True))
+            self.side.tell(Found(self._finding("process-limit", str(error.strerror)), stop=True))
+
+    def _finding(self, code: str, why: str) -> Finding:
+        return find(code, why=why, evidence=[why], node=self.agent.number, host=self.agent.facts.host)
 
     def _come_together(self) -> None:
         agent = self.agent
@@ -137,7 +142,7 @@ class Loop:
                 return
 
     def _reap(self) -> bool:
-        """Whether a child has ended."""
+        """Reap children; return true if one has ended."""
         reaped = False
         while True:
             try:

@@ -209,7 +209,7 @@ class MemberSide:
         return self.up is not None and self.up.opened and not self.up.closed
 
     def _drain(self, up: Channel, deadline: float) -> bool:
-        """Whether all was sent."""
+        """Send what is queued; return true if everything was sent."""
         with selectors.DefaultSelector() as selector:
             while up.wants_write and time.monotonic() < deadline:
                 if not selector.get_map():

@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 import zipfile
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping
 
 import drumbeat
 from drumbeat.base.data import parse_yaml
 from drumbeat.base.folders import home_folder, make_private, unsafe
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
+from drumbeat.bundle.pinned import running_bundle
 
 # Bundles of earlier versions and other installations in the cache: the newest few stay, and so does every one that
 # is in use. Agents may run from a bundle in the cache for days and read it again and again, also on other machines
@@ -177,11 +178,17 @@ def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
 
 
 def _used(name: str, data: bytes) -> Any:
-    """Drop the examples of a rule: they are for readers and tests, and take a third of its room."""
+    """Drop what is for readers and tests only: the examples of a rule take a third of its room."""
     parsed = parse_yaml(data)
-    if not name.startswith("drumbeat/logs/rules/"):
-        return parsed
-    return [{key: value for key, value in rule.items() if key not in ("examples", "near")} for rule in parsed]
+    if name.startswith("drumbeat/findings/"):
+        return {key: _without(each, "source", "means") for key, each in parsed.items()}
+    return (
+        [_without(rule, "examples", "near") for rule in parsed] if name.startswith("drumbeat/logs/rules/") else parsed
+    )
+
+
+def _without(entry: Any, *left_out: str) -> Any:
+    return {key: value for key, value in entry.items() if key not in left_out} if isinstance(entry, dict) else entry
 
 
 def _code_alone(sources: Dict[str, bytes]) -> Dict[str, bytes]:
@@ -204,12 +211,6 @@ def _byte_code(sources: Dict[str, bytes]) -> Dict[str, bytes]:
             unchecked = (0b01).to_bytes(4, "little") + importlib.util.source_hash(data)
             made[name + "c"] = importlib.util.MAGIC_NUMBER + unchecked + marshal.dumps(code)
     return made
-
-
-def running_bundle() -> Optional[str]:
-    """Return the .pyz we run from, or None."""
-    archive = getattr(drumbeat.__loader__, "archive", None)
-    return os.path.abspath(archive) if archive else None
 
 
 def cached_bundle(environ: Mapping[str, str]) -> str:

@@ -21,6 +21,8 @@ _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 _IN_RANKS = "drumbeat/inrank/"
 _DOCSTRING = regex(rb'(\A|:\n[ \t]+)"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n)', re.DOTALL)
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
+_FINDINGS = "drumbeat/findings"
+_CATALOG = regex(rb'Catalog\("(\w+)"\)')
 _IMPORT = regex(rb"(?m)^[ \t]*from (drumbeat[\w.]*) import (?:\(([^)]*)\)|([^\n]*))")
 
 
@@ -32,7 +34,7 @@ def packed(bundle: str) -> bytes:
     needed = node_files(files)
     plain = io.BytesIO()
     with zipfile.ZipFile(plain, "w", zipfile.ZIP_STORED) as target:
-        for name, data in sorted(files.items()):
+        for name, data in sorted(files.items(), key=lambda item: (item[0].rpartition(".")[2], item[0])):
             if name in needed or not name.startswith("drumbeat/"):
                 text = without_docstrings(data) if name.startswith("drumbeat/") and name.endswith(".py") else data
                 target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
@@ -59,6 +61,7 @@ def node_files(files: Mapping[str, bytes]) -> Set[str]:
         modules += [".".join(parts[:count]) for count in range(1, len(parts))]
         modules += _imports(files[file])
     data = {found.groups() for name in needed for found in _DATA.finditer(files[name])}
+    data |= {(_module(_FINDINGS).encode(), found[1]) for name in needed for found in _CATALOG.finditer(files[name])}
     for name in files:
         folder, _, file = name.rpartition("/")
         package, (stem, _, ending) = _module(folder).encode(), file.partition(".")

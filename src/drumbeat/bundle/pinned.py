@@ -11,12 +11,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 import shlex
 import shutil
-from typing import Iterator, List, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
+import drumbeat
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.signals import EXIT_PREFLIGHT, EXIT_STORAGE
+
+
+def running_bundle() -> Optional[str]:
+    """Return the .pyz we run from, or None."""
+    archive = getattr(drumbeat.__loader__, "archive", None)
+    return os.path.abspath(archive) if archive else None
+
 
 LOADER = f"""
 import hashlib, json, os, shutil, stat, sys, tempfile

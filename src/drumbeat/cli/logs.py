@@ -98,8 +98,8 @@ def _follow(found: Run, args: Any) -> bool:
         for run, label in _runs(found):
             if run.path not in followers and (label or run.path == found.path):
                 first = args.attempt if args.attempt is not None else max(run.attempts(), default=0)
-                limits = {"first_attempt": first, "last_attempt": args.attempt}
-                followers[run.path] = (Follower(run, what=(LINES,), rank=args.rank, **limits), label)
+                attempts = (first, args.attempt)
+                followers[run.path] = (Follower(run, what=(LINES,), rank=args.rank, attempts=attempts), label)
 
     gathering = Gathering()
     printed = False

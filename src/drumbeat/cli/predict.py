@@ -332,7 +332,7 @@ def _search(args: Any, case: Any) -> int:
 
 
 def _usual(case: Any, winner: Any) -> Sequence[str]:
-    """Why the layouts that people try first are not the best."""
+    """Explain why the layouts that people try first are not the best."""
     import dataclasses
 
     from drumbeat.base.problem import Problem

@@ -20,13 +20,25 @@ from drumbeat.base.processes import become_subreaper, sweep
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import EXIT_STORAGE, STOPS, stops_held_back
 from drumbeat.desk.console import Console
-from drumbeat.findings.model import ERROR, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.layout import RunFolder, ask_to_stop
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import hang_of, hangs_of, ranks_seen, world_of
-from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_used, group, summarize, write_summary
+from drumbeat.runfolder.summary import (
+    AttemptEnd,
+    Observations,
+    Summary,
+    gpus_of_run,
+    gpus_used,
+    group,
+    summarize,
+    write_summary,
+)
+
+find = Catalog("lead")
 
 # The summary of a run whose lead was killed before it could write one: the same record, from what the run folder
 # holds.
@@ -36,7 +48,7 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     """Summarize a run whose lead wrote no summary. `code` is the exit of the lead's agent, negative or above 128 for a
     signal; `now` is the wall clock; `hung` says why we ended it ourselves."""
     number = code - 128 if code > 128 else -code if code < 0 else 0
-    finding = _hung(hung) if hung else _finding(number, code)
+    finding = find("lead-hung", why=hung, evidence=[hung]) if hung else _finding(number, code)
     attempts = run.attempt_ends()
     if attempts and attempts[-1].outcome == "cut off":
         attempts.pop()
@@ -55,37 +67,16 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
     replaced, world = replaced_nodes(events), world_of(events)
     hangs = hangs_of(events, now, progress)
-    return summarize(
-        order, attempts, run.members(), affected, progress, parts, found, replaced, gpus, world, hangs, ranks_seen(events)
-    )  # fmt: skip
-
-
-def _hung(why: str) -> Finding:
-    return Finding(
-        "lead-hung", ERROR, "the lead's agent stopped answering before the run ended", why,
-        "it was stopped (SIGSTOP), or hung in the kernel: look at the kernel log and at the file system of the run folder",
-        (Evidence(why),),
-    )  # fmt: skip
+    observed = Observations(found, replaced, gpus, world, hangs, ranks_seen(events))
+    return summarize(order, attempts, run.members(), affected, progress, parts, observed)
 
 
 def _finding(number: int, code: int) -> Finding:
     if number:
-        return Finding(
-            "lead-lost", ERROR, f"the lead's agent was killed by {signal.Signals(number).name} before the run ended",
-            "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
-            "look at the machine's kernel log for 'Out of memory'; start the run again",
-        )  # fmt: skip
+        return find("lead-lost", "killed", signal=signal.Signals(number).name)
     if code == EXIT_STORAGE:
-        return Finding(
-            "storage", ERROR, "the run folder could not be written any more",
-            "the disk is full, its storage does not answer, or the folder is gone",
-            "make room, or choose another place with --runs; start the run again",
-        )  # fmt: skip
-    return Finding(
-        "lead-lost", ERROR, f"the lead's agent ended with {code} before the run ended",
-        "the reason is printed above, or this is a bug in drumbeat",
-            "fix what it names; if it names nothing, report the traceback",
-    )  # fmt: skip
+        return find("storage", why="the disk is full, its storage does not answer, or the folder is gone")
+    return find("lead-lost", code=code)
 
 
 _GUARD_SWEEP = 15.0  # seconds that a guard may be silent while it ends what its agent left

@@ -12,10 +12,8 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.base.record import RecordError, from_plain
 from drumbeat.desk.status import read_summary, status
-from drumbeat.findings.model import ENDED_BY_US, ERROR, INFO, UNKNOWN, WARNING, Finding, Verdict
-from drumbeat.logs.failure import EARLIER
-from drumbeat.logs.read.progress import CODE as NAN_LOSS
-from drumbeat.logs.read.progress import OTHER_VALUE as NAN_VALUE
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.logs.recorded import Recorded
 from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
@@ -27,6 +25,7 @@ from drumbeat.runfolder.run import Run, lead_now
 from drumbeat.runfolder.state import Hang, Muster, hang_of, muster_of, world_of
 from drumbeat.runfolder.summary import Affected, Summary
 
+find = Catalog("lead")
 _OUTCOMES = ("doubtful", "time-limit")
 
 
@@ -181,10 +180,9 @@ def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
     """Return the losses whose last report is not a finite number."""
     found = []
     if progress.not_finite:
-        found.append(Finding(NAN_LOSS, WARNING, f"the loss reported last is {not_finite_words(progress)}"))
+        found.append(find("nan-loss", loss=not_finite_words(progress)))
     if progress.validation_not_finite:
-        words = f"the validation loss reported last is {progress.validation_not_finite}"
-        found.append(Finding(NAN_VALUE, WARNING, words))
+        found.append(find("nan-value", loss=progress.validation_not_finite))
     return tuple(found)
 
 
@@ -215,7 +213,7 @@ def _earlier(run: Run) -> Tuple[Finding, ...]:
     """Say why each attempt but the last one ended; at most the most recent ones."""
     ends = run.attempt_ends()
     found = [
-        Finding(EARLIER, INFO, f"attempt {each.attempt + 1} of {len(ends)} ended: {each.finding.title}")
+        find("earlier-attempt", attempt=each.attempt + 1, attempts=len(ends), title=each.finding.title)
         for each in ends[:-1]
         if each.finding
     ]
@@ -246,7 +244,7 @@ def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
             seen = event.verdict if event.verdict.answer != UNKNOWN else seen
     if seen is None:
         return ()
-    return (Finding("transport-seen", INFO, f"the run's own transport check: {seen.answer}: {seen.summary}"),)
+    return (find("transport-seen", answer=seen.answer, summary=seen.summary),)
 
 
 # News for a person who waits for a job to start: what its scheduler says, and which nodes have joined.

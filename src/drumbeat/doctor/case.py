@@ -1,17 +1,19 @@
-"""What a check looks at: a node's facts, the job (or a stand-in for one), and the fabric the plan sees."""
+"""Subject of a check: a node's facts, the job (or a stand-in for one), and the fabric the plan sees."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import FrozenSet, Iterable, Iterator, List, Optional, Tuple
+from typing import FrozenSet, Iterable, Iterator, List, Optional
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
-from drumbeat.findings.model import ERROR, INFO, OK, SEVERITIES, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, INFO, SEVERITIES, WARNING, Finding
 from drumbeat.machine.model import Facts, Gpu, Peer, Peers
 from drumbeat.plan.scene import Scene, scene
 
 GIB = 1 << 30
+find = Catalog("doctor")
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Case:
 
     @property
     def verbs(self) -> bool:
-        """Does the job's traffic go through libibverbs?"""
+        """Return true if the job's traffic goes through libibverbs."""
         return self.several_nodes and self.here.fabric in ("infiniband", "roce")
 
     @property
@@ -61,28 +63,14 @@ def alone(facts: Facts, node: int = 0) -> Peers:
 
 
 def stand_in(facts: Facts) -> Order:
-    """Without a job: the scheduler's, if we are in one; else a node with a fast network is one of several."""
+    """Make an order without a job: the scheduler's, if we are in one; else a node with a fast network is one of several."""
     nodes = facts.identity.nodes or (2 if facts.rdma or facts.cxi else 1)
     return Order("", "", 0.0, (), nodes, 0, "ranks", "", "/", "/", "", "local")
-
-
-def ok(code: str, title: str, *evidence: str) -> Finding:
-    return Finding(code, OK, title, evidence=_evidence(evidence))
-
-
-def bad(
-    code: str, severity: str, title: str, cause: str = "", fix: str = "", *evidence: str, support: str = ""
-) -> Finding:
-    return Finding(code, severity, title, cause, fix, _evidence(evidence), support=support)
 
 
 def seen(what: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """The findings of one check, each with what the check looked at: what names nothing is not certain."""
     return (finding if finding.seen else replace(finding, seen=(what,)) for finding in findings)
-
-
-def _evidence(texts: Tuple[str, ...]) -> Tuple[Evidence, ...]:
-    return tuple(Evidence(text) for text in texts)
 
 
 def gib(size: int) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
-from drumbeat.doctor.case import bad, seen
+from drumbeat.doctor.case import find, seen
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.plan.network import active_ports, compute_nics
@@ -15,6 +15,7 @@ from drumbeat.plan.variables import steers
 CLOCK_SECONDS = 2.0  # more than this makes logs of several nodes hard to read together
 MEMORY_FACTOR = 1.5
 # Exported values that are meant to differ from node to node.
+_TIE = "neither is in the majority: find out which is right, and make them equal"
 OWN_VALUES = ("VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CACHE", "DB_PATH", "_DIR", "IFNAME", "GID_INDEX", "IB_HCA")
 
 
@@ -26,11 +27,11 @@ def compare(peers: Peers) -> List[Finding]:
     return list(seen(f"what {len(peers.nodes)} nodes said of themselves", found))
 
 
-def _outliers(peers: Peers, value: Callable[[Facts], Optional[str]]) -> Tuple[Optional[str], List[Tuple[Peer, str]]]:
-    """What most nodes have, and the nodes that have something else. Unknown is no difference.
+Outliers = Tuple[Optional[str], List[Tuple[Peer, str]]]
 
-    At a tie nobody is most: then it is None, and all nodes that differ.
-    """
+
+def _outliers(peers: Peers, value: Callable[[Facts], Optional[str]]) -> Outliers:
+    """Return the majority's value and the nodes that have another one; None and all nodes at a tie. Unknown is no difference."""
     known = [(peer, found) for peer in peers.nodes for found in [value(peer.facts)] if found is not None]
     counts = Counter(found for _, found in known).most_common(2)
     if len(counts) < 2:
@@ -39,20 +40,20 @@ def _outliers(peers: Peers, value: Callable[[Facts], Optional[str]]) -> Tuple[Op
     return common, [(peer, found) for peer, found in known if found != common]
 
 
-def _say(
-    code: str, severity: str, what: str, common: Optional[str], odd: List[Tuple[Peer, str]], cause: str, fix: str
-) -> Iterator[Finding]:
+def _say(code: str, variant: str, what: str, outliers: Outliers, severity: str = WARNING) -> Iterator[Finding]:
+    """Yield one finding per odd node, or a single one that names all sides at a tie."""
+    common, odd = outliers
     if common is None and odd:
         hosts: Dict[str, List[str]] = {}
         for peer, found in odd:
             hosts.setdefault(found, []).append(peer.host)
         sides = [f"{_some(names)} {'have' if len(names) > 1 else 'has'} {found}" for found, names in hosts.items()]
-        fix = "neither is in the majority: find out which is right, and make them alike"
-        yield bad(code, severity, f"the nodes differ in {what}: {'; '.join(sides[:4])}", cause, fix)
+        title = f"the nodes differ in {what}: {'; '.join(sides[:4])}"
+        yield replace(find(code, variant, differs=title, severity=severity), fix=_TIE)
         return
     for peer, found in odd[:16]:
         title = f"{peer.host} has {what} {found}, most nodes have {common}"
-        yield replace(bad(code, severity, title, cause, fix), node=peer.node, host=peer.host)
+        yield find(code, variant, differs=title, severity=severity, node=peer.node, host=peer.host)
 
 
 def _some(names: List[str]) -> str:
@@ -62,11 +63,9 @@ def _some(names: List[str]) -> str:
 def _versions(peers: Peers) -> Iterator[Finding]:
     names = sorted({name for peer in peers.nodes for name in peer.facts.versions})
     for name in names:
-        common, odd = _outliers(peers, lambda facts, name=name: facts.versions.get(name))  # type: ignore[misc]
-        breaks = name in ("nccl", "rccl")
-        cause = "ranks with different versions refuse each other or hang" if breaks else "a node was updated alone"
-        fix = "one image for all nodes" if breaks else "leave it out, and tell the support desk"
-        yield from _say("version-differs", ERROR if breaks else WARNING, name, common, odd, cause, fix)
+        outliers = _outliers(peers, lambda facts, name=name: facts.versions.get(name))  # type: ignore[misc]
+        variant, severity = ("breaks", ERROR) if name in ("nccl", "rccl") else ("updated", WARNING)
+        yield from _say("version-differs", variant, name, outliers, severity)
     plain: Tuple[Tuple[str, Callable[[Facts], Optional[str]], str], ...] = (
         ("kernel", lambda facts: facts.kernel.release, WARNING),
         ("architecture", lambda facts: facts.arch, WARNING),
@@ -74,8 +73,7 @@ def _versions(peers: Peers) -> Iterator[Finding]:
         ("system", lambda facts: facts.os, INFO),
     )
     for what, value, severity in plain:
-        common, odd = _outliers(peers, value)
-        yield from _say("version-differs", severity, what, common, odd, "a node was set up alone", "")
+        yield from _say("version-differs", "", what, _outliers(peers, value), severity)
 
 
 def _devices(peers: Peers) -> Iterator[Finding]:
@@ -95,25 +93,18 @@ def _devices(peers: Peers) -> Iterator[Finding]:
         found = sorted({one.digest[:12] for one in facts.libraries if one.digest})
         return ", ".join(found) or None
 
-    common, odd = _outliers(peers, gpus)
-    cause = "ranks are counted a GPU: the job cannot be laid out, or the odd node is slower"
-    yield from _say("gpus-differ-between-nodes", ERROR, "GPUs", common, odd, cause, "leave it out, or give gpus")
-    common, odd = _outliers(peers, nics)
-    severity = ERROR if any("no active" in found for _, found in odd) else WARNING
-    cause = "collectives wait for the node with fewer or slower NICs; a node without any stops them"
-    yield from _say("nics-differ-between-nodes", severity, "NICs", common, odd, cause, "leave it out")
-    common, odd = _outliers(peers, providers)
-    cause = "RDMA libraries of different versions"
-    yield from _say("providers-differ", WARNING, "RDMA library", common, odd, cause, "one image for all nodes")
+    yield from _say("gpus-differ-between-nodes", "", "GPUs", _outliers(peers, gpus), ERROR)
+    outliers = _outliers(peers, nics)
+    severity = ERROR if any("no active" in found for _, found in outliers[1]) else WARNING
+    yield from _say("nics-differ-between-nodes", "", "NICs", outliers, severity)
+    yield from _say("providers-differ", "", "RDMA library", _outliers(peers, providers))
 
 
 def _clocks(peers: Peers) -> Iterator[Finding]:
     for peer in peers.nodes:
         if abs(peer.clock_offset) > CLOCK_SECONDS:
-            words = f"the clock of {peer.host} is {abs(peer.clock_offset):.1f} s {'behind' if peer.clock_offset > 0 else 'ahead'}"
-            cause = "logs and certificates go by it; drumbeat corrects its own times"
-            support = f"time synchronisation (chrony) on {peer.host}"
-            yield replace(bad("clock-skew", WARNING, words, cause, "", support=support), node=peer.node, host=peer.host)
+            way = "behind" if peer.clock_offset > 0 else "ahead"
+            yield find("clock-skew", seconds=abs(peer.clock_offset), way=way, node=peer.node, host=peer.host)
 
 
 def _memory(peers: Peers) -> Iterator[Finding]:
@@ -124,9 +115,7 @@ def _memory(peers: Peers) -> Iterator[Finding]:
     for peer in peers.nodes:
         size = peer.facts.memory_bytes
         if size and (size * MEMORY_FACTOR < middle or size > middle * MEMORY_FACTOR):
-            words = f"{peer.host} has {size >> 30} GiB of memory, the middle node {middle >> 30}"
-            cause = "another kind of node, or a failed memory module"
-            yield replace(bad("memory-differs", WARNING, words, cause), node=peer.node, host=peer.host)
+            yield find("memory-differs", size=size >> 30, median=middle >> 30, node=peer.node, host=peer.host)
 
 
 def _exported(peers: Peers) -> Iterator[Finding]:
@@ -135,9 +124,8 @@ def _exported(peers: Peers) -> Iterator[Finding]:
     for name in names:
         if not steers(name) or any(part in name for part in OWN_VALUES):
             continue
-        common, odd = _outliers(peers, lambda facts, name=name: facts.environment.get(name, "unset"))  # type: ignore[misc]
-        cause = "exported on some nodes only, or by a file that differs"
-        yield from _say("exported-differs", WARNING, name, common, odd, cause, "put it into the job's env")
+        outliers = _outliers(peers, lambda facts, name=name: facts.environment.get(name, "unset"))  # type: ignore[misc]
+        yield from _say("exported-differs", "", name, outliers)
 
 
 def _same_gpu(peers: Peers) -> Iterator[Finding]:
@@ -149,9 +137,6 @@ def _same_gpu(peers: Peers) -> Iterator[Finding]:
                 continue
             other = owner.get(gpu.uuid)
             if other is not None and other.facts.host != peer.facts.host:  # emulated nodes are one host
-                words = f"{other.host} and {peer.host} hold the same GPU"
-                cause = "NCCL refuses it ('Duplicate GPU detected')"
-                finding = bad("gpu-on-two-nodes", ERROR, words, cause, "one agent a machine", gpu.uuid)
-                yield replace(finding, node=peer.node, host=peer.host)
+                yield find("gpu-on-two-nodes", other=other.host, evidence=[gpu.uuid], node=peer.node, host=peer.host)
                 return
             owner[gpu.uuid] = peer

@@ -7,8 +7,8 @@ from typing import FrozenSet, List, Optional
 
 from drumbeat.base.order import Order
 from drumbeat.doctor import gpus, host, network
-from drumbeat.doctor.case import Case, alone, bad, gib, make_case, seen, worst_first
-from drumbeat.findings.model import ERROR, INFO, OK, UNKNOWN, WARNING, Finding
+from drumbeat.doctor.case import Case, alone, find, gib, make_case, seen, worst_first
+from drumbeat.findings.model import ERROR, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.machine.vendors import VENDORS
 from drumbeat.plan.node_plan import NodePlan, plan_node
@@ -32,7 +32,7 @@ def looked_at(case: Case) -> Finding:
     unseen = list(facts.unknown[:16])
     if facts.gpus and facts.gpu_events is None:
         unseen.append("the drivers' error events: the kernel's log may not be read")
-    return Finding("looked-at", OK, f"looked at {len(lines)} things", seen=tuple(lines), unseen=tuple(unseen))
+    return find("looked-at", count=len(lines), seen=tuple(lines), unseen=tuple(unseen))
 
 
 def _gpus(case: Case) -> str:
@@ -98,14 +98,14 @@ def examine(
     if order is None:  # what is exported here is questioned too
         findings += seen(_PLAN, plan_node(case.order, facts, peers or alone(facts), 0).findings)
     if facts.unknown:
-        unread = bad("unknown", INFO, "some of this node could not be read", "", "", *facts.unknown[:16])
-        findings.append(replace(unread, confidence=UNKNOWN, unseen=facts.unknown[:16]))
+        unread = facts.unknown[:16]
+        findings.append(find("unknown", evidence=unread, confidence=UNKNOWN, unseen=unread))
     findings.append(looked_at(case))
     return worst_first([replace(finding, host=finding.host or facts.host) for finding in findings])
 
 
 def preflight(order: Order, facts: Facts, peers: Optional[Peers] = None, node: int = 0) -> List[Finding]:
-    """Before ranks are started on this node: what is wrong with it for this job, and with the plan made for it."""
+    """Find what is wrong with this node for this job, and with its plan, before ranks start."""
     return list(judged_plan(order, facts, peers or alone(facts, node), node).findings)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, NamedTuple
+from typing import Dict, Iterator, List, Tuple
 
-from drumbeat.doctor.case import GIB, Case, bad, gib, ok, seen
-from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
+from drumbeat.doctor.case import GIB, Case, find, gib, seen
+from drumbeat.findings.model import ERROR, WARNING, Finding
 from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.scene import fits, matches
 
@@ -33,18 +33,10 @@ def _memlock(case: Case) -> Iterator[Finding]:
     if limit is None or case.here.fabric not in ("infiniband", "roce", "efa"):
         return
     if limit < 0 or limit >= MEMLOCK_GOOD:
-        yield ok("memlock", f"memory may be locked for RDMA ({gib(limit)})")
+        yield find("memlock", limit=gib(limit))
         return
-    yield bad(
-        "memlock-low",
-        case.breaking if limit < MEMLOCK_FAILS else WARNING,
-        f"only {gib(limit)} of memory may be locked",
-        "RDMA buffers must be locked: registering them fails ('Cannot allocate memory')",
-        "start the container with --ulimit memlock=-1 (Kubernetes: the capability IPC_LOCK)"
-        if case.facts.container.inside
-        else "ulimit -l unlimited, inside the task",
-        support="raise memlock to unlimited in /etc/security/limits.d and for slurmd or sshd, which tasks inherit from",
-    )
+    severity = case.breaking if limit < MEMLOCK_FAILS else WARNING
+    yield find("memlock-low", "container" if case.facts.container.inside else "", limit=gib(limit), severity=severity)
 
 
 def _shm(case: Case) -> Iterator[Finding]:
@@ -52,40 +44,22 @@ def _shm(case: Case) -> Iterator[Finding]:
     if size is None or (case.live and not case.gpus):
         return
     if size >= SHM_GOOD:
-        yield ok("shm", f"shared memory (/dev/shm) holds {gib(size)}")
+        yield find("shm", size=gib(size))
         return
-    several = len(case.gpus) > 1
-    yield bad(
-        "shm-small",
-        ERROR if size <= SHM_FAILS and several else WARNING,
-        f"shared memory (/dev/shm) holds only {gib(size)}",
-        "ranks of a node and data loader workers pass data through it ('No space left on device')",
-        "start the container with --shm-size 64g or --ipc=host (Run:ai: --large-shm)",
-    )
+    fails = size <= SHM_FAILS and len(case.gpus) > 1
+    yield find("shm-small", size=gib(size), severity=ERROR if fails else WARNING)
 
 
 def _files(case: Case) -> Iterator[Finding]:
     limit = case.facts.limits.nofile
     if limit is not None and 0 <= limit < FILES_GOOD:
-        yield bad(
-            "nofile-low",
-            WARNING,
-            f"a process may open {limit} files",
-            "data loaders and all-to-all over many ranks need more ('Too many open files')",
-            "ulimit -n 65536, inside the task",
-        )
+        yield find("nofile-low", limit=limit)
 
 
 def _memory(case: Case) -> Iterator[Finding]:
     limit, ranks = case.facts.limits.cgroup_memory_bytes, max(1, case.order.ranks_per_node or len(case.gpus))
     if limit is not None and 0 <= limit < ranks * 4 * GIB and case.gpus:
-        yield bad(
-            "memory-limit-low",
-            WARNING,
-            f"the job may use {gib(limit)} of memory for {ranks} rank{'s' if ranks > 1 else ''}",
-            "below 4 GiB a rank, loading a model or its data is likely to be killed",
-            "ask for more (Slurm: --mem, --mem-per-gpu)",
-        )
+        yield find("memory-limit-low", limit=gib(limit), ranks=ranks)
 
 
 def _kernel(case: Case) -> Iterator[Finding]:
@@ -93,37 +67,19 @@ def _kernel(case: Case) -> Iterator[Finding]:
     if not case.gpus:
         return
     if kernel.numa_balancing:
-        yield bad(
-            "numa-balancing",
-            WARNING,
-            "automatic NUMA balancing is on",
-            "the kernel moves pages under running GPUs: jitter, up to twice the time on AMD",
-            support=f"sysctl kernel.numa_balancing=0 on {facts.host}",
-        )
+        yield find("numa-balancing", "on", host=facts.host)
     elif kernel.numa_balancing is False:
-        yield ok("numa-balancing", "automatic NUMA balancing is off")
+        yield find("numa-balancing")
     needs_pass_through = vendor_named(case.here.vendor).needs_iommu_off
     cray = "cray" in (kernel.release or "")  # RCCL leaves these alone too
     if kernel.iommu == "on" and needs_pass_through and len(case.gpus) > 1 and not cray:
-        yield bad(
-            "iommu-translating",
-            WARNING,
-            "the IOMMU translates every access (no iommu=pt)",
-            "copies between GPUs are slow; with Radeon cards programs hang",
-            support=f"boot {facts.host} with iommu=pt",
-        )
+        yield find("iommu-translating", host=facts.host)
     elif kernel.iommu in ("pt", "off") and needs_pass_through:
-        yield ok("iommu", "the IOMMU passes GPU traffic through")
+        yield find("iommu")
     if kernel.acs_enabled:
-        yield bad(
-            "acs-on",
-            WARNING,
-            "PCIe access control (ACS) is on at a bridge above a GPU or NIC",
-            "traffic between them goes up to the root complex: slow, and some jobs hang after their start",
-            support=f"switch ACS off on the PCIe bridges of {facts.host} (BIOS, or setpci at boot)",
-        )
+        yield find("acs-on", host=facts.host)
     if "microsoft" in (kernel.release or "").lower() and len(case.gpus) > 1:
-        yield bad("wsl", ERROR, "WSL supports one GPU a job", "", "gpus: 1, or Linux itself")
+        yield find("wsl")
 
 
 def _container(case: Case) -> Iterator[Finding]:
@@ -131,15 +87,10 @@ def _container(case: Case) -> Iterator[Finding]:
     if not container.inside:
         return
     if container.image_arch and arch and container.image_arch != arch:
-        yield bad(
-            "image-architecture",
-            ERROR,
-            f"the image is for {container.image_arch}, this node is {arch}",
-            "its programs cannot run here, or run in slow emulation",
-            f"pull the image for {arch} (apptainer pull --arch)",
-        )
+        yield find("image-architecture", image=container.image_arch, arch=arch)
     else:
-        yield ok("container", f"inside {container.runtime or 'a container'}", container.image or "image unknown")
+        image = container.image or "image unknown"
+        yield find("container", runtime=container.runtime or "a container", evidence=[image])
 
 
 def _hardware(case: Case) -> Iterator[Finding]:
@@ -159,25 +110,19 @@ def _hardware(case: Case) -> Iterator[Finding]:
     if facts.nvme_disks == 0:
         short.append("no NVMe disk was found; data may come in too slowly")
     if short:
-        yield bad("hardware-small", INFO, "this machine is small for training on several GPUs", "; ".join(short))
+        yield find("hardware-small", short="; ".join(short))
     elif cores and facts.memory_bytes:
-        yield ok("hardware", f"{cores} cores and {gib(facts.memory_bytes)} of memory")
+        yield find("hardware", cores=cores, memory=gib(facts.memory_bytes))
 
 
 def _way_out(case: Case) -> Iterator[Finding]:
     facts = case.facts
     if facts.default_route == "" and facts.environment.get("HF_HUB_OFFLINE") != "1":
-        yield bad(
-            "no-route-out",
-            INFO,
-            "this node has no route to the internet",
-            "downloads inside the job wait for their timeout",
-            "download on the login node first, then env: {HF_HUB_OFFLINE: 1}",
-        )
+        yield find("no-route-out")
 
 
 def check_software(case: Case) -> Iterator[Finding]:
-    """Is there a ROCm or a driver, and its collective library?"""
+    """Check ROCm or the driver, and its collective library."""
     return seen("the versions of drivers and libraries on this node", _software(case))
 
 
@@ -185,42 +130,17 @@ def _software(case: Case) -> Iterator[Finding]:
     facts = case.facts
     yield from vendor_named(case.here.vendor).software(facts.versions)
     if case.here.fabric == "slingshot" and fits("<2.14", facts.versions.get("nccl")):
-        yield bad("nccl-old", WARNING, f"NCCL {facts.versions['nccl']} on Slingshot", "HPE asks for 2.14 or newer")
+        yield find("nccl-old", version=facts.versions["nccl"])
 
 
-# Versions that are known to be broken together, as data.
-
-
-class Combination(NamedTuple):
-    code: str
-    severity: str
-    when: Dict[str, str]  # as in plan.scene.matches
-    unless: Dict[str, str]  # exported variables that fix it
-    title: str
-    fix: str
-    reference: str
-
-
-COMBINATIONS = (
-    Combination(
-        "rccl-kernel-gdr",
-        "warning",
-        {"vendor": "amd", "rccl": "<=2.20.5", "kernel": ">=6.8", "nodes": "many"},
-        {},
-        "RCCL 2.20.5 does not use GPU-direct RDMA on kernels from 6.8",
-        "a newer RCCL (ROCm 6.3 or later)",
-        "RCCL change log",
-    ),
-    Combination(
-        "rccl-cumem-thor",
-        "warning",
+# Versions that are known to be broken together: when, as in plan.scene.matches, and exported variables that fix it.
+COMBINATIONS: Dict[str, Tuple[Dict[str, str], Dict[str, str]]] = {
+    "rccl-kernel-gdr": ({"vendor": "amd", "rccl": "<=2.20.5", "kernel": ">=6.8", "nodes": "many"}, {}),
+    "rccl-cumem-thor": (
         {"vendor": "amd", "nic-driver": "bnxt_re", "rocm": ">=7.1", "nodes": "many"},
         {"NCCL_CUMEM_ENABLE": "1"},
-        "ROCm 7.1 and later with Broadcom Thor fails at the first registration unless NCCL_CUMEM_ENABLE=1",
-        "unset your own NCCL_CUMEM_ENABLE: drumbeat sets it to 1",
-        "ROCm cluster validation suite",
     ),
-)
+}
 
 
 def check_combinations(case: Case) -> Iterator[Finding]:
@@ -228,15 +148,15 @@ def check_combinations(case: Case) -> Iterator[Finding]:
 
 
 def _check(case: Case) -> Iterator[Finding]:
-    for entry in COMBINATIONS:
-        if not matches(entry.when, case.here, case.facts):
+    for code, (when, unless) in COMBINATIONS.items():
+        if not matches(when, case.here, case.facts):
             continue
         exported = case.facts.environment
-        if entry.unless and all(exported.get(name, value) == value for name, value in entry.unless.items()):
+        if unless and all(exported.get(name, value) == value for name, value in unless.items()):
             continue  # the exported value is the right one, or it is unset and the plan sets it
-        yield bad(entry.code, entry.severity, entry.title, entry.reference, entry.fix, *_versions(case))
+        yield find(code, evidence=_versions(case))
 
 
-def _versions(case: Case) -> list[str]:
+def _versions(case: Case) -> List[str]:
     known = {**case.facts.versions, "kernel": case.facts.kernel.release or "unknown"}
     return [f"{name} {known[name]}" for name in ("rocm", "rccl", "nccl", "kernel") if name in known]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, Iterator, List, Optional, Tuple
 
-from drumbeat.doctor.case import Case, bad, ok, seen
+from drumbeat.doctor.case import Case, find, seen
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
 from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Library, RdmaDevice, RdmaPort
@@ -73,37 +72,26 @@ def check(case: Case) -> Iterator[Finding]:
 
 
 def _fabric(case: Case) -> Iterator[Finding]:
-    """Is there a network at all, and which?"""
+    """Check whether there is a network, and which."""
     facts, here = case.facts, case.here
     if not case.live:
         if "nccl-file" in (case.shown or ()) and not facts.rdma:
-            listed = "NCCL adds what it finds at run time"
-            yield bad("no-network-listed", INFO, "the file lists no network device", "", listed)
+            yield find("no-network-listed")
         return
     if here.fabric == "unknown":
-        unread = bad("network-unknown", WARNING, "no network could be read on this node", here.fabric_why)
-        yield replace(unread, confidence=UNKNOWN)
+        yield find("network-unknown", why=here.fabric_why, confidence=UNKNOWN)
         return
-    yield ok("network", f"the network of this node is {here.fabric}", here.fabric_why)
+    yield find("network", fabric=here.fabric, evidence=[here.fabric_why])
     if facts.rdma and not here.nics.devices:
         states = [f"{name}: {reason}" for name, reason in here.nics.left_out]
         expected = here.fabric in ("infiniband", "roce")
-        yield bad(
-            "rdma-all-down",
-            case.breaking if expected else WARNING,
-            f"none of the {len(facts.rdma)} RDMA devices has an active port",
-            "the other nodes of the job have one" if expected else "traffic between nodes goes over TCP",
-            "leave this node out" if expected else "",
-            *states,
-            support="the RDMA ports of this node are down: cable, switch port, or (InfiniBand) the subnet manager",
-        )
+        severity = case.breaking if expected else WARNING
+        words = "expected" if expected else ""
+        yield find("rdma-all-down", words, count=len(facts.rdma), evidence=states, severity=severity)
     if case.several_nodes and here.fabric == "ethernet":
         fastest = max((one.speed_mbps or 0 for one in candidates(facts)), default=0)
         if 0 < fastest < SLOW_MBPS:
-            words = f"the fastest interface has {fastest / 1000:g} Gb/s; 10 are the least for training on several nodes"
-            yield bad(
-                "network-slow", WARNING, words, "gradients cross it in every step", "fewer nodes, or a faster link"
-            )
+            yield find("network-slow", gbps=fastest / 1000)
 
 
 def _ports(case: Case) -> Iterator[Finding]:
@@ -113,40 +101,26 @@ def _ports(case: Case) -> Iterator[Finding]:
         for port in device.ports:
             yield from _port(case, device, port)
         if device.name.startswith(("rxe", "siw")):
-            yield bad(
-                "software-rdma", WARNING, f"{device.name} is RDMA in software",
-                "rxe and siw emulate RDMA on a normal interface: NCCL can use it, slowly",
-                f"NCCL_IB_HCA=^{device.name}",
-            )  # fmt: skip
+            yield find("software-rdma", device=device.name)
     left = [(name, reason) for name, reason in nics.left_out if _is_beside(case, name) is not False]
     others = [(name, reason) for name, reason in left if OTHER_LAYER in reason]
     names = ",".join(device.name for device in nics.devices)
     if others:
-        yield bad(
-            "rdma-mixed", WARNING if _is_beside(case, others[0][0]) else case.handled,
-            f"InfiniBand and Ethernet ports are both active ({', '.join(dict(others))}: {others[0][1]})",
-            "one job cannot use InfiniBand and RoCE together, and NCCL takes all cards unless it is told",
-            f"NCCL_IB_HCA={names} (the cards of the compute network only)",
-            support=f"the link types of the NICs of {case.facts.host} differ (mlxconfig): {', '.join(dict(others))}",
+        severity = WARNING if _is_beside(case, others[0][0]) else case.handled
+        yield find(
+            "rdma-mixed", others=", ".join(dict(others)), why=others[0][1], names=names,
+            severity=severity, host=case.facts.host,
         )  # fmt: skip
     slow = [(name, reason) for name, reason in left if SLOWER in reason]
     if slow:
         beside = any(_is_beside(case, name) for name, _ in slow)
         named = ", ".join(f"{name} ({reason.split(' beside')[0]})" for name, reason in slow)
-        yield bad(
-            "rdma-rate-low", WARNING if beside else INFO, f"slower than the other NICs: {named}",
-            "a link that came up with fewer lanes or at a lower speed; its GPU goes over another NIC"
-            if beside
-            else "mostly a management or storage card",
-            "leave this node out if the job must be fast"
-            if beside
-            else f"NCCL_IB_HCA=^{','.join(name for name, _ in slow)} keeps NCCL off them",
-            support=f"look at cable and transceiver of {named} on {case.facts.host}" if beside else "",
-        )  # fmt: skip
+        only = ",".join(name for name, _ in slow)
+        yield find("rdma-rate-low", "beside" if beside else "", slow=named, names=only, host=case.facts.host)
     if nics.devices:
         rates = {port.rate_gbps for device in nics.devices for port in active_ports(device)}
-        rate = f"{max(rate or 0 for rate in rates):g} Gb/s each"
-        yield ok("rdma-ports", f"{len(nics.devices)} RDMA devices for the job are active, {rate}", names)
+        fastest = max(rate or 0 for rate in rates)
+        yield find("rdma-ports", count=len(nics.devices), rate=fastest, evidence=[names])
 
 
 def _is_beside(case: Case, name: str) -> Optional[bool]:
@@ -165,42 +139,23 @@ def _port(case: Case, device: RdmaDevice, port: RdmaPort) -> Iterator[Finding]:
         return
     if port.state is None:
         if down:
-            yield bad(
-                "rdma-port-not-shown", INFO, f"{name}: {down[0]} is down, which says nothing of the InfiniBand port",
-                "an InfiniBand port carries NCCL's traffic whether its IP interface is up or not",
-                "ibstat shows the port's own state",
-            )  # fmt: skip
+            yield find("rdma-port-not-shown", port=name, interface=down[0])
     elif port.state == "INIT" and port.link_layer != "Ethernet":
-        yield bad(
-            "ib-no-subnet-manager", severity, f"{name} is up but was never initialised",
-            "the link is up, but no subnet manager has given the port an address",
-            "the fabric's administrator must start a subnet manager (opensm); NCCL does not use the port until then",
-        )  # fmt: skip
+        yield find("ib-no-subnet-manager", port=name, severity=severity)
     elif case.here.nics.devices or not case.live:  # else all are, which is said once
-        why = f" ({port.physical_state})" if port.physical_state else ""
-        yield bad(
-            "rdma-port-down", severity,
-            f"{name}{', beside a GPU,' if missed else ''} is {'down' if port.state == 'ACTIVE' else port.state.lower()}{why}",
-            "no cable, a switch port that is off, or an interface that was set down"
-            + ("; its GPU goes over another NIC, and this node is slower than its peers" if missed else ""),
-            "leave this node out if the job must be fast"
-            if missed
-            else f"NCCL does not use it; leave {device.name} out of NCCL_IB_HCA, and tell the support desk if it should be up",
-            support=f"the port of {device.name} on {case.facts.host} is down" if missed else "",
-        )  # fmt: skip
+        state = "down" if port.state == "ACTIVE" else port.state.lower()
+        state += f" ({port.physical_state})" if port.physical_state else ""
+        words = "beside" if missed else ""
+        yield find(
+            "rdma-port-down", words, port=name, state=state, device=device.name, severity=severity, host=case.facts.host
+        )
 
 
 def _hidden(case: Case) -> Iterator[Finding]:
     """A container sees the host's devices in /sys, whether it was given them or not."""
     hidden = [device.name for device in case.here.nics.devices if device.openable is False]
     if hidden:
-        yield bad(
-            "rdma-device-hidden",
-            case.breaking,
-            f"{', '.join(hidden)} cannot be opened: /dev/infiniband is not in this container",
-            "NCCL finds no device and stops, or would go over TCP",
-            "start the container with --device /dev/infiniband (Run:ai: --extended-resource rdma/rdma=1)",
-        )
+        yield find("rdma-device-hidden", devices=", ".join(hidden), severity=case.breaking)
 
 
 def _gids(case: Case) -> Iterator[Finding]:
@@ -211,11 +166,7 @@ def _gids(case: Case) -> Iterator[Finding]:
     if case.here.fabric != "roce" if case.live else "gids" not in (case.shown or ()):
         return
     if not facts.rdma and not case.live:
-        yield bad(
-            "gid-missing", WARNING, "no RDMA device has a GID here",
-            "the container or pod was not given an RDMA device, or none of its interfaces has an address in this namespace",
-            "give the pod an RDMA interface (a second network, host network), or expect NCCL to use sockets",
-        )  # fmt: skip
+        yield find("gid-missing", "none")
     good = []
     for name, port in ports:
         if usable_gids(port, own):
@@ -223,31 +174,20 @@ def _gids(case: Case) -> Iterator[Finding]:
             continue
         held = [f"{gid.index}: {gid.gid} ({gid.type or 'type unknown'})" for gid in port.gids]
         netdevs = ", ".join(netdev for device in facts.rdma if device.name == name for netdev in device.netdevs)
-        yield bad(
-            "gid-missing", case.breaking, f"{name} port {port.port} has no RoCE v2 GID with an IPv4 address",
-            "its interface has no IPv4 address, or lost it when the link went down and up",
-            f"leave this node out, or {name} out of NCCL_IB_HCA; {netdevs or 'its interface'} needs an address",
-            *(held or ["the GID table is empty or could not be read"]),
-            support=f"give {netdevs or 'its interface'} on {facts.host} its address again",
+        yield find(
+            "gid-missing", device=name, port=port.port, netdevs=netdevs or "its interface", severity=case.breaking,
+            host=facts.host, evidence=held or ["the GID table is empty or could not be read"],
         )  # fmt: skip
     if not good:
         return
-    yield ok("gid", f"{len(good)} RoCE port{'s have' if len(good) > 1 else ' has'} a RoCE v2 GID with an IPv4 address")
+    yield find("gid", count=len(good), have="ports have" if len(good) > 1 else "port has")
     if case.live and not fits("<2.21", facts.versions.get(vendor_named(case.here.vendor).collectives)):
         return
     index, why = common_gid_index(good, own)
     if index is None:
-        yield bad(
-            "gid-index-differs", WARNING, "the cards need different GID indices",
-            why,
-            "unset NCCL_IB_GID_INDEX with NCCL 2.21 or newer, which finds the entry of each card by itself",
-        )  # fmt: skip
+        yield find("gid-index-differs", why=why)
     elif len(good) == len(ports) or not case.live:
-        yield bad(
-            "gid-index", INFO, f"NCCL_IB_GID_INDEX={index} is right on this node, if it must be set",
-            "NCCL before 2.21 takes index 0, which is RoCE v1; newer ones find it",
-            "drumbeat sets it on each node" if case.live else "check the other hosts too: the number may differ there",
-        )  # fmt: skip
+        yield find("gid-index", "" if case.live else "pasted", index=index)
 
 
 def _mtu(case: Case) -> Iterator[Finding]:
@@ -261,24 +201,18 @@ def _mtu(case: Case) -> Iterator[Finding]:
     used = {device.name: port.mtu for device in case.here.nics.devices for port in active_ports(device) if port.mtu}
     small.update({name: mtu for name, mtu in used.items() if mtu < SMALL_PACKETS})
     if small:
-        yield bad(
-            "mtu-small", WARNING, f"the MTU of {', '.join(small)} is {', '.join(sorted({str(mtu) for mtu in small.values()}))}",
-            "RDMA packets shrink to 1024 bytes where the interface has 1500: less bandwidth, more load",
-            f"an administrator can set the interface and the switches to {ROCE_MTU} or {GOOD_MTU}",
-            support=f"set the MTU of the fast interfaces of {case.facts.host} and of the switches to {GOOD_MTU}",
-        )  # fmt: skip
+        sizes = ", ".join(sorted({str(mtu) for mtu in small.values()}))
+        yield find(
+            "mtu-small", interfaces=", ".join(small), mtu=sizes, least=ROCE_MTU, good=GOOD_MTU, host=case.facts.host
+        )
     elif mtus:
-        yield ok("mtu", f"the fast interfaces have an MTU of {min(mtus.values())} or more")
+        yield find("mtu", mtu=min(mtus.values()))
 
 
 def _interfaces(case: Case) -> Iterator[Finding]:
     for one in case.facts.interfaces:
         if one.up is False and leads_out(one):
-            yield bad(
-                "interface-down", case.handled, f"{one.name} has an address but no link",
-                "no cable, or the other side is off",
-                f"leave {one.name} out of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
-            )  # fmt: skip
+            yield find("interface-down", interface=one.name, severity=case.handled)
 
 
 def _verbs_libraries(case: Case) -> Iterator[Finding]:
@@ -292,19 +226,23 @@ def _verbs_libraries(case: Case) -> Iterator[Finding]:
             continue
         loadable = [library for library in found if library.path and library.loadable is not False]
         if loadable:
-            yield ok("library", f"{loadable[0].name} can be loaded", loadable[0].path or "")
+            yield find("library", library=loadable[0].name, evidence=[loadable[0].path or ""])
             continue
-        package = package_of(start, case.facts.os)
-        severity = case.breaking if needed and case.verbs else WARNING
-        words = found[0].why_not or "not found"
-        yield bad(
+        package, inside = package_of(start, case.facts.os), bool(case.facts.container.inside)
+        yield find(
             "library-missing",
-            severity,
-            f"{found[0].name} cannot be loaded {'in this image' if case.facts.container.inside else 'here'}",
-            words + ("; without it NCCL sees no RDMA device" if needed else "; the RDMA tools need it"),
-            f"install {package}{' in the image' if case.facts.container.inside else ''}",
-            *(library.path for library in found if library.path),
+            library=found[0].name,
+            where=_where(case),
+            why=found[0].why_not or "not found",
+            needed="without it NCCL sees no RDMA device" if needed else "the RDMA tools need it",
+            package=package + " in the image" * inside,
+            severity=case.breaking if needed and case.verbs else WARNING,
+            evidence=[library.path for library in found if library.path],
         )
+
+
+def _where(case: Case) -> str:
+    return "in this image" if case.facts.container.inside else "here"
 
 
 def _plugin(case: Case) -> Iterator[Finding]:
@@ -313,28 +251,19 @@ def _plugin(case: Case) -> Iterator[Finding]:
         return
     plugin = case.here.net_plugin
     if plugin is not None:
-        yield ok("ofi-plugin", f"{plugin.name} {plugin.version or 'of unknown version'} is here", plugin.path or "")
+        version = plugin.version or "of unknown version"
+        yield find("ofi-plugin", plugin=plugin.name, version=version, evidence=[plugin.path or ""])
     else:
         broken = _first(case.facts.libraries, NET_PLUGINS)
         name = vendor_named(case.here.vendor).net_plugin
-        yield bad(
-            "ofi-plugin-missing",
-            WARNING,
-            f"no plug-in for libfabric can be loaded ({name}): collectives go over TCP, 3 to 4 times slower",
-            broken.why_not if broken else "it is not on the library path",
-            "take the site's container or module, or put the plug-in's folder into LD_LIBRARY_PATH",
-            *([broken.path] if broken and broken.path else []),
-        )
+        why = broken.why_not if broken else "it is not on the library path"
+        where = [broken.path] if broken and broken.path else []
+        yield find("ofi-plugin-missing", plugin=name, why=why, evidence=where)
     for name in ("libfabric.so.1", "libcxi.so.1"):
         library = _first(case.facts.libraries, (name,))
         if library is not None and (library.path is None or library.loadable is False):
-            yield bad(
-                "library-missing",
-                WARNING,
-                f"{name} cannot be loaded {'in this image' if case.facts.container.inside else 'here'}",
-                f"{library.why_not or 'not found'}; the plug-in needs the host's own, of the network's vendor",
-                "bind the host's libfabric and libcxi into the container (the site's paths say where they are)",
-            )
+            why = library.why_not or "not found"
+            yield find("library-missing", "plugin", library=name, where=_where(case), why=why)
 
 
 def _first(libraries: tuple[Library, ...], names: tuple[str, ...]) -> Optional[Library]:
@@ -345,14 +274,7 @@ def _broadcom(case: Case) -> Iterator[Finding]:
     """Two copies of the RoCE library, of which the loader takes one."""
     copies: List[Library] = [one for one in case.facts.libraries if one.name.startswith("libbnxt_re") and one.path]
     if len({one.digest for one in copies if one.digest}) > 1:
-        yield bad(
-            "bnxt-two-libraries",
-            WARNING,
-            "there are two different libbnxt_re: the distribution's and Broadcom's",
-            "libibverbs may load the one that does not match the host's driver",
-            "rename the distribution's libbnxt_re-rdmav*.so to *.inbox",
-            *(f"{one.path} sha256 {(one.digest or '')[:12]}" for one in copies),
-        )
+        yield find("bnxt-two-libraries", evidence=[f"{one.path} sha256 {(one.digest or '')[:12]}" for one in copies])
 
 
 def _gpu_direct(case: Case) -> Iterator[Finding]:
@@ -361,23 +283,11 @@ def _gpu_direct(case: Case) -> Iterator[Finding]:
         return
     if case.facts.kernel.nvidia_peermem is False:
         old = fits("<5.12", case.facts.kernel.release)
-        yield bad(
-            "peermem-missing",
-            WARNING if old else INFO,
-            "the kernel module nvidia_peermem is not loaded",
-            "GPU-direct RDMA needs it, or dma-buf: kernel 5.12 or later with NVIDIA's open kernel modules",
-            support=f"modprobe nvidia_peermem on {case.facts.host}",
-        )
+        yield find("peermem-missing", severity=WARNING if old else INFO, host=case.facts.host)
     elif case.facts.kernel.nvidia_peermem:
-        yield ok("peermem", "nvidia_peermem is loaded")
+        yield find("peermem")
     if case.facts.virtual_machine and len(case.gpus) > 1 and "NCCL_TOPO_FILE" not in case.facts.environment:
-        yield bad(
-            "vm-without-topology",
-            INFO,
-            "this is a virtual machine, and NCCL_TOPO_FILE is not set",
-            "PCIe switches are hidden: NCCL may pair GPUs with far NICs, at a fraction of the bandwidth",
-            "set NCCL_TOPO_FILE to the file your cloud gives for this machine type",
-        )
+        yield find("vm-without-topology")
 
 
 def compare_with_host(host: Case, inside: Case) -> Iterator[Finding]:
@@ -392,14 +302,15 @@ def _compare_with_host(host: Case, inside: Case) -> Iterator[Finding]:
         if mine.digest is None or other is None:
             continue
         if mine.digest == other.digest:
-            yield ok("provider-equal", f"{mine.name} is the host's own")
+            yield find("provider-equal", library=mine.name)
         else:
             strict = mine.name.startswith("libbnxt_re")
-            yield bad(
+            yield find(
                 "provider-differs",
-                ERROR if strict and inside.several_nodes else WARNING,
-                f"{mine.name} in the container is not the host's",
-                "Broadcom's library must match the host's driver exactly" if strict else "versions may not fit",
-                f"bind {other.path} of the host over {mine.path}",
-                f"host {(other.digest or '')[:12]}, container {mine.digest[:12]}",
+                "broadcom" if strict else "",
+                library=mine.name,
+                theirs=other.path,
+                mine=mine.path,
+                severity=ERROR if strict and inside.several_nodes else WARNING,
+                evidence=[f"host {(other.digest or '')[:12]}, container {mine.digest[:12]}"],
             )

@@ -97,7 +97,7 @@ def read_ranks(
 
 
 class Usage(NamedTuple):
-    """What a rank has used so far: it, everything below it, and what was below it and has ended."""
+    """Resources that a rank has used so far: it, everything below it, and what was below it and has ended."""
 
     state: str  # of its main thread
     cpu: float  # seconds
@@ -143,7 +143,7 @@ def _wakes(pid: int) -> int:
 
 
 def _signs(look: RankLook, used: Usage, seconds: float) -> str:
-    """Why a rank that waits may be working, in words. What helpers do counts only while the rank waits for one: a process that
+    """Describe why a waiting rank may be working. What helpers do counts only while the rank waits for one: a process that
     collects metrics is never still."""
     if look.call in FOR_A_CHILD or look.waits_in == "do_wait":
         if used.helpers_wake or used.moved > used.own_moved:
@@ -261,7 +261,7 @@ def _functions(stack: Sequence[Sequence[Any]]) -> Tuple[Tuple[str, str], ...]:
 
 
 def _words(frame: Sequence[Any]) -> str:
-    """As short as it still names a file: the last two parts of its path."""
+    """Shorten a path to its last two parts."""
     parts = str(frame[0]).split(os.sep)
     shown = os.sep.join(parts[-2:]) if frame[3] else parts[-1]
     return f"{shown}:{frame[1]} {frame[2]}"[:160]

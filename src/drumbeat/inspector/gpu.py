@@ -1,4 +1,5 @@
-"""What processes compute on: GPUs that they have open, those on which the driver says they compute, and parts of them (MIG)."""
+"""Devices that processes compute on: GPUs that they have open, those on which the driver says they compute, and parts of them
+(MIG)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _HOST = LiveHost()
 
 
 def compute_users(gpus: Sequence[Gpu], host: Host = _HOST) -> Users:
-    """As the driver says; inside a container it may name no process of ours. A driver that hangs holds whoever asks."""
+    """Read which processes compute, by the driver; inside a container it may name no process of ours. A driver that hangs
+    holds whoever asks."""
     vendor = vendor_of(gpus)
     answer = host.command(vendor.users_command, _QUESTION_WITHIN) if vendor.users_command else None
     return vendor.parse_users(answer or "", gpus)

@@ -44,7 +44,7 @@ class Source(Protocol):
         """Lines that have come since the last call. OSError where it cannot be read any more."""
 
     def wait(self) -> None:
-        """Until there may be more."""
+        """Wait until there may be more."""
 
 
 class Kmsg:
@@ -117,7 +117,7 @@ class File:
             time.sleep(_FILE_EVERY)
 
     def _to_end(self) -> None:
-        """What is there already is old. Its last lines tell how far it goes."""
+        """Skip to the end: what is there already is old. Its last lines tell how far it goes."""
         if stat.S_ISREG(os.fstat(self.fd).st_mode):
             end = os.lseek(self.fd, 0, os.SEEK_END)
             self._position.advance(os.pread(self.fd, _TAIL, max(0, end - _TAIL)).split(b"\n")[:-1])
@@ -128,7 +128,7 @@ class File:
         return os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _is_replaced(self) -> bool:
-        """Whether the name stands for another file, into which something has been written."""
+        """Return true if the name now stands for another file that is not empty."""
         try:
             named, own = os.stat(self.name), os.fstat(self.fd)
         except FileNotFoundError:  # renamed, and the new one has not been made
@@ -217,7 +217,7 @@ class KernelLogReader:
         self._rest = b""
 
     def read(self, final: bool = False) -> List[Dict[str, Any]]:
-        """What has come since the last call; `final` ends the reading."""
+        """Return what has come since the last call; `final` ends the reading."""
         if not self.pid:
             return []
         data, ended = b"", False
@@ -348,7 +348,7 @@ _COUNT = regex(r"^oom_kill (\d{1,18})$", re.MULTILINE)
 
 
 def oom_kills(host: Host) -> Optional[int]:
-    """Of our own memory cgroup and those below it; where that is not told, of the whole node; None where nobody counts."""
+    """Count out-of-memory kills in our own cgroup and below; falls back to the node's counter; None if unavailable."""
     for path in (*_own(host.read("/proc/self/cgroup") or ""), "/proc/vmstat"):
         found = _COUNT.search(host.read(path) or "")
         if found:

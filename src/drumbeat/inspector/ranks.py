@@ -1,4 +1,4 @@
-"""Which processes of this node are ranks, and which are connected to each other.
+"""Find the processes of this node that are ranks, and those that are connected to each other.
 
 A RANK in the environment is a hint. What a process has from the one above it may be that one's: a launcher's, or a pod's."""
 
@@ -28,7 +28,7 @@ _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")  # noqa: S104
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a process says it is, in the environment it was started with."""
+    """Identity of a process by the environment it was started with."""
 
     rank: Optional[int]
     world_size: Optional[int]
@@ -39,7 +39,7 @@ class Identity:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missing that a launcher tells its ranks."""
+        """Return true if nothing is missing that a launcher tells its ranks."""
         return None not in self._parts
 
     @property
@@ -47,7 +47,7 @@ class Identity:
         return self.rank, self.local_rank, self.world_size, self.address or None, self.port
 
     def differs(self, other: Identity) -> bool:
-        """Whether they contradict each other. What one of them does not say is unknown: it may have been left out, or its
+        """Return true if they contradict each other. What one of them does not say is unknown: it may have been left out, or its
         memory used for the title of the process."""
         return any(None not in pair and pair[0] != pair[1] for pair in zip(self._parts, other._parts))
 
@@ -164,7 +164,7 @@ def _branches(
 
 
 def added(row: Row, before: Optional[Row]) -> Row:
-    """What this look and earlier ones have shown of one process: connections come and go."""
+    """Merge what this look and earlier ones have shown of one process: connections come and go."""
     if before is None:
         return row
     joined = row.joined or before.joined
@@ -214,7 +214,7 @@ def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Opti
 
 
 def _with_work(row: Row, branch: Sequence[int], seen: Snapshot) -> Row:
-    """How much a rank that has not met the others has done so far, and with what."""
+    """Add how much work a rank that has not met the others has done so far, and with what."""
     mapped = [proc.mapped(pid) for pid in branch]
     loaded = (name for name, library in _FRAMEWORKS if any(library in path for paths in mapped for path in paths))
     cpu = round(sum(seen.processes[pid].stat.cpu for pid in branch), 2)
@@ -222,7 +222,7 @@ def _with_work(row: Row, branch: Sequence[int], seen: Snapshot) -> Row:
 
 
 def _inner(top: int, branch: Mapping[int, Optional[Dict[str, Ports]]]) -> int:
-    """How many processes below `top` have a TCP connection to another one of them."""
+    """Count the processes below `top` that have a TCP connection to another one of them."""
     held = {pid: set((own or {}).values()) for pid, own in branch.items() if pid != top}
     ends = {ports: pid for pid, own in held.items() for ports in own if ports[1]}
     return sum(any(ends.get((there, here), pid) != pid for here, there in own) for pid, own in held.items())

@@ -36,7 +36,7 @@ _RANK = regex(
 
 @dataclass(frozen=True)
 class RasNote:
-    """What NCCL's RAS says of one rank of one communicator."""
+    """Note of NCCL's RAS about one rank of one communicator."""
 
     rank: int  # in the communicator
     pid: int
@@ -46,7 +46,7 @@ class RasNote:
 
 
 def address_of(environ: Mapping[str, str]) -> Optional[Tuple[str, int]]:
-    """Where a process with this environment can be asked; None where its RAS is off, or the address makes no sense."""
+    """Return the RAS address of a process with this environment; None if RAS is off or the address is invalid."""
     if environ.get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return None
     text = environ.get("NCCL_RAS_ADDR", "").strip()
@@ -58,7 +58,7 @@ def address_of(environ: Mapping[str, str]) -> Optional[Tuple[str, int]]:
 
 
 def ask(address: Tuple[str, int], deadline: float = _DEADLINE) -> Optional[str]:
-    """The service's answer as text; None where nobody of this user listens, or nobody answers like RAS."""
+    """Return the service's answer as text; None if no process of this user listens, or the answer is not RAS."""
     if not _is_ours(address[1]):
         return None
     until = time.monotonic() + deadline
@@ -163,7 +163,7 @@ def _left(until: float, most: float) -> float:
 
 
 def _is_ours(port: int) -> bool:
-    """Whether a process of this user listens on the port: on a shared machine it may be another user's job."""
+    """Return true if a process of this user listens on the port: on a shared machine it may be another user's job."""
     for name in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(name, encoding="ascii", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""What is read of ranks: data only. The agents look, the lead judges (watchers/hang.py, watchers/world.py)."""
+"""Data that is read about ranks. The agents look, the lead judges (watchers/hang.py, watchers/world.py)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RankSeen:
-    """What was read of one rank's main process while it ran."""
+    """One rank's main process, as read while it ran."""
 
     rank: Optional[int]  # None: the process uses a GPU, but carries no rank number
     pid: int

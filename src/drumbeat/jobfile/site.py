@@ -13,13 +13,15 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import HostPath
 from drumbeat.base.problem import Problem
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.findings.model import ERROR, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.jobfile.check import check, near
 from drumbeat.jobfile.fields import key, origins_field
 from drumbeat.jobfile.job import JobExpect
 from drumbeat.jobfile.yamlfile import load_text, read_file, shown, shown_path
 from drumbeat.machine.vendors import job_vendors
 
+find = Catalog("machine")
 _VENDORS = tuple(vendor.name for vendor in job_vendors())
 
 
@@ -410,17 +412,8 @@ def find_paths(paths: Sequence[HostPath], names_in: Lister, host: str) -> Tuple[
         if matching:
             found[path.name] = matching[0]
             continue
-        missing.append(
-            Finding(
-                "site-path-missing",
-                ERROR,
-                f"{path.name} is not where the site's profile says",
-                path.why,
-                "look where it is now and correct the profile: drumbeat site show NAME --source > my.yaml",
-                (Evidence(f"looked for {path.pattern}"),),
-                host=host,
-            )
-        )
+        looked = [f"looked for {path.pattern}"]
+        missing.append(find("site-path-missing", name=path.name, why=path.why, evidence=looked, host=host))
     return found, missing
 
 

@@ -13,13 +13,11 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import (
     CERTAIN,
-    ENDED_BY_US,
     ERROR,
-    INFO,
     LIKELY,
-    OK,
     PEER_LOST,
     STOPPED,
     UNKNOWN,
@@ -36,6 +34,7 @@ from drumbeat.machine.model import Identity
 from drumbeat.metrics.printed import read_line
 from drumbeat.plan.argv import SETUP_FAILED
 
+find = Catalog("logs")
 FINISHED = "finished"
 
 # Ends that tell nothing about the cause: another rank, or we, came first.
@@ -52,7 +51,6 @@ _SPAWNED = re.compile(
 )
 _OF_TABLE = re.compile(r"\s*(?:exitcode|traceback) {1,4}: ")  # a line of torchrun's table
 _LOST = "find the rank that stopped first; its own log has the cause"
-_WORDLESS = "look for what ends a program without a traceback: sys.exit, os._exit, exit() in a C or C++ library"
 _TELLING = re.compile(
     r"(?i)\b(?:error|fail|refus|cannot|can't|could not|must|invalid|unknown|not (?:found|allowed|supported))"
 )
@@ -109,7 +107,7 @@ def explain_exit(
     of signal N, but a program may choose such a code itself, so it is never a certain sign of that signal."""
     given, signal = signal, signal or _signal_of_code(exit_code)
     if exit_code == 0 and signal is None:
-        return Finding(FINISHED, OK, "finished")
+        return find("finished")
     if signal is None and not killed_by_us:
         setup = _failed_setup(stderr_tail)
         if setup is not None:
@@ -119,7 +117,7 @@ def explain_exit(
     finding, role = failure.finding, _role(failure)
     ended_itself = signal not in (signals.SIGTERM, signals.SIGKILL) and role in (CAUSE, CONSEQUENCE)
     if killed_by_us and not ended_itself:
-        return Finding(STOPPED, INFO, ENDED_BY_US, "another rank, a limit or the user had ended the run")
+        return find("stopped")
     if oom_kill_seen and signal == signals.SIGKILL:
         shown = finding.evidence if finding and finding.code == "oom-kill" else ()
         seen = ("the kernel's count of out-of-memory kills",)
@@ -153,14 +151,14 @@ def _failed_setup(lines: Sequence[str]) -> Optional[Finding]:
     words = texts[-2] if len(texts) > 1 else ""
     said = _OF_SETUP.sub("", words)
     missing = _NO_COMMAND.search(said)
-    title = f"setup failed (exit {match[1]}) before the command started" + (f": {clipped(said, 200)}" if said else "")
-    return Finding(
+    return find(
         "setup-failed",
-        ERROR,
-        f"setup: command not found: {missing[1]}" if missing else title,
-        "" if said else "not known: it wrote nothing",
-        "run the setup lines by hand on that node, in bash with set -e",
-        (Evidence(words or texts[-1]),),
+        "command" if missing else "",
+        code=match[1],
+        said=clipped(said, 200),
+        command=missing[1] if missing else "",
+        why="" if said else "unknown: it wrote nothing",
+        evidence=[words or texts[-1]],
         seen=(f"setup ended with exit code {match[1]}",),
     )
 
@@ -239,33 +237,15 @@ def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> F
             return replace(_from_rule(code, known.evidence), cause=known.cause, fix=known.fix, seen=seen)
         return replace(_from_rule(code, evidence), seen=seen)
     if signal == signals.SIGKILL:
-        return Finding(
-            "killed",
-            ERROR,
-            "killed by SIGKILL, not by drumbeat",
-            "not known who sent it: the kernel's out-of-memory killer, the scheduler, a person or the program itself",
-            "dmesg on that host, or sacct -j JOB -o State,MaxRSS; watch the host memory",
-            evidence,
-            seen=seen,
-        )
+        return find("killed", evidence=evidence, seen=seen)
     if signal == signals.SIGINT:
-        return Finding(
-            "interrupted", ERROR, "interrupted (SIGINT)", "Ctrl-C, or scancel with that signal", "", evidence, seen=seen
-        )
+        return find("interrupted", evidence=evidence, seen=seen)
     if signal in (signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1, signals.SIGUSR2, signals.SIGXCPU):
         limit = known is not None and known.code == "time-limit"
         if limit or signal == signals.SIGXCPU:
             return replace(_from_rule("time-limit", known.evidence if known and limit else evidence), seen=seen)
-        return Finding(
-            "terminated",
-            ERROR,
-            f"ended from outside ({name})",
-            "the scheduler, a launcher or a person sent it; nothing here says which",
-            "sacct -j JOB -o State,Reason says whether it was a limit, a preemption or scancel",
-            evidence,
-            seen=seen,
-        )
-    return Finding("signal", ERROR, f"died from {name}", "", "", evidence, seen=seen)
+        return find("terminated", signal=name, evidence=evidence, seen=seen)
+    return find("signal", signal=name, evidence=evidence, seen=seen)
 
 
 def _like_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
@@ -299,20 +279,28 @@ def _by_code(
     if exit_code == 124:
         return replace(_from_rule("time-limit", evidence), confidence=LIKELY, seen=seen)
     if exit_code is None:
-        return Finding("exit-code", ERROR, "ended, nobody knows how", "not known", "", evidence, confidence=UNKNOWN)
+        return find("exit-code", "none", evidence=evidence, confidence=UNKNOWN)
     if spawned:
         signal = getattr(signals, spawned[2] or "", None)
         how = _by_signal(signal, lines, None) if signal else None
-        title = f"process {spawned[1]} that the program spawned: {how.title if how else f'exit code {spawned[3]}'}"
-        unknown = Finding("exit-code", ERROR, title, "not known: it wrote nothing", confidence=UNKNOWN)
-        return replace(how or unknown, title=title, evidence=evidence, seen=("the last words of the program",))
+        said = ("the last words of the program",)
+        if how is None:
+            return find(
+                "exit-code",
+                "spawned",
+                process=spawned[1],
+                code=spawned[3],
+                evidence=evidence,
+                confidence=UNKNOWN,
+                seen=said,
+            )
+        title = f"process {spawned[1]} that the program spawned: {how.title}"
+        return replace(how, title=title, evidence=evidence, seen=said)
     if evidence:  # its own last words, such as a refusal or what a set-up script said, are better than none
-        title = f"exit code {exit_code}: {evidence[-1].text[:200]}"
-        cause = "not known: no rule knows its last words"
-        return Finding("exit-code", ERROR, title, cause, "", evidence, confidence=UNKNOWN, seen=seen)
+        words = evidence[-1].text[:200]
+        return find("exit-code", "words", code=exit_code, words=words, evidence=evidence, confidence=UNKNOWN, seen=seen)
     silent = not any(line.strip() for line in lines)
-    cause = "not known: it wrote nothing" if silent else "not known: its last lines speak of no error"
-    return Finding("exit-code", ERROR, f"exit code {exit_code}", cause, _WORDLESS, confidence=UNKNOWN, seen=seen)
+    return find("exit-code", "silent" if silent else "", code=exit_code, confidence=UNKNOWN, seen=seen)
 
 
 def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import FrozenSet, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, INFO, LIKELY, Finding
 from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.logs.meaning.rules import CAUSE, rulebook
@@ -22,15 +23,8 @@ _NO_CAUSE = frozenset((
     "watchdog-teardown",
 ))  # fmt: skip
 _OWN_END = ("unknown", "exit-code")  # the rank ended by itself, waiting for nobody
-_ENDS = {
-    "cancelled": ("cancelled", "the run was cancelled", "a person or the scheduler asked it to stop"),
-    "time-limit": ("time-limit", "the run reached its time limit", "it was asked to stop before it had finished"),
-    "requeue": (
-        "preempted",
-        "the run was stopped; its ranks asked for another start (exit code 75)",
-        "start it again to go on",
-    ),
-}
+find = Catalog("logs")
+_ENDS = {"cancelled": "cancelled", "time-limit": "time-limit", "requeue": "preempted"}
 
 
 @dataclass(frozen=True)
@@ -95,8 +89,7 @@ def _end(recorded: Recorded) -> Optional[Finding]:
     """An end that is no failure of the program, as a finding."""
     if recorded.outcome not in _ENDS:
         return None
-    code, title, cause = _ENDS[recorded.outcome]
-    return Finding(code, INFO, f"{title} (exit code {recorded.exit_code})", cause, seen=(recorded.source,))
+    return find(_ENDS[recorded.outcome], code=recorded.exit_code, seen=(recorded.source,))
 
 
 def _finished(failure: Failure, recorded: Recorded) -> Failure:
@@ -104,7 +97,7 @@ def _finished(failure: Failure, recorded: Recorded) -> Failure:
     is no finite number, a program may have failed and hidden it, so nobody can be sure."""
     said = (failure.finding,) if failure.finding and failure.answer != NO_FAILURE else ()
     survived = tuple(replace(each, severity=INFO) for each in (*said, *failure.others, *failure.consequences))
-    missing = (Finding("steps-missing", INFO, recorded.steps_missing),) if recorded.steps_missing else ()
+    missing = (find("steps-missing", words=recorded.steps_missing),) if recorded.steps_missing else ()
     notes = survived + missing + failure.notes
     doubtful = said or missing or any(note.code in NOT_FINITE for note in notes)
     confidence = LIKELY if doubtful else CERTAIN

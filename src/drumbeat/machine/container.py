@@ -1,4 +1,4 @@
-"""Whether we are inside a container, which runtime made it, and for which architecture its image was built."""
+"""Detect a container, its runtime, and the architecture of its image."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _runtime(host: Host) -> Tuple[Optional[str], Optional[str]]:
 
 
 def _disk_is_root(host: Host) -> bool:
-    """Is / a disk of this machine? A container's is an overlay, a bind mount, or a loop device."""
+    """Return true if / is a disk of this machine. A container's is an overlay, a bind mount, or a loop device."""
     fields = _root_mount(host).split(" - ")
     source = fields[1].split()[1] if len(fields) == 2 and len(fields[1].split()) > 1 else ""
     whole = fields[0].split()[3:4] == ["/"]  # a bind mount shows the folder that it came from

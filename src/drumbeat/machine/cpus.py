@@ -45,7 +45,7 @@ def held_back(l3: Tuple[Group, ...], siblings: Tuple[Group, ...], allowed: Group
 
 
 def _listed(host: Host) -> Group:
-    """Where `online` cannot be read, the folders still say."""
+    """Return the CPUs by their folders if `online` cannot be read."""
     numbers = (integer(name[3:]) for name in host.list(_CPU) if name.startswith("cpu"))
     return tuple(sorted(number for number in numbers if number is not None and number >= 0))
 

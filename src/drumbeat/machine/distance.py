@@ -1,4 +1,4 @@
-"""How far two devices are apart, from their places in the PCI tree, in the words of `nvidia-smi topo`."""
+"""Distance between two devices by their places in the PCI tree, in the words of `nvidia-smi topo`."""
 
 from __future__ import annotations
 

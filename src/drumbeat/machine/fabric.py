@@ -72,7 +72,7 @@ def read(
 
 
 def versions(libraries: Sequence[Library]) -> Dict[str, str]:
-    """For Facts.versions: the first of each, which is the one a process would load."""
+    """Return versions for Facts.versions: the first of each, which is the one a process would load."""
     found: Dict[str, str] = {}
     for start, name in (("libnccl.so", "nccl"), ("librccl.so", "rccl"), ("libfabric.so", "libfabric")):
         for library in libraries:
@@ -109,7 +109,7 @@ def _library(loader: Loader, name: str, path: str) -> Library:
 
 
 def _version(loader: Loader, name: str, path: str) -> Optional[str]:
-    """From the library's own texts, else from what stands around it, each of which can only be right."""
+    """Read a version from the library's own texts, else from what stands around it."""
     real = loader.host.resolve(path) or path
     suffix = os.path.basename(real).partition(".so.")[2]
     if name.startswith("libnccl.so") and suffix.count(".") == 2:  # libnccl.so.2.28.3; others number their ABI there
@@ -185,7 +185,7 @@ def all_versions(host: Host, program: str = "", workdir: str = "/") -> Dict[str,
 
 
 def package_versions(host: Host) -> Dict[str, str]:
-    """Of the active environment, else of the first Python on the path; the first of each name counts."""
+    """Return packages of the active environment, else of the first Python on the path; the first of each name counts."""
     found: Dict[str, str] = {}
     for folder in package_folders(Loader(host, None)):
         for name in host.list(folder):

@@ -1,4 +1,4 @@
-"""What a framework said of its own build, as data."""
+"""Data that a framework reported about its own build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a framework says of its own build: its report tool, and which of its modules can be imported, each with a deadline."""
+"""Ask a framework about its build: its report tool, and which of its modules can be imported, each with a deadline."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Host(Protocol):
     def list(self, path: str) -> List[str]: ...
 
     def resolve(self, path: str) -> Optional[str]:
-        """Where a symbolic link ends, or None where there is nothing."""
+        """Return where a symbolic link ends, or None if there is nothing."""
 
     def command(self, argv: Sequence[str], timeout: float = 5.0) -> Optional[str]:
         """Standard output of a command that ended with 0, or None."""

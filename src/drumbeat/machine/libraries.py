@@ -1,4 +1,4 @@
-"""What a shared library says about itself: architecture, what it needs. Read with struct; nothing is ever loaded."""
+"""Read a shared library's architecture and what it needs, with struct; nothing is ever loaded."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ _SETTING = regex(r"^([\w-]+)\s*=\s*(.*?)\s*$", re.MULTILINE)  # of pyvenv.cfg
 
 
 def search_folders(loader: Loader) -> Tuple[str, ...]:
-    """In the order in which torch's process would come to them: a wheel's run path stands before the system's."""
+    """Return folders in the order of torch's process: a wheel's run path comes before the system's."""
     environ = loader.host.environ
     modules = [f"{environ[name]}/lib" for name in _MODULES if environ.get(name)]
     cached = [os.path.dirname(path) for path in loader.cache.values()]
@@ -340,7 +340,7 @@ def _wheels(loader: Loader) -> List[str]:
 
 
 def package_folders(loader: Loader) -> List[str]:
-    """Where Python's packages are: of the environment that is active, else of the first Python on the path."""
+    """Return the folders of Python's packages: of the active environment, else of the first Python on the path."""
     environ = loader.host.environ
     prefixes = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
     for folder in environ.get("PATH", "").split(":")[:64]:

@@ -12,7 +12,7 @@ SCHEMA = "1.0"
 
 @dataclass(frozen=True)
 class PciLink:
-    """How a device is attached; an idle GPU may show a lower speed than it has, its width never changes."""
+    """PCIe link of a device; an idle GPU may show a lower speed than it has, its width never changes."""
 
     speed_gts: Optional[float] = None
     width: Optional[int] = None
@@ -22,7 +22,7 @@ class PciLink:
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """How a GPU is set up and how it has been, as its driver says without root."""
+    """Settings and health of a GPU, as its driver reports them without root."""
 
     ecc: Optional[bool] = None
     uncorrected_errors: Optional[int] = None  # of its memory, since the driver was loaded
@@ -188,7 +188,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this node is in its job, as the scheduler's own variables say."""
+    """Identity of this node in its job, by the scheduler's own variables."""
 
     scheduler: str = "plain"  # what started this process: the name of a file in facts/identity, or of a backend
     job_id: Optional[str] = None
@@ -258,7 +258,7 @@ class Facts:
 
     @property
     def has_no_gpu(self) -> bool:
-        """Whether the machine was looked at and has none; one that this process may not open is still a GPU."""
+        """Return true if the machine was checked and has none; one that this process may not open is still a GPU."""
         unread = any(words.startswith("gpus:") for words in self.unknown)
         return not (self.gpus or any(self.gpus_on_bus.values()) or unread)
 

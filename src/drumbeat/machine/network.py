@@ -66,7 +66,7 @@ def _kind(host: Host, name: str) -> Optional[str]:
 
 
 def proc_addresses(host: Host) -> Dict[str, Tuple[str, ...]]:
-    """From /proc/net: own addresses stand in fib_trie, which network belongs to which interface in route."""
+    """Read addresses from /proc/net: fib_trie has our own, route has the network of each interface."""
     found: Dict[str, List[str]] = {}
     routes = parse_routes(host.read("/proc/net/route") or "")
     for address in parse_fib_trie(host.read("/proc/net/fib_trie") or ""):

@@ -1,4 +1,4 @@
-"""What hardware can do by its data sheet: `peak_of("NVIDIA H200")`. An unknown device is unknown, never a guess."""
+"""Peak rates of hardware by its data sheet: `peak_of("NVIDIA H200")`. An unknown device is unknown, never a guess."""
 
 from __future__ import annotations
 

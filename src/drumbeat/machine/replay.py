@@ -29,7 +29,7 @@ _NAMES_LIMIT = 1 << 16
 
 
 def open_host(place: str) -> Host:
-    """What `--root` names: a folder or a capture."""
+    """Open what `--root` names: a folder or a capture."""
     if os.path.isdir(place):
         return FolderHost(place)
     if os.path.isfile(place):

@@ -1,4 +1,4 @@
-"""What the board says about itself: places in the PCI tree, PCI links, local disks, a way out, virtual machines."""
+"""Facts of the board: places in the PCI tree, PCI links, local disks, a way out, virtual machines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DEFAULT = "00000000"
 
 
 def pci_link(host: Host, device: str) -> Optional[PciLink]:
-    """Of /sys/bus/pci/devices/ADDRESS; a device without a link (on the chip) has none."""
+    """Read the PCI link of /sys/bus/pci/devices/ADDRESS; a device without a link (on the chip) has none."""
     link = PciLink(
         _speed(line(host, f"{device}/current_link_speed")),
         integer(line(host, f"{device}/current_link_width")),

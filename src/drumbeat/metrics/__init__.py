@@ -22,7 +22,7 @@ _fd_pid = 0
 
 
 def active() -> bool:
-    """Whether anybody listens: false outside drumbeat."""
+    """Return true if anybody listens; false outside drumbeat."""
     return bool(os.environ.get("DRUMBEAT_METRICS"))
 
 

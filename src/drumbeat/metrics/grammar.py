@@ -108,7 +108,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Line:
-    """What a line says. `values` has counters and metrics; `bare`: nothing but a counter, as a heading or a bar."""
+    """Meaning of a line. `values` has counters and metrics; `bare`: nothing but a counter, as a heading or a bar."""
 
     values: Dict[str, Any]
     validation: bool = False

@@ -179,7 +179,7 @@ Record = Dict[str, Any]
 
 
 class Lines:
-    """What the lines of one rank say together, on both of its streams."""
+    """Lines of one rank on both of its streams, read together."""
 
     def __init__(self) -> None:
         self._steps = EpochSteps()
@@ -208,7 +208,7 @@ class Lines:
         return found
 
     def end(self, final: bool) -> List[Record]:
-        """What still waits; `final`: no line comes any more, and a counter that did not advance was none."""
+        """Return what still waits; `final`: no more lines come, and a counter that did not advance was none."""
         found = self._end_block()
         if final:
             found += [each for held in self._held.values() for each in _without_count(held)]
@@ -259,7 +259,7 @@ class Lines:
         return self._end_block() + self._advanced(record, known)
 
     def _in_epoch(self, record: Record) -> bool:
-        """Whether this count of batches is that of the epoch under the heading: a second one below it is an evaluation."""
+        """Return true if this count of batches is that of the epoch under the heading: a second one below it is an evaluation."""
         if "epoch" not in self._heading:
             return False
         if self._epoch_over and not (
@@ -349,7 +349,7 @@ class Reader:
 
 
 def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
-    """Where lines with one of the words begin and end, in order; a bar that was wrapped is one line."""
+    """Yield where lines with one of the words begin and end, in order; a bar that was wrapped is one line."""
     found: Dict[int, int] = {}
     for word in _WORDS:
         place = data.find(word, 0, end)
@@ -371,7 +371,7 @@ def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
 
 
 class PrintedMetrics:
-    """What all ranks of a node print in one attempt, on both streams: the folder of their logs is looked through again
+    """Metrics that all ranks of a node print in one attempt, on both streams: the folder of their logs is looked through again
     and again, since some files appear late. Where no rank has a log of its own, what its launcher prints is read."""
 
     def __init__(self, folder: str, from_end: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What the grammar cannot know, as data in formats/*.yaml.
+"""Formats that the grammar cannot know, as data in formats/*.yaml.
 
 rules.yaml has lines whose meaning is not in their words: `<loss>` stands for a number that becomes the value `loss`, `{N}` for a
 number that is not kept, one space for any run of spaces and tabs. owners.yaml says whose the values of known programs are.

@@ -1,4 +1,4 @@
-"""From an order to the argv of each process of a node. Pure: nothing is looked up here, all is given."""
+"""Turn an order into the argv of each process of a node. Pure: nothing is looked up here, all is given."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITH_DRIVER = (
 
 @dataclass(frozen=True)
 class Tools:
-    """What the agent brings along to start ranks under a launcher of others."""
+    """Tools that the agent brings along to start ranks under another launcher."""
 
     shim: Tuple[str, ...] = ()  # argv of the process between the launcher and a rank
     driver: str = ""  # source of the program around the launcher
@@ -43,7 +43,7 @@ class Tools:
 
 
 def launcher_argv(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
-    """What node `node` starts in the place of this launcher."""
+    """Return what node `node` starts in place of this launcher."""
     return (*found.prefix, *_BUILDERS[found.kind](found, peers, node, tools))
 
 
@@ -87,7 +87,7 @@ def _torchrun(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str,
 
 
 def _worker(found: Found, python: str, local_rank: str = "") -> Tuple[str, ...]:
-    """What the launcher would run for each rank. Some put the local rank before the script's own arguments."""
+    """Return what the launcher would run for each rank. Some put the local rank before the script's own arguments."""
     head = 2 if found.script[:1] == ("-m",) else 1
     called = (
         *found.script[:head],
@@ -185,7 +185,7 @@ AT_START = {**WHO, **{f"NCCL_DEBUG{name}": _NCCL_LOG for name in ("", "_SUBSYS",
 
 
 def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: str, folder: str) -> List[EnvVar]:
-    """What all processes of a node share."""
+    """Return the variables that all processes of a node share."""
     values = {
         "NNODES": len(peers.nodes), "NODE_RANK": node, "GROUP_RANK": node, "LOCAL_WORLD_SIZE": peers.nodes[node].ranks,
         "WORLD_SIZE": peers.world_size, "MASTER_ADDR": peers.master_addr, "MASTER_PORT": peers.master_port,
@@ -251,7 +251,7 @@ def choose_launcher(
     environ: Optional[Mapping[str, str]] = None,
     ranks_per_node: Optional[int] = None,
 ) -> Tuple[str, str]:
-    """Which launcher, and why, in words for the user. A launcher that must stand before drumbeat is refused.
+    """Choose the launcher, with the reason in words. A launcher that must stand before drumbeat is refused.
 
     `script` is what the command runs, `ranks_per_node` what the job itself says.
     """
@@ -286,13 +286,13 @@ def replaced_flags(command: Sequence[str]) -> Dict[str, str]:
 
 
 def has_launcher(order: Order) -> bool:
-    """Whether another program than the agent starts this node's ranks, as the order says."""
+    """Return true if the order lets another program than the agent start this node's ranks."""
     found = find_launcher(order.command)
     return order.launcher == "torchrun" or (order.launcher == "once" and found is not None)
 
 
 def has_driver(order: Order) -> bool:
-    """Whether this node's ranks are started by a launcher around which our driver stands."""
+    """Return true if a launcher with our driver around it starts this node's ranks."""
     if order.launcher == "torchrun":
         return True
     found = find_launcher(order.command) if order.launcher == "once" else None
@@ -300,7 +300,7 @@ def has_driver(order: Order) -> bool:
 
 
 def processes(order: Order, peers: Peers, node: int, tools: Tools) -> List[Process]:
-    """What node `node` starts."""
+    """Return the processes that node `node` starts."""
     first = sum(peer.ranks for peer in peers.nodes[:node])
     found = find_launcher(order.command)
     if order.launcher in ("ranks", "tasks"):

@@ -1,4 +1,4 @@
-"""Which GPU each local rank drives, the cores beside it and its nearest NIC."""
+"""Assign each local rank its GPU, the cores beside it and its nearest NIC."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.model import Cpus, CxiDevice, Facts, Gpu, Peers, RdmaDevice
 from drumbeat.machine.vendors import vendor_of
 from drumbeat.plan import masks
 from drumbeat.plan.network import compute_nics, natural
+
+find = Catalog("plan")
 
 # Cores: the unit a rank is bound to, and how a set of them is divided among ranks.
 
@@ -151,29 +154,14 @@ def choose(order: Order, facts: Facts) -> Chosen:
     exported = list(filters)
     seen, findings = vendor.visible([gpu for gpu in facts.gpus if gpu.vendor == vendor.name], filters)
     usable = [gpu for gpu in seen if not gpu.integrated]
+    shown = [f"{name}={filters[name]}" for name in exported]
     if exported and len(usable) < len(seen):
         hidden = ", ".join(f"{gpu.index} ({gpu.name or 'integrated'})" for gpu in seen if gpu.integrated)
-        findings.append(
-            Finding(
-                "integrated-gpu-visible",
-                "warning",
-                f"the integrated GPU {hidden} is among the visible ones",
-                "ranks that count it in get a GPU that cannot take part",
-                f"leave it out of {exported[0]}",
-                tuple(Evidence(f"{name}={filters[name]}") for name in exported),
-            )
-        )
+        findings.append(find("integrated-gpu-visible", gpus=hidden, variable=exported[0], evidence=shown))
     wanted = order.gpus if order.gpus is not None and not order.emulated else len(usable)
     if wanted > len(usable):
         findings.append(
-            Finding(
-                "fewer-gpus-than-asked",
-                "error",
-                f"the job asks for {wanted} GPUs per node, {len(usable)} can be seen here",
-                fix="ask for fewer, or for another kind of node",
-                evidence=tuple(Evidence(f"{name}={filters[name]}") for name in exported),
-                host=facts.host,
-            )
+            find("fewer-gpus-than-asked", wanted=wanted, usable=len(usable), evidence=shown, host=facts.host)
         )
     if wanted >= len(usable):
         picked, why = usable, "all of them"
@@ -245,7 +233,7 @@ class Binding:
 
     @property
     def mask_cpu(self) -> str:
-        """For srun --cpu-bind; empty where no affinity is set."""
+        """Return the masks for srun --cpu-bind; '' if no affinity is set."""
         return ",".join(slot.mask for slot in self.slots) if all(slot.cpus for slot in self.slots) else ""
 
     def devices(self, local_rank: int, emulated_before: int = 0) -> Tuple[int, ...]:
@@ -351,36 +339,17 @@ def _about_gpus(
 ) -> List[Finding]:
     findings = []
     if order.ranks_per_gpu > 1:
-        findings.append(
-            Finding(
-                "ranks-share-gpu",
-                "warning",
-                f"{order.ranks_per_gpu} ranks drive each GPU, as the job asks",
-                "they compete for memory and compute; NCCL refuses two ranks of one group on one GPU",
-                "one rank per GPU unless each rank leaves it mostly idle",
-            )
-        )
+        findings.append(find("ranks-share-gpu", ranks=order.ranks_per_gpu))
     if chosen.gpus and not all(groups):
+        without, severity = len([group for group in groups if not group]), "warning" if order.emulated else "error"
         findings.append(
-            Finding(
-                "more-ranks-than-gpus",
-                "warning" if order.emulated else "error",
-                f"{len([group for group in groups if not group])} of {len(groups)} ranks get no GPU",
-                f"{ranks} ranks per node x {order.gpus_per_rank} GPUs per rank, {len(chosen.gpus)} GPUs can be used",
-                "fewer ranks per node, or ranks-per-gpu",
-                host=facts.host,
+            find(
+                "more-ranks-than-gpus", without=without, groups=len(groups), ranks=ranks, each=order.gpus_per_rank,
+                usable=len(chosen.gpus), severity=severity, host=facts.host,
             )
-        )
+        )  # fmt: skip
     if order.visibility == "own" and chosen.gpus and ranks > 1:
-        findings.append(
-            Finding(
-                "visibility-own",
-                "warning",
-                "each rank sees only its own GPU, as number 0",
-                "a script that selects device LOCAL_RANK asks for one that is hidden",
-                "let the script use device 0, or take visibility: all",
-            )
-        )
+        findings.append(find("visibility-own"))
     return findings
 
 
@@ -432,15 +401,8 @@ def _count_cores(cpus: Sequence[int], cores: Sequence[Core]) -> int:
 
 
 def _few(facts: Facts, words: str) -> Finding:
-    return Finding(
-        "ranks-share-cores",
-        "warning",
-        words,
-        "ranks that wait for each other's core slow the whole job down",
-        "ask the scheduler for all cores of the node: --cpus-per-task, or --exclusive",
-        (Evidence(f"cpus this job may use: {masks.ranges(facts.cpus.allowed) or 'unknown'}"),),
-        host=facts.host,
-    )
+    allowed = f"CPUs this job may use: {masks.ranges(facts.cpus.allowed) or 'unknown'}"
+    return find("ranks-share-cores", words=words, evidence=[allowed], host=facts.host)
 
 
 def _part_of_node(facts: Facts, groups: Sequence[Tuple[Gpu, ...]], cores: Sequence[Core]) -> List[Finding]:
@@ -459,20 +421,11 @@ def _not_beside(facts: Facts, numas: Sequence[Optional[int]], cores: Sequence[Co
     for core in cores:
         have[core.numa or "unknown"] = have.get(core.numa or "unknown", 0) + 1
     unknown = any(numa is None for numa in numas)
-    return Finding(
-        "cores-not-beside-gpu",
-        "warning",
-        "some ranks are bound to cores that are not beside their GPU",
-        "the NUMA node of a GPU is not known"
-        if unknown
-        else "the cores this job may use are not on the NUMA nodes of its GPUs",
-        "" if unknown else "ask the scheduler for whole nodes, or for cores beside the GPUs (Slurm: --exclusive)",
-        (
-            Evidence("cores by NUMA node: " + ", ".join(f"{node}: {count}" for node, count in sorted(have.items()))),
-            Evidence("GPUs' NUMA nodes: " + ", ".join("unknown" if numa is None else str(numa) for numa in numas)),
-        ),
-        host=facts.host,
-    )
+    shown = [
+        "cores by NUMA node: " + ", ".join(f"{node}: {count}" for node, count in sorted(have.items())),
+        "GPUs' NUMA nodes: " + ", ".join("unknown" if numa is None else str(numa) for numa in numas),
+    ]
+    return find("cores-not-beside-gpu", "unknown" if unknown else "", evidence=shown, host=facts.host)
 
 
 def _nics(facts: Facts, peers: Optional[Peers], groups: Sequence[Tuple[Gpu, ...]]) -> List[Optional[str]]:

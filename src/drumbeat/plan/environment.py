@@ -6,7 +6,8 @@ from typing import Dict, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import SOURCES, EnvVar, Order
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.argv import flight_recorder
@@ -24,6 +25,7 @@ from drumbeat.plan.network import (
 from drumbeat.plan.scene import Scene, fits, matches, scene
 from drumbeat.plan.variables import SETTINGS, steers
 
+find = Catalog("plan")
 FAST_ETHERNET_MBPS = 25_000  # from here one socket thread cannot fill the link
 EXPORTED = "exported where drumbeat was started"
 _AMD_ON_SLINGSHOT = {"vendor": "amd", "fabric": "slingshot", "nodes": "many"}
@@ -50,7 +52,7 @@ def environment(order: Order, facts: Facts, peers: Peers, node: int) -> List[Env
 
 
 def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[Binding] = None) -> Decision:
-    """What is set, what is left alone, and where two sources disagree: the strongest wins and it is said."""
+    """Decide what is set and what is left alone; if sources disagree, the strongest wins and that is reported."""
     here = scene(order, facts, peers)
     left: List[Left] = []
     proposals = list(order.env)
@@ -88,7 +90,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
 
 
 def _idle(name: str, facts: Facts, left: List[Left]) -> bool:
-    """Is this default without effect in the job as it was started?"""
+    """Return true if this default has no effect in the job as it was started."""
     if name != "FI_CXI_RDZV_PROTO" or not alt_read_is_idle(facts):
         return False
     left.append(Left(name, "alt_read takes effect only in a job started with --network=disable_rdzv_get"))
@@ -109,15 +111,12 @@ def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:
         # A site may well differ from our default; what a user sets against any reason of ours is said.
         if other is not None and (winner.source == "user" or other.source == "detected"):
             conflicts.append(
-                Finding(
-                    "variable-overruled",
-                    "info",
-                    f"{name}={winner.value} ({_whose(winner)}) is kept; {_whose(other)} would be {other.value}",
-                    other.why,
-                    f"unset {name} to get the other value" if winner.why == EXPORTED else "",
-                    (Evidence(f"{name}={winner.value}"),),
+                find(
+                    "variable-overruled", "exported" if winner.why == EXPORTED else "",
+                    name=name, value=winner.value, whose=_whose(winner), other=_whose(other), instead=other.value,
+                    why=other.why, evidence=[f"{name}={winner.value}"],
                 )
-            )
+            )  # fmt: skip
     return chosen, conflicts
 
 
@@ -148,30 +147,13 @@ def _interfaces(
     choice = choose(facts, peers, node, here.nics, fastest=here.fabric == "ethernet")
     if choice.interface is None:
         left.extend(Left(name, choice.why) for name in names)
-        findings.append(
-            Finding(
-                "no-interface",
-                "error" if facts.interfaces else "warning",
-                "no network interface leads to the other nodes",
-                choice.why,
-                "start the container with the host's network, or set NCCL_SOCKET_IFNAME yourself",
-                tuple(Evidence(f"{one.name}: {'up' if one.up else 'not up'}") for one in facts.interfaces[:8]),
-                host=facts.host,
-            )
-        )
+        states = [f"{one.name}: {'up' if one.up else 'not up'}" for one in facts.interfaces[:8]]
+        severity = "error" if facts.interfaces else "warning"
+        findings.append(find("no-interface", why=choice.why, severity=severity, evidence=states, host=facts.host))
         return []
     if choice.shared is False:
-        findings.append(
-            Finding(
-                "no-common-subnet",
-                "warning",
-                f"{choice.interface.name} is in no subnet that the other nodes are in",
-                "traffic between the nodes must be routed",
-                "set NCCL_SOCKET_IFNAME if another interface is meant",
-                tuple(Evidence(text) for text in choice.interface.addresses),
-                host=facts.host,
-            )
-        )
+        addresses = choice.interface.addresses
+        findings.append(find("no-common-subnet", interface=choice.interface.name, evidence=addresses, host=facts.host))
     name = choice.interface.name
     variables = [
         EnvVar("NCCL_SOCKET_IFNAME", "=" + name, f"{choice.why}; = is for the exact name", "detected"),
@@ -254,15 +236,8 @@ def _expected(order: Order, here: Scene) -> List[Finding]:
     if possible or here.nodes == "one" or here.fabric in ("loopback", "unknown"):
         return []
     missing = "the libfabric plug-in was not found" if here.fabric in ("slingshot", "efa") else here.fabric_why
-    return [
-        Finding(
-            "expected-network-missing",
-            "error" if order.checks.get("transport") == "stop" else "warning",
-            f"{wanted} is expected between the nodes, and this one cannot do it: it has {here.fabric}",
-            missing,
-            "fix the node or its container, leave it out, or expect another network",
-        )
-    ]
+    severity = "error" if order.checks.get("transport") == "stop" else "warning"
+    return [find("expected-network-missing", wanted=wanted, fabric=here.fabric, why=missing, severity=severity)]
 
 
 def _threads_why(bound: Binding) -> str:

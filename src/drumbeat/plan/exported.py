@@ -1,4 +1,4 @@
-"""Questions to what the user exported: it is kept, but what looks wrong is said, with the right name or value."""
+"""Report suspicious variables that the user exported; they are kept."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import difflib
 from typing import Dict, List, Mapping, Optional
 
 from drumbeat.base.order import EnvVar
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
 from drumbeat.plan import masks
 from drumbeat.plan.network import active_ports, own_addresses, usable_gids
 from drumbeat.plan.scene import Scene, matches
 from drumbeat.plan.variables import DEAD, DEBUGGING, OLD, SPELT, steers
 
+find = Catalog("plan")
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 _NEAR = 0.92  # likeness from which an unknown name counts as a slip of the pen
 
@@ -20,7 +22,7 @@ _OPEN_ENDED = ("OMPI_MCA_",)  # every component has names of its own, and many a
 
 
 def question(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Finding]:
-    """`final` is what the ranks will get: the user's own values among it, and what they meet."""
+    """Return findings on the user's own variables. `final` is all that the ranks will get."""
     mine = {name: variable.value for name, variable in final.items() if variable.source == "user" and steers(name)}
     findings = _names(mine, here, facts) + _debugging(mine)
     findings += _interfaces(mine, here, facts)
@@ -34,28 +36,19 @@ def question(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Fin
     return findings
 
 
-def _say(code: str, severity: str, title: str, cause: str, fix: str, *evidence: str) -> Finding:
-    return Finding(code, severity, title, cause, fix, tuple(Evidence(text) for text in evidence))
-
-
 def _names(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Finding]:
     findings = []
     for name, value in mine.items():
-        dead = DEAD.get(name)
+        dead, shown = DEAD.get(name), [f"{name}={value}"]
         if dead is not None and matches(dead.when, here, facts):
-            fix = f"use {dead.use}" if dead.use else "remove it"
-            findings.append(_say("variable-dead", "warning", f"{name} has no effect", dead.why, fix, f"{name}={value}"))
+            advice = f"use {dead.use}" if dead.use else "remove it"
+            findings.append(find("variable-dead", name=name, why=dead.why, advice=advice, evidence=shown))
         elif name in OLD:
-            title = f"{name} is the old name of {OLD[name]}"
-            findings.append(
-                _say("variable-old", "info", title, "it is still read", f"use {OLD[name]}", f"{name}={value}")
-            )
+            findings.append(find("variable-old", name=name, new=OLD[name], evidence=shown))
         elif name not in SPELT and name not in DEAD and name not in DEBUGGING and not name.startswith(_OPEN_ENDED):
             near = difflib.get_close_matches(name, SPELT, 1, _NEAR)
             if near:
-                title = f"{name} looks like a slip of the pen for {near[0]}"
-                cause = "nothing reads a misspelt variable, and nothing complains"
-                findings.append(_say("variable-misspelt", "warning", title, cause, f"use {near[0]}", f"{name}={value}"))
+                findings.append(find("variable-misspelt", name=name, near=near[0], evidence=shown))
     return findings
 
 
@@ -66,8 +59,8 @@ def _debugging(mine: Mapping[str, str]) -> List[Finding]:
         if entry is None or value in entry.harmless:
             continue
         severity = "warning" if name == "NCCL_DEBUG" and value.upper() == "TRACE" else entry.severity
-        title = f"{name}={value} is for debugging"
-        findings.append(_say("debug-left-on", severity, title, entry.cost, "unset it once the run works", name))
+        cost = entry.cost
+        findings.append(find("debug-left-on", name=name, value=value, cost=cost, severity=severity, evidence=[name]))
     return findings
 
 
@@ -78,14 +71,10 @@ def _interfaces(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Find
         value = mine.get(name, "")
         if not value or not known:
             continue
-        shown = f"{name}={value}"
+        shown = [f"{name}={value}"]
         if value.startswith("^"):
             if name == "NCCL_SOCKET_IFNAME" and "docker" not in value:
-                cause = "an exclusion list also switches off NCCL's own avoidance of docker bridges"
-                title = f"{shown} lets NCCL take a docker bridge"
-                findings.append(
-                    _say("interface-exclusion", "warning", title, cause, f"{name}={value},docker, or name one", shown)
-                )
+                findings.append(find("interface-exclusion", name=name, value=value, evidence=shown))
             continue
         gloo = name == "GLOO_SOCKET_IFNAME"  # takes plain names, no = and no prefixes
         exact = gloo or value.startswith("=")
@@ -93,23 +82,21 @@ def _interfaces(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Find
         found = [each for each in known for part in wanted if each == part or (not exact and each.startswith(part))]
         if not found:
             severity = "error" if here.nodes == "many" else "warning"
-            title = f"{shown} names no interface of this node"
-            cause = "NCCL stops with 'no socket interface found'" if name.startswith("NCCL") else "Gloo cannot start"
-            fix = f"this node has {', '.join(known)}; or unset it and drumbeat chooses on each node"
-            findings.append(_say("interface-missing", severity, title, cause, fix, shown))
+            findings.append(
+                find(
+                    "interface-missing", name=name, value=value, known=", ".join(known), severity=severity, evidence=shown,
+                    then="Gloo cannot start" if gloo else "NCCL stops with 'no socket interface found'",
+                )
+            )  # fmt: skip
             continue
         down = [each for each in found if known[each].up is False]
         if down:
-            title = f"{name} names {', '.join(down)}, which is down"
-            findings.append(_say("interface-down", "warning", title, "", "name one that is up, or unset it", shown))
+            findings.append(find("interface-down", name=name, down=", ".join(down), evidence=shown))
         local = [each for each in found if each == "lo" or each.startswith("docker")]
         if local and here.nodes == "many" and here.fabric != "loopback":
-            title = f"{name} names {', '.join(local)}, which no other node can reach"
-            findings.append(_say("interface-local", "error", title, "", "unset it: drumbeat chooses one", shown))
+            findings.append(find("interface-local", name=name, local=", ".join(local), evidence=shown))
         if here.fabric == "slingshot" and not all(each.startswith("hsn") for each in found):
-            title = f"{name} names interfaces that are not Slingshot"
-            cause = "management networks are slow, or closed to ranks"
-            findings.append(_say("interface-not-fast", "warning", title, cause, "hsn0,hsn1,hsn2,hsn3", shown))
+            findings.append(find("interface-not-fast", name=name, evidence=shown))
     return findings
 
 
@@ -118,7 +105,7 @@ def _hcas(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Finding]:
     names = [device.name for device in facts.rdma]
     if not value or not names or value.startswith("^"):
         return []
-    exact, shown = value.startswith("="), f"NCCL_IB_HCA={value}"
+    exact, shown = value.startswith("="), [f"NCCL_IB_HCA={value}"]
     parts = [part.split(":")[0] for part in value.lstrip("=").split(",") if part]
     reach: Dict[str, List[str]] = {
         part: [name for name in names if name == part or (not exact and name.startswith(part))] for part in parts
@@ -126,31 +113,18 @@ def _hcas(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Finding]:
     findings = []
     missing = [part for part, found in reach.items() if not found]
     if len(missing) == len(parts):
-        findings.append(
-            _say(
-                "hca-missing",
-                "error" if here.nodes == "many" else "warning",
-                f"{shown} names no RDMA device of this node",
-                "NCCL then finds no device and falls back to TCP, or stops",
-                f"this node has {', '.join(names)}; unset it and drumbeat chooses on each node",
-                shown,
-            )
-        )
+        severity = "error" if here.nodes == "many" else "warning"
+        findings.append(find("hca-missing", value=value, known=", ".join(names), severity=severity, evidence=shown))
     elif missing:
-        title = f"NCCL_IB_HCA names {', '.join(missing)}, which this node does not have"
-        findings.append(
-            _say("hca-missing", "warning", title, "a list for another node", "unset it: drumbeat chooses", shown)
-        )
+        findings.append(find("hca-missing", "some", missing=", ".join(missing), evidence=shown))
     for part, found in reach.items():
         extra = [name for name in found if name != part and part in names]
         if extra:
-            title = f"{part} in NCCL_IB_HCA also takes {', '.join(extra)}"
-            findings.append(_say("hca-prefix", "warning", title, "names are prefixes", f"NCCL_IB_HCA=={value}", shown))
+            findings.append(find("hca-prefix", part=part, extra=", ".join(extra), value=value, evidence=shown))
     chosen = {name for found in reach.values() for name in found}
     for name, reason in here.nics.left_out:
         if name in chosen:
-            title = f"NCCL_IB_HCA includes {name}: {reason}"
-            findings.append(_say("hca-unfit", "warning", title, "", "leave it out, or unset the list", shown))
+            findings.append(find("hca-unfit", name=name, why=reason, evidence=shown))
     return findings
 
 
@@ -158,25 +132,30 @@ def _gid(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Finding]:
     value = mine.get("NCCL_IB_GID_INDEX")
     if value is None:
         return []
-    shown = f"NCCL_IB_GID_INDEX={value}"
+    shown = [f"NCCL_IB_GID_INDEX={value}"]
     if here.fabric == "infiniband":
-        return [_say("gid-on-infiniband", "warning", f"{shown} on InfiniBand", "it is for RoCE", "unset it", shown)]
+        return [find("gid-on-infiniband", value=value, evidence=shown)]
     if here.fabric != "roce" or value.strip() == "-1":
         return []
     if not value.strip().isdigit():
-        cause = "a number is expected; this is often the output of a command that went wrong"
-        return [_say("gid-unreadable", "error", f"{shown} is no index", cause, "unset it: drumbeat finds it", shown)]
+        return [find("gid-unreadable", value=value, evidence=shown)]
     findings = []
     for device in here.nics.devices:
         for port in active_ports(device):
             good = {gid.index for gid in usable_gids(port, own_addresses(facts))}
             if port.gids and int(value) not in good:
                 held = next((gid for gid in port.gids if gid.index == int(value)), None)
-                title = f"{shown} is not a RoCE v2 GID with an IPv4 address on {device.name}"
-                cause = f"it holds {held.gid} ({held.type or 'type unknown'})" if held else "that entry is empty"
-                fix = f"on this node it is {', '.join(map(str, sorted(good)))}" if good else "the link has no such GID"
-                severity = "error" if here.nodes == "many" else "warning"
-                findings.append(_say("gid-wrong", severity, title, cause, f"unset it; {fix}", shown))
+                findings.append(
+                    find(
+                        "gid-wrong",
+                        value=value,
+                        device=device.name,
+                        held=f"it holds {held.gid} ({held.type or 'type unknown'})" if held else "that entry is empty",
+                        right=f"on this node it is {', '.join(map(str, sorted(good)))}" if good else "there is none",
+                        severity="error" if here.nodes == "many" else "warning",
+                        evidence=shown,
+                    )
+                )
     return findings
 
 
@@ -184,10 +163,7 @@ def _openib(mine: Mapping[str, str]) -> List[Finding]:
     value = mine.get("OMPI_MCA_btl", "")
     if value.startswith("^") or "openib" not in value.split(","):
         return []
-    cause = "Open MPI 5 no longer has openib and MPI_Init fails; in Open MPI 4 it is no longer maintained"
-    title = f"OMPI_MCA_btl={value} names openib"
-    fix = "unset OMPI_MCA_btl; OMPI_MCA_pml=ucx uses InfiniBand and RoCE"
-    return [_say("mpi-openib", "warning", title, cause, fix, f"OMPI_MCA_btl={value}")]
+    return [find("mpi-openib", value=value, evidence=[f"OMPI_MCA_btl={value}"])]
 
 
 def _transport(mine: Mapping[str, str], here: Scene) -> List[Finding]:
@@ -199,40 +175,27 @@ def _transport(mine: Mapping[str, str], here: Scene) -> List[Finding]:
             if mine.get(name, "").lower() == bad and not (
                 name == "NCCL_IB_DISABLE" and here.fabric in ("slingshot", "efa")
             ):
-                title = f"{name}={mine[name]} sends the job over TCP, although there is {here.fabric}"
-                findings.append(_say("fast-network-off", "warning", title, here.fabric_why, f"unset {name}", name))
+                findings.append(
+                    find(
+                        "fast-network-off", name=name, value=mine[name], fabric=here.fabric, why=here.fabric_why,
+                        evidence=[name],
+                    )
+                )  # fmt: skip
     ofi = net.lower() in ("aws libfabric", "libfabric", "ofi")
     if ofi and here.nodes == "one" and here.fabric == "slingshot":
-        title = f"NCCL_NET={net} on one node"
-        cause = "a job on one node gets no network id, so the plug-in cannot start and NCCL stops"
-        findings.append(_say("ofi-on-one-node", "error", title, cause, "unset NCCL_NET, or start with "
-                             "--network=single_node_vni", f"NCCL_NET={net}"))  # fmt: skip
+        findings.append(find("ofi-on-one-node", net=net, evidence=[f"NCCL_NET={net}"]))
     if ofi and here.net_plugin is None and here.fabric != "unknown":
-        title = f"NCCL_NET={net}, but no libfabric plug-in was found"
-        cause = "NCCL stops when the network it is told to use cannot be loaded"
-        findings.append(_say("ofi-without-plugin", "error", title, cause, "put the folder of libnccl-net.so or "
-                             "librccl-net.so into LD_LIBRARY_PATH", f"NCCL_NET={net}"))  # fmt: skip
+        findings.append(find("ofi-without-plugin", net=net, evidence=[f"NCCL_NET={net}"]))
     if ofi and mine.get("NCCL_NET_PLUGIN", "").lower() == "ofi":
-        cause = "with both, some plug-in builds answer 'network AWS Libfabric not found'"
-        title = "NCCL_NET and NCCL_NET_PLUGIN=ofi together"
-        findings.append(
-            _say("ofi-named-twice", "warning", title, cause, "unset NCCL_NET_PLUGIN", "NCCL_NET_PLUGIN=ofi")
-        )
+        findings.append(find("ofi-named-twice", evidence=["NCCL_NET_PLUGIN=ofi"]))
     if net.lower() == "ib" and here.nodes == "many" and here.fabric in ("slingshot", "ethernet"):
-        title = f"NCCL_NET=IB, but this is {here.fabric}"
-        findings.append(_say("ib-without-device", "error", title, here.fabric_why, "unset NCCL_NET", "NCCL_NET=IB"))
+        findings.append(find("ib-without-device", fabric=here.fabric, why=here.fabric_why, evidence=["NCCL_NET=IB"]))
     if mine.get("NCCL_P2P_DISABLE") == "1":
-        title = "NCCL_P2P_DISABLE=1: GPUs of a node talk through host memory"
-        fix = "unset it unless a peer check failed on this machine"
-        findings.append(
-            _say("p2p-off", "warning", title, "a workaround that is often copied along", fix, "NCCL_P2P_DISABLE=1")
-        )
+        findings.append(find("p2p-off", evidence=["NCCL_P2P_DISABLE=1"]))
     if here.fabric == "slingshot" and mine.get("FI_MR_CACHE_MONITOR") == "memhooks":
-        title = "FI_MR_CACHE_MONITOR=memhooks can deadlock with NCCL and RCCL"
-        findings.append(_say("memhooks", "warning", title, "", "userfaultfd or kdreg2", "FI_MR_CACHE_MONITOR=memhooks"))
+        findings.append(find("memhooks", evidence=["FI_MR_CACHE_MONITOR=memhooks"]))
     if mine.get("NCCL_IGNORE_NET_MISMATCH") == "1":
-        title = "NCCL_IGNORE_NET_MISMATCH=1 hides nodes that lack a NIC"
-        findings.append(_say("mismatch-hidden", "warning", title, "", "unset it", "NCCL_IGNORE_NET_MISMATCH=1"))
+        findings.append(find("mismatch-hidden", evidence=["NCCL_IGNORE_NET_MISMATCH=1"]))
     return findings
 
 
@@ -241,17 +204,8 @@ def _sockets(final: Mapping[str, str]) -> List[Finding]:
     sockets = _number(final.get("NCCL_NSOCKS_PERTHREAD"))
     if threads is None or sockets is None or threads * sockets <= MOST_SOCKETS:
         return []
-    return [
-        _say(
-            "too-many-sockets",
-            "warning",
-            f"NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD = {threads * sockets}, more than {MOST_SOCKETS}",
-            "NCCL cuts it down by itself",
-            "4 and 4 fill 100 Gb/s; they matter to TCP only",
-            f"NCCL_SOCKET_NTHREADS={threads}",
-            f"NCCL_NSOCKS_PERTHREAD={sockets}",
-        )
-    ]
+    shown = [f"NCCL_SOCKET_NTHREADS={threads}", f"NCCL_NSOCKS_PERTHREAD={sockets}"]
+    return [find("too-many-sockets", product=threads * sockets, most=MOST_SOCKETS, evidence=shown)]
 
 
 def _corruption(here: Scene, facts: Facts, final: Mapping[str, EnvVar]) -> List[Finding]:
@@ -265,16 +219,8 @@ def _corruption(here: Scene, facts: Facts, final: Mapping[str, EnvVar]) -> List[
     without = "LL128" in proto if proto.startswith("^") else bool(proto) and "LL128" not in proto.split(",")
     if safe or without or values.get("NCCL_LL128_C2C") == "0":
         return []
-    return [
-        _say(
-            "ll128-wrong-sums",
-            "error",
-            "these settings let NCCL's LL128 protocol produce wrong sums on GH200 with Slingshot",
-            "small messages take the eager path and are copied while the GPU still writes them",
-            "FI_CXI_RDZV_THRESHOLD=0 with FI_CXI_RDZV_GET_MIN=0, or NCCL_PROTO=^LL128",
-            *[f"{name}={values[name]}" for name in ("FI_CXI_RDZV_THRESHOLD", "FI_CXI_RDZV_GET_MIN") if name in values],
-        )
-    ]
+    settings = ("FI_CXI_RDZV_THRESHOLD", "FI_CXI_RDZV_GET_MIN")
+    return [find("ll128-wrong-sums", evidence=[f"{name}={values[name]}" for name in settings if name in values])]
 
 
 def alt_read_is_idle(facts: Facts) -> bool:
@@ -283,7 +229,7 @@ def alt_read_is_idle(facts: Facts) -> bool:
 
 
 def _slurm(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Finding]:
-    """What the scheduler's own variables say: masks that overlap, the network option that alt_read needs."""
+    """Check the scheduler's own variables: masks that overlap, the network option that alt_read needs."""
     findings = []
     bind = facts.environment.get("SLURM_CPU_BIND", "")
     entries = masks.from_slurm(bind)
@@ -293,10 +239,7 @@ def _slurm(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Findi
     if proto is not None and proto.value == "alt_read" and facts.identity.scheduler == "slurm":
         network = facts.environment.get("SLURM_NETWORK", "")
         if here.nodes == "many" and "disable_rdzv_get" not in network:
-            title = "FI_CXI_RDZV_PROTO=alt_read has no effect in this job"
-            cause = "the job was not started with --network=disable_rdzv_get, so libfabric keeps its default protocol"
-            findings.append(_say("alt-read-idle", "info", title, cause, "#SBATCH --network=disable_rdzv_get",
-                                 f"SLURM_NETWORK={network}"))  # fmt: skip
+            findings.append(find("alt-read-idle", evidence=[f"SLURM_NETWORK={network}"]))
     return findings
 
 

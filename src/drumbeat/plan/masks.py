@@ -6,8 +6,10 @@ import re
 from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 
+find = Catalog("plan")
 MOST_CPUS = 8192  # the kernel's own bound; a longer text is not a mask
 _LIST = regex(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
@@ -58,12 +60,12 @@ def from_slurm(value: str) -> Tuple[str, ...]:
 
 
 def bound_by_user(environment: Mapping[str, str]) -> bool:
-    """Whether the user told the launcher of this job where its tasks go."""
+    """Return true if the user told this job's launcher where its tasks go."""
     return typed_by_user(environment.get("SLURM_CPU_BIND", ""))
 
 
 def typed_by_user(value: str) -> bool:
-    """Does SLURM_CPU_BIND hold masks or cores that somebody wrote?
+    """Return true if SLURM_CPU_BIND holds masks or cores that a person wrote.
 
     Slurm fills the variable for its own default too, then with masks of one width, padded with zeros, in capitals.
     """
@@ -84,7 +86,7 @@ def check(entries: Sequence[str], ranks: int, allowed: Iterable[int]) -> Tuple[L
     for place, entry in enumerate(entries):
         cpus = parse(entry)
         if not cpus:
-            findings.append(_fault("mask-unreadable", f"entry {place} names no cpu", "write 0xfe or 1-7,9", entry))
+            findings.append(find("mask-unreadable", place=place, evidence=[entry]))
             return [], findings
         sets.append(cpus)
     everything = set(allowed)
@@ -92,25 +94,15 @@ def check(entries: Sequence[str], ranks: int, allowed: Iterable[int]) -> Tuple[L
     for rank, cpus in enumerate(chosen):
         outside = set(cpus) - everything if everything else set()
         if outside:
-            words = f"cpus {ranges(outside)} of local rank {rank} are not among those this job may use"
+            entry, may = entries[rank % len(entries)], ranges(everything)
             findings.append(
-                _fault("mask-outside", words, f"use only {ranges(everything)}", entries[rank % len(entries)])
+                find("mask-outside", outside=ranges(outside), local_rank=rank, allowed=may, evidence=[entry])
             )
         for before in range(rank):
             both = set(cpus) & set(chosen[before])
             if both:
-                kind = "the same mask" if set(cpus) == set(chosen[before]) else f"cpus {ranges(both)} in common"
-                findings.append(
-                    _fault(
-                        "mask-overlap",
-                        f"local ranks {before} and {rank} have {kind}",
-                        "give each rank cores of its own",
-                        f"{entries[before % len(entries)]} and {entries[rank % len(entries)]}",
-                    )
-                )
+                kind = "the same mask" if set(cpus) == set(chosen[before]) else f"CPUs {ranges(both)} in common"
+                masks = f"{entries[before % len(entries)]} and {entries[rank % len(entries)]}"
+                findings.append(find("mask-overlap", first=before, second=rank, kind=kind, evidence=[masks]))
                 break
     return chosen, findings
-
-
-def _fault(code: str, title: str, fix: str, evidence: str) -> Finding:
-    return Finding(code, "error", title, fix=fix, evidence=(Evidence(evidence),))

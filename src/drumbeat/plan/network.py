@@ -1,4 +1,4 @@
-"""Which RDMA devices carry the job's traffic, their GID, and which one is nearest to a GPU."""
+"""Choose the RDMA devices that carry the job's traffic, their GIDs, and the nearest one to a GPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tup
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import WARNING, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice, RdmaPort
 
+find = Catalog("plan")
 MOST_HCAS = 32  # NCCL looks at no more
 # Words by which the reasons for leaving a device out can be told apart.
 DOWN, OTHER_LAYER, SLOWER = "no active port", "while the compute fabric is", "storage or management"
@@ -104,12 +106,10 @@ def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
     if not alone:
         return []
     return [
-        Finding(
+        find(
             "rdma-subnet-differs",
-            WARNING,
-            f"left out on all nodes: {', '.join(f'{name} ({reason})' for name, reason in alone.items())}",
-            "an address was set wrongly here or on a peer, or its interface has none there; the two cannot connect",
-            support=f"compare the addresses of {', '.join(alone)} on {host} with those of the other nodes",
+            devices=", ".join(f"{name} ({reason})" for name, reason in alone.items()),
+            names=", ".join(alone),
             host=host,
             seen=("the subnets of this node, and those that all nodes are in",),
         )
@@ -187,7 +187,7 @@ def _rate(device: RdmaDevice) -> float:
 
 
 def _fabric_layer(devices: Sequence[RdmaDevice]) -> Optional[str]:
-    """Where both are alive, the type with more bandwidth in sum; InfiniBand when equal."""
+    """Return the link type with more total bandwidth if both are active; InfiniBand if equal."""
     total: Dict[str, float] = {}
     for device in devices:
         for port in active_ports(device):
@@ -285,7 +285,7 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
 def _why_not_the_others(
     best: Interface, others: Sequence[Interface], merit: Callable[[Interface], Tuple[int, int, bool, int]]
 ) -> str:
-    """What decided against the runner-up, in words; nothing where there was no choice."""
+    """Say what decided against the runner-up; '' if there was no choice."""
     if not others:
         return ""
     first, second = merit(best), merit(max(others, key=merit))

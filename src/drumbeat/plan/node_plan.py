@@ -61,7 +61,7 @@ def plan_node(order: Order, facts: Facts, peers: Peers, node: int) -> NodePlan:
 
 
 def differences(before: NodePlan, after: NodePlan) -> List[Difference]:
-    """What changes from one plan to the other, with the reason that holds on the side that has the setting."""
+    """List what changes from one plan to the other, with the reason of the side that has the setting."""
     ours, theirs = _settings(before), _settings(after)
     changes = []
     for name in [*theirs, *(name for name in ours if name not in theirs)]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Collection, Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.ranges import named_ranks
-from drumbeat.findings.model import Evidence, Finding, Verdict
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan.binding import Binding, Slot, right_binding
@@ -124,7 +125,7 @@ def _with_gpu(row: Row, slot: Optional[Slot], about: RankSeen) -> Row:
 
 
 def _together(facts: Facts, found: List[Row], bound: Binding) -> List[Row]:
-    """What only shows across ranks: one GPU used by several, cores used by several."""
+    """Find what only shows across ranks: a GPU or cores used by several."""
     users: Dict[int, List[Row]] = {}
     for row in found:
         for gpu in row.gpus if row.gpu_read else ():
@@ -179,7 +180,8 @@ def _other_cache(facts: Facts, mine: FrozenSet[int], planned: Sequence[int]) -> 
 
 
 def _another_gpus_cache(facts: Facts, gpus: Sequence[int], mine: FrozenSet[int], planned: Sequence[int]) -> bool:
-    """Where a NUMA node has one last-level cache per GPU (one CCD for each GCD of an MI250X), its cores are one GPU's own."""
+    """Find cores of another GPU's cache: if a NUMA node has one last-level cache per GPU (one CCD for each GCD of an MI250X),
+    its cores are one GPU's own."""
     nodes = {gpu.numa for gpu in facts.gpus if gpu.index in gpus}
     if len(nodes) != 1 or not planned:
         return False
@@ -227,6 +229,7 @@ def _home(facts: Facts, gpus: Sequence[int]) -> Optional[FrozenSet[int]]:
 # What a placement table says as a whole: one line, how sure it is, and what to do about it.
 
 
+find = Catalog("plan")
 _SHOWN = 8  # ranks that a finding names
 
 
@@ -304,49 +307,31 @@ def _wrong(table: Sequence[Row], bound: Binding) -> Optional[Finding]:
     ours = all(row.cpus in planned for row in wrong)
     cause = bound.bound_by if ours else "something bound them again after the start: taskset, numactl, a launcher"
     right = [row.right or row.cpus or () for row in table if row.rank is not None]
-    fix = "ask for whole nodes, or for cores beside the GPUs (Slurm: --exclusive)"
-    if all(row.right for row in wrong) and all(right):
-        fix = f"drop it, and drumbeat binds them; or use --cpu-bind=mask_cpu:{','.join(map(mask, right))}"
-    return Finding(
-        "placement-wrong",
-        "warning",
-        f"{len(wrong)} of {len(table)} ranks are not {place}",
-        cause,
-        fix,
-        tuple(_evidence(row) for row in wrong[:_SHOWN]),
-        rank=wrong[0].rank,
-    )
+    known = all(row.right for row in wrong) and all(right)
+    return find(
+        "placement-wrong", "known" if known else "", wrong=len(wrong), all=len(table), place=place, why=cause,
+        masks=",".join(map(mask, right)), evidence=_evidence(wrong), rank=wrong[0].rank,
+    )  # fmt: skip
 
 
 def _shared_gpus(table: Sequence[Row]) -> Optional[Finding]:
     shared = [row for row in table if row.verdict == SHARED]
     if not shared:
         return None
-    return Finding(
-        "gpu-shared",
-        "warning",
-        f"{len(shared)} ranks use GPU{'s' if len({row.gpus for row in shared}) > 1 else ''} "
-        f"{ranges(gpu for row in shared for gpu in row.gpus)} together",
-        "the script does not choose its device by LOCAL_RANK, or there are more ranks than GPUs; NCCL refuses two ranks of "
-        "one group on one GPU",
-        "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), and one rank per GPU",
-        tuple(_evidence(row) for row in shared[:_SHOWN]),
-        rank=shared[0].rank,
-    )
+    gpus = _named("GPU", {gpu for row in shared for gpu in row.gpus})
+    return find("gpu-shared", ranks=len(shared), gpus=gpus, evidence=_evidence(shared), rank=shared[0].rank)
+
+
+def _named(word: str, numbers: Collection[int]) -> str:
+    return f"{word}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
 
 
 def _without(table: Sequence[Row]) -> Optional[Finding]:
     without = [row for row in table if row.verdict == NO_GPU]
     if not without:
         return None
-    return Finding(
-        "rank-without-gpu",
-        "warning",
-        f"{len(without)} of {len(table)} ranks have no GPU open",
-        "the script computes on the CPU there, or the rank is shown no GPU",
-        "look at torch.cuda.is_available() and the *_VISIBLE_DEVICES variables of these ranks",
-        tuple(_evidence(row) for row in without[:_SHOWN]),
-        rank=without[0].rank,
+    return find(
+        "rank-without-gpu", without=len(without), all=len(table), evidence=_evidence(without), rank=without[0].rank
     )
 
 
@@ -356,15 +341,9 @@ def _few_cores(table: Sequence[Row], facts: Facts) -> Optional[Finding]:
     only = next(iter(masks)) if len(masks) == 1 else None
     if not only or len(table) < 2 or len(only) >= len(table) or len(only) >= len(facts.cpus.online):
         return None
-    slurm = facts.identity.scheduler == "slurm"
-    return Finding(
-        "all-ranks-on-few-cores",
-        "warning",
-        f"all {len(table)} ranks share core{'s' if len(only) > 1 else ''} {ranges(only)} of {len(facts.cpus.online)}",
-        "the task, container or shell that started them was given so few",
-        "srun --cpus-per-task, or --exclusive" if slurm else "start them with all cores of the machine",
-        rank=table[0].rank,
-    )
+    variant = "slurm" if facts.identity.scheduler == "slurm" else ""
+    cores, online = _named("core", only), len(facts.cpus.online)
+    return find("all-ranks-on-few-cores", variant, all=len(table), cores=cores, online=online, rank=table[0].rank)
 
 
 def _idle(table: Sequence[Row], facts: Facts) -> Optional[Finding]:
@@ -373,12 +352,7 @@ def _idle(table: Sequence[Row], facts: Facts) -> Optional[Finding]:
     used = {gpu for row in table for gpu in row.gpus}
     if not used or any(not row.gpu_read for row in table) or not mine - used or _count(table, SHARED):
         return None
-    return Finding(
-        "gpus-unused",
-        "info",
-        f"GPU{'s' if len(mine - used) > 1 else ''} {ranges(mine - used)} of {len(mine)} are used by no rank",
-        evidence=tuple(_evidence(row) for row in table[:_SHOWN]),
-    )
+    return find("gpus-unused", gpus=_named("GPU", mine - used), all=len(mine), evidence=_evidence(table))
 
 
 def _count(table: Sequence[Row], word: str) -> int:
@@ -394,16 +368,19 @@ def _rank_name(row: Row) -> str:
     return f"pid {row.pid}" if row.rank is None else f"rank {row.rank}"
 
 
-def _evidence(row: Row) -> Evidence:
+def _evidence(table: Sequence[Row]) -> List[str]:
+    return [_row_words(row, _rank_name(row)) for row in table[:_SHOWN]]
+
+
+def _row_words(row: Row, name: str) -> str:
     gpu = f"GPU {ranges(row.gpus)}" if row.gpus else "no GPU"
     right = f", right are {ranges(row.right)}" if row.right else ""
-    return Evidence(f"{_rank_name(row)}: {gpu}, cores {ranges(row.cpus or ())}{right}")
+    return f"{name}: {gpu}, cores {ranges(row.cpus or ())}{right}"
 
 
 # Do the ranks have the environment that they were given? A command, its setup or a container may change it.
 
 
-_SHOWN_RANKS = 8
 # Each process has its own value: what a launcher of MPI tells its tasks about themselves.
 _OF_ONE_PROCESS = ("OMPI_MCA_ess_", "OMPI_MCA_orte_", "PMIX_", "PMI_")
 
@@ -426,16 +403,11 @@ def changed(
 def _finding(name: str, ranks: Sequence[Tuple[int, str, str]], looked_at: Sequence[int]) -> Finding:
     rank, value, planned = ranks[0]
     who = f"rank {rank} has" if len(ranks) == 1 else f"{len(ranks)} of {len(looked_at)} ranks have"
-    return Finding(
-        "environment-mismatch",
-        "warning",
-        f"{who} {name}={value}, planned was {planned}",
-        "the command, its setup or its container changed it",
-        "set it in the job's env, which wins over a site and over what is detected",
-        tuple(Evidence(f"rank {each}: {name}={now}") for each, now, _ in ranks[:_SHOWN_RANKS]),
-        rank=rank,
-        seen=(f"the environment of {named_ranks(looked_at, _SHOWN_RANKS)} in /proc",),
-    )
+    return find(
+        "environment-mismatch", who=who, name=name, value=value, planned=planned, rank=rank,
+        evidence=[f"rank {each}: {name}={now}" for each, now, _ in ranks[:_SHOWN]],
+        seen=(f"the environment of {named_ranks(looked_at, _SHOWN)} in /proc",),
+    )  # fmt: skip
 
 
 # Masks that somebody else chose: the job's own cpu-bind, or those of scheduler tasks. Which stay, which are set
@@ -464,14 +436,14 @@ def task_binding(right: Binding, masks: Mapping[int, Sequence[int]], facts: Fact
     slots = tuple(replace(slot, cpus=tuple(masks[slot.local_rank]), why=why) for slot in right.slots)
     fewest = min(len(slot.cpus) for slot in slots)
     words = f"the cores each task is bound to: {fewest}"
-    findings = (*right.findings, *_kept("tasks-away-from-gpu", "tasks", wrong, right, who, facts))
+    findings = (*right.findings, *_kept("tasks-away-from-gpu", wrong, right, who, facts))
     return replace(
         right, slots=slots, threads=fewest, threads_why=words, findings=findings, bound_by=f"{who} put them there"
     )
 
 
 def question_cpu_bind(order: Order, facts: Facts, bound: Binding, node: int) -> List[Finding]:
-    """Are the masks that the job names beside the GPUs of its ranks?"""
+    """Check that the job's own masks are near the GPUs of its ranks."""
     if not order.cpu_bind or order.cpu_bind == ("none",) or order.emulated:
         return []
     right = right_binding(order, facts, node)
@@ -479,48 +451,33 @@ def question_cpu_bind(order: Order, facts: Facts, bound: Binding, node: int) -> 
     if set(masks) != {slot.local_rank for slot in right.slots}:
         return []
     wrong = _wrong_masks(right, masks, facts)
-    return _kept("cpu-bind-away-from-gpu", "ranks", wrong, right, "the job's own cpu-bind", facts)
+    return _kept("cpu-bind-away-from-gpu", wrong, right, "the job's own cpu-bind", facts)
 
 
-def _wrong_masks(right: Binding, masks: Mapping[int, Sequence[int]], facts: Facts) -> List[Tuple[int, str]]:
-    """Local ranks whose task is away from the GPU that they will be given, and what shows it."""
-    found = []
+def _wrong_masks(right: Binding, masks: Mapping[int, Sequence[int]], facts: Facts) -> List[str]:
+    """Describe each local rank whose task is away from the GPU that it will get."""
     seen = [RankSeen(slot.local_rank, 0, tuple(masks[slot.local_rank]), slot.gpus) for slot in right.slots]
-    for row in rows(facts, right, right, seen):
-        if row.verdict == WRONG and row.gpus and row.right and row.rank is not None:
-            found.append((row.rank, f"local rank {row.rank}: GPU {ranges(row.gpus)}, cores {ranges(row.cpus or ())}, "
-                          f"right are {ranges(row.right)}"))  # fmt: skip
-    return found
-
-
-def _rebound(wrong: Sequence[Tuple[int, str]], right: Binding, facts: Facts) -> List[Finding]:
-    if not wrong:
-        return []
     return [
-        Finding(
-            "tasks-bound-again",
-            "info",
-            f"the scheduler's default put {len(wrong)} of {len(right.slots)} tasks away from their GPU: bound again",
-            "the default fills cores in order and knows nothing of GPUs",
-            evidence=tuple(Evidence(text) for _, text in wrong[:8]),
-            host=facts.host,
-        )
+        _row_words(row, f"local rank {row.rank}")
+        for row in rows(facts, right, right, seen)
+        if row.verdict == WRONG and row.gpus and row.right and row.rank is not None
     ]
 
 
-def _kept(
-    code: str, kind: str, wrong: Sequence[Tuple[int, str]], right: Binding, who: str, facts: Facts
-) -> List[Finding]:
+def _rebound(wrong: Sequence[str], right: Binding, facts: Facts) -> List[Finding]:
     if not wrong:
         return []
+    every = len(right.slots)
+    return [find("tasks-bound-again", wrong=len(wrong), all=every, evidence=wrong[:_SHOWN], host=facts.host)]
+
+
+def _kept(code: str, wrong: Sequence[str], right: Binding, who: str, facts: Facts) -> List[Finding]:
+    if not wrong:
+        return []
+    masks = ",".join(mask(slot.cpus) for slot in right.slots)
     return [
-        Finding(
-            code,
-            "warning",
-            f"{len(wrong)} of {len(right.slots)} {kind} are bound away from their GPU",
-            f"{who} put them there, and it is kept",
-            f"--cpu-bind=mask_cpu:{','.join(mask(slot.cpus) for slot in right.slots)}",
-            tuple(Evidence(text) for _, text in wrong[:8]),
-            host=facts.host,
+        find(
+            code, wrong=len(wrong), all=len(right.slots), who=who, masks=masks,
+            evidence=wrong[:_SHOWN], host=facts.host,
         )
-    ]
+    ]  # fmt: skip

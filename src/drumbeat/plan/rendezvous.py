@@ -1,4 +1,4 @@
-"""Where the ranks meet: an address of node 0 that the others reach, a port and an id of this job and step alone."""
+"""Meeting point of the ranks: an address of node 0 that the others reach, a port and an id of this job and step alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.network import address_of, choose, holds, slingshot_interfaces
 from drumbeat.plan.scene import scene
@@ -17,6 +18,7 @@ DEFAULT_EPHEMERAL = (32768, 60999)  # Linux hands these out to anybody
 LOW_PORTS = (20000, 29499)  # below torch's own 29500 and the range that container clusters give to services
 TOP = 65535
 CANDIDATES = 8
+find = Catalog("plan")
 _ITSELF = ("localhost", "ip6-localhost", "::1", "0.0.0.0")  # noqa: S104  # names, nothing listens on them
 
 
@@ -43,15 +45,9 @@ def rendezvous(order: Order, peers: Peers) -> Rendezvous:
         why += f"; MASTER_PORT={port} is exported, and kept"
     exported = facts.environment.get("MASTER_ADDR", "") if facts else ""
     if order.nodes > 1 and not order.emulated and (exported in _ITSELF or exported.startswith("127.")):
+        instead, shown = address or "the address of node 0", [f"MASTER_ADDR={exported}"]
         findings.append(
-            Finding(
-                "master-is-localhost",
-                "warning",
-                f"MASTER_ADDR={exported} sends each of the {order.nodes} nodes to itself",
-                f"the ranks are given {address or 'the address of node 0'} instead",
-                "unset MASTER_ADDR",
-                (Evidence(f"MASTER_ADDR={exported}"),),
-            )
+            find("master-is-localhost", address=exported, nodes=order.nodes, instead=instead, evidence=shown)
         )
     return Rendezvous(address, candidates, meeting, why, tuple(findings))
 
@@ -65,16 +61,7 @@ def _exported(order: Order, facts: Facts, findings: List[Finding]) -> Optional[T
     if holder is not None:
         return text, f"MASTER_ADDR is exported; node 0 has it on {holder.name}"
     if re.fullmatch(r"[\d.]+|[0-9a-f:]+:[0-9a-f:]*", text) and not facts.identity.own_home:
-        findings.append(
-            Finding(
-                "master-is-elsewhere",
-                "warning",
-                f"MASTER_ADDR={text} is no address of node 0",
-                f"node 0 is {facts.host}; the ranks are given an address of it instead",
-                "unset MASTER_ADDR",
-                (Evidence(f"MASTER_ADDR={text}"),),
-            )
-        )
+        findings.append(find("master-is-elsewhere", address=text, lead=facts.host, evidence=[f"MASTER_ADDR={text}"]))
     return None
 
 
@@ -88,15 +75,7 @@ def ports(meeting: str, ephemeral: Tuple[int, int]) -> Tuple[Tuple[int, ...], Li
         first, last = LOW_PORTS[0], min(LOW_PORTS[1], low - 1)
     else:
         first, last = LOW_PORTS
-        findings.append(
-            Finding(
-                "ephemeral-range-wide",
-                "warning",
-                f"the kernel hands out ports {low} to {high}: none is left that nobody else can be given",
-                "a rendezvous port may be taken by chance; the next candidate is tried then",
-                support="narrow net.ipv4.ip_local_port_range to its default 32768 60999",
-            )
-        )
+        findings.append(find("ephemeral-range-wide", low=low, high=high))
     found: List[int] = []
     count = 0
     while len(found) < CANDIDATES:

@@ -103,7 +103,7 @@ def own_fabric(facts: Facts, nics: ComputeNics) -> Tuple[str, str]:
 
 
 def matches(when: Mapping[str, str], scene: Scene, facts: Facts) -> bool:
-    """Does a setting's condition hold? Alternatives are written a|b; versions as in `versions.fits`."""
+    """Return true if a setting's condition holds. Alternatives are written a|b; versions as in `versions.fits`."""
     for key, wanted in when.items():
         if key in ("rocm", "nccl", "rccl", "kernel"):
             version = facts.kernel.release if key == "kernel" else facts.versions.get(key)

@@ -118,7 +118,7 @@ def difference_lines(changes: Sequence[Difference], width: Optional[int] = None)
 
 
 def exported_variables(order: Order, facts: Facts) -> List[EnvVar]:
-    """What is exported where the job is submitted, and not named by the job itself."""
+    """Return variables that are exported where the job is submitted, and not named by the job itself."""
     named = {variable.name for variable in order.env if variable.source == "user"}
     return [
         EnvVar(name, value, EXPORTED, "user")

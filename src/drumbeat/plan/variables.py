@@ -412,7 +412,7 @@ SPELT = frozenset([*("NCCL_" + name for name in _NCCL.split()), *_OTHERS.split()
 
 
 def steers(name: str) -> bool:
-    """Does this variable matter to a rank? What the caller exported of that kind is kept, shown and questioned."""
+    """Return true if this variable matters to a rank. Exported ones are kept and shown; suspicious ones are reported."""
     if name in SPELT or name in DEAD or name in OLD or name in DEBUGGING:
         return True
     return name.startswith(FAMILIES) and not name.endswith(INSTALLED)

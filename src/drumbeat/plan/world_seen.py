@@ -1,4 +1,4 @@
-"""Which world the processes of a run really form: their own RANK, WORLD_SIZE and meeting point, against what was planned."""
+"""Judge the world that a run's processes really form: their RANK, WORLD_SIZE and meeting point against the plan."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import ranges
-from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
 from drumbeat.inspector.record import Row
 
+find = Catalog("plan")
 AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"
 
 _WITH_OURS = (
@@ -77,17 +79,15 @@ def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
     smaller = (("--nodes 1", planned.nodes > 1), ("--ranks-per-node 1", planned.world_size > planned.nodes))
     alone = " ".join(flag for flag, differs in smaller if differs)
     loaded = sorted({row.framework for row in ranks if row.framework})
-    return Finding(
+    return find(
         "ranks-never-joined",
-        WARNING,
-        f"{_count(len(ranks), 'rank')} are not connected: they are {len(ranks)} copies of one training",
-        "they compute, but no rank has a TCP connection to another, or to MASTER_ADDR:PORT: no process group was made",
-        _join_with(loaded[0] if len(loaded) == 1 else "", planned)
-        + (f"; for one training alone: {alone}" if alone else ""),
-        tuple(
-            Evidence(f"rank {row.rank}: process {row.pid} on node {row.node} is connected to no other rank")
-            for row in ranks
-        )[:_SHOWN],
+        ranks=len(ranks),
+        join=_join_with(loaded[0] if len(loaded) == 1 else "", planned),
+        alone=alone,
+        evidence=[
+            f"rank {row.rank}: process {row.pid} on node {row.node} is connected to no other rank"
+            for row in ranks[:_SHOWN]
+        ],
         confidence=LIKELY,
         seen=(f"the sockets of {_count(len(ranks), 'process', 'processes')}",),
     )
@@ -111,7 +111,8 @@ def _join_with(framework: str, planned: Planned) -> str:
 
 
 def _together(ranks: Sequence[Row]) -> bool:
-    """Whether connections make one world of them. MPI has other ways: there nothing is looked at, and its numbers count."""
+    """Return true if connections make one world of them. MPI has other ways: there nothing is looked at, and its numbers
+    count."""
     return all(row.joined or row.alone is None for row in ranks) or len(_groups(ranks)) == 1
 
 
@@ -166,45 +167,30 @@ def _repeated(members: Sequence[Row], repeated: Sequence[Optional[int]], planned
     same = [row for row in members if row.rank == rank]
     places = ", ".join(f"process {row.pid} on node {row.node}" for row in same[:3])
     who = f"rank {rank} runs" if len(repeated) == 1 else f"{len(repeated)} ranks run"
-    fix = "add --launcher once: the command is then started once per node"
-    return Finding(
-        "ranks-repeated",
-        ERROR,
-        f"{who} more than once ({'' if len(repeated) == 1 else f'rank {rank}: '}{places})",
-        "the command starts a launcher of its own" + (", and is started once for each rank" * planned.each_rank),
-        fix if planned.each_rank else f"give the launcher inside this run's nodes: {_WITH_OURS}",
-        _evidence(same),
-    )
+    places = places if len(repeated) == 1 else f"rank {rank}: {places}"
+    variant = "each" if planned.each_rank else ""
+    return find("ranks-repeated", variant, who=who, places=places, ours=_WITH_OURS, evidence=_evidence(same))
 
 
 def _several(worlds: Dict[Tuple[str, Optional[int]], List[Row]], planned: Planned) -> Finding:
     sizes = sorted({size or 0 for _, size in worlds})
     shown = sorted(worlds.items(), key=lambda item: (item[1][0].node, item[0][0]))
-    each = f"of {_count(sizes[0], 'rank')} each " if len(sizes) == 1 else ""
+    size = _count(sizes[0], "rank") if len(sizes) == 1 else ""
     where = "; ".join(f"node {ranges({row.node for row in rows})} meets at {key[0]}" for key, rows in shown[:3])
-    fix = f"give the launcher inside this run's nodes: {_WITH_OURS}; or call it by its name instead of its path"
-    return Finding(
-        "separate-worlds",
-        ERROR,
-        f"{len(worlds)} separate worlds {each}instead of one of {_count(planned.world_size, 'rank')}",
-        f"each would train alone: {where}" + ("; ..." if len(shown) > 3 else ""),
-        "add --launcher once: the command is then started once per node" if planned.each_rank else fix,
-        _evidence([rows[0] for _, rows in shown]),
-    )
+    where += "; ..." if len(shown) > 3 else ""
+    return find(
+        "separate-worlds", "each" if planned.each_rank else "", worlds=len(worlds), size=size, planned=planned.world_size,
+        where=where, ours=_WITH_OURS, evidence=_evidence([rows[0] for _, rows in shown]),
+    )  # fmt: skip
 
 
 def _other_size(size: Optional[int], planned: Planned) -> Finding:
-    return Finding(
-        "world-of-another-size",
-        WARNING,
-        f"one world of {_count(size or 0, 'rank')}; {planned.world_size} were planned",
-        "the command's own launcher says how many ranks it starts",
-        f"say --ranks-per-node {max(1, (size or 0) // planned.nodes)}, so that cores and threads are shared out right",
-    )
+    each = max(1, (size or 0) // planned.nodes)
+    return find("world-of-another-size", size=size or 0, planned=planned.world_size, each=each)
 
 
 def ended_early(rows: Sequence[Row], planned: Planned) -> str:
-    """What had been seen of ranks that ended before all of them were seen connected."""
+    """Describe what was seen of ranks that ended before all of them were seen connected."""
     ranks = _ranks(rows, planned) or rows
     most = max((len(group) for group in _groups(ranks)), default=0)
     connected = f"{most} of {len(ranks)} were" if most > 1 else f"no two of {len(ranks)} were"

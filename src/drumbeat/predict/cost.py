@@ -40,7 +40,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Work:
-    """What one step trains: sequences (or images) of one length."""
+    """Work of one step: sequences (or images) of one length."""
 
     seq: Number
     batch: Number

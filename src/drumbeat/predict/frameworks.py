@@ -1,4 +1,4 @@
-"""What training frameworks do that changes time and memory: one row per framework, with where it is known from."""
+"""Traits of training frameworks that change time and memory: one row per framework, with its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sure a prediction is: 90 % intervals in log time, by what it rests on.
+"""Uncertainty of a prediction: 90 % intervals in log time, by what it rests on.
 
 The widths are those of predictions for sources that the fit had not seen (bench/predict.py): real runs are more often slower than
 predicted than faster, because something disturbs them.
@@ -13,7 +13,7 @@ from drumbeat.base.light_dataclass import dataclass
 
 @dataclass(frozen=True)
 class Basis:
-    """What a prediction rests on, and the logarithms of measured over predicted time at 5 and 95 %."""
+    """Basis of a prediction, and the logarithms of measured over predicted time at 5 and 95 %."""
 
     name: str
     words: str

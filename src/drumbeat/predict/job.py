@@ -18,7 +18,7 @@ from drumbeat.predict.show import one_line
 
 @dataclass(frozen=True)
 class Wishes:
-    """What was said on the command line. None or empty: not said."""
+    """Options of the command line. None or empty: not given."""
 
     layout: str = ""
     batch: Optional[int] = None

@@ -1,4 +1,4 @@
-"""What earlier runs say: rates that `verify` measured, and a ledger of predictions beside what came of them."""
+"""Evidence of earlier runs: rates that `verify` measured, and a ledger of predictions beside what came of them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import field
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Union
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.derived import Log, list_logs
@@ -67,10 +67,9 @@ class _Node:
 
 class Follower:
     """Reader of what is added to a run folder. `nodes`: only these; `what`: which records; `rank`: lines of this rank
-    alone; `first_attempt`, `last_attempt`: lines of these attempts; `from_end`: only what is written from now on;
-    `recent`: of metrics and telemetry that exist already, only the last so many bytes per file; `every`: only every so
-    many samples of those written since the last poll, always with the last one. `damaged` counts lines that could not be
-    used."""
+    alone; `attempts`: lines from the first to the last of these; `from_end`: only what is written from now on; `thin`: of
+    metrics and telemetry that exist already, only the last so many bytes per file, and only every so many samples of those
+    written since the last poll, always with the last one. `damaged` counts lines that could not be used."""
 
     def __init__(
         self,
@@ -78,15 +77,13 @@ class Follower:
         nodes: Optional[Iterable[int]] = None,
         what: Iterable[str] = (EVENTS, METRICS, TELEMETRY, LINES),
         rank: Optional[int] = None,
-        first_attempt: int = 0,
-        last_attempt: Optional[int] = None,
+        attempts: Tuple[int, Optional[int]] = (0, None),
         from_end: bool = False,
-        recent: Optional[int] = None,
-        every: int = 1,
+        thin: Tuple[Optional[int], int] = (None, 1),
     ) -> None:
         self.run, self.rank, self.what = run, rank, frozenset(what)
-        self.first_attempt, self.last_attempt = first_attempt, last_attempt
-        self.damaged, self._recent, self._every = 0, recent, every
+        self.first_attempt, self.last_attempt = attempts
+        self.damaged, (self._recent, self._every) = 0, thin
         self.behind = False  # the last poll could not read all that was there
         self._chosen = None if nodes is None else sorted(nodes)
         self._nodes: Dict[int, _Node] = {}

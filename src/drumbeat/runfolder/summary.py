@@ -92,6 +92,18 @@ class Summary:
         return max(0.0, self.seconds - self.ledger.get(QUEUE, 0.0))
 
 
+@dataclass(frozen=True)
+class Observations:
+    """Observations of a run besides its attempts, members and progress."""
+
+    hang: Optional[Finding] = None  # had been reported and was not over
+    replaced: Sequence[str] = ()  # which spares replaced which nodes
+    gpus: Optional[int] = None
+    world: Optional[Finding] = None  # what was wrong with the ranks' world
+    hangs: Sequence[Hang] = ()  # how long each lasted
+    ranks: Optional[int] = None  # how many were seen, if known
+
+
 def summarize(
     order: Order,
     attempts: Sequence[AttemptEnd],
@@ -99,27 +111,21 @@ def summarize(
     affected: Sequence[Affected],
     progress: Progress,
     parts: Mapping[str, float],
-    hang: Optional[Finding] = None,
-    replaced: Sequence[str] = (),
-    gpus: Optional[int] = None,
-    world: Optional[Finding] = None,
-    hangs: Sequence[Hang] = (),
-    ranks: Optional[int] = None,
+    observed: Optional[Observations] = None,
 ) -> Summary:
-    """Summarize a run. `attempts` are all of them; the end of the last one is the end of the run. `parts` is the ledger;
-    `hang` had been reported and was not over; `replaced`: which spares replaced which nodes; `world`: what was wrong with
-    the ranks' world; `hangs`: how long each lasted; `ranks`: how many were seen, if known."""
-    last = attempts[-1]
+    """Summarize a run. `attempts` are all of them; the end of the last one is the end of the run. `parts` is the ledger."""
+    observed = observed or Observations()
+    last, hang, world, gpus = attempts[-1], observed.hang, observed.world, observed.gpus
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds
-    hung = seconds_of(hang or last.finding, hangs)
+    hung = seconds_of(hang or last.finding, observed.hangs)
     return Summary(
         run_id=order.run_id,
         outcome=last.outcome,
         exit_code=1 if last.exit_code is None else last.exit_code,
         seconds=round(sum(parts.values()), 3),
         nodes=order.nodes,
-        ranks=ranks or sum(member.ranks for member in members),
+        ranks=observed.ranks or sum(member.ranks for member in members),
         hosts=_cut_hosts(fold(member.host for member in members)),
         launcher=order.launcher,
         start=order.start,
@@ -133,7 +139,7 @@ def summarize(
         progress=progress,
         throughput=Throughput(round(rate[0], 3), rate[1]) if rate else None,
         spares=order.spares,
-        replaced=tuple(_cut(words) for words in replaced[-_MOST_ATTEMPTS:]),
+        replaced=tuple(_cut(words) for words in observed.replaced[-_MOST_ATTEMPTS:]),
         ledger=dict(parts),
         gpus=gpus,
         gpu_hours=None if gpus is None else round(gpus * held / 3600, 4),

@@ -41,7 +41,7 @@ Shared = Callable[[Sequence[nn.Module], Meshes], Dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What parallelism must know about a model, by module names."""
+    """Structure of a model that parallelism must know, by module names."""
 
     blocks: str = ""  # the module whose children are the repeated blocks
     first: Tuple[str, ...] = ()  # what belongs to the first pipeline stage

@@ -1,4 +1,4 @@
-"""What fits into a GPU: precision, micro-batch and recomputation, worked out from the shape of a transformer.
+"""Find what fits into a GPU: precision, micro-batch and recomputation, worked out from the shape of a transformer.
 
 State: 16 bytes per parameter in every precision (fp32: weight 4, gradient 4, two moments 8; bf16-master and fp8: weight 2,
 gradient 2, master 4, moments 8), 2 more where autocast keeps bf16 copies of fp32 weights; divided by the ranks that share it.
@@ -39,7 +39,7 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Fit:
-    """What was chosen, and the bytes of one rank that it was chosen by."""
+    """Choice of settings, and the bytes per rank behind it."""
 
     precision: str
     micro: int

@@ -49,7 +49,7 @@ def is_causal(model: nn.Module) -> bool:
 
 
 def fast_attention(model: nn.Module, device: torch.device) -> bool:
-    """Whether there are faster kernels than torch's own choice, and nobody has chosen others."""
+    """Return true if there are faster kernels than torch's own choice and the user has not chosen others."""
     chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
     return is_causal(model) and chosen == "sdpa" and device.type == "cuda" and not torch.version.hip
 
@@ -106,7 +106,7 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 class Contexts:
-    """How a batch of a causal model is cut over the ranks of a context-parallel group, for sequences of any length."""
+    """Split of a causal model's batch over the ranks of a context-parallel group, for sequences of any length."""
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, kind: str, tp: int) -> None:
         if not is_causal(model):

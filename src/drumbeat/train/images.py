@@ -1,4 +1,4 @@
-"""What the two image recipes share: loss, accuracy, averaged statistics, assembling for convolutional nets."""
+"""Parts that the two image recipes share: loss, accuracy, averaged statistics, assembling for convolutional nets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from drumbeat.train.world import World
 
 
 class _Rows(torch.autograd.Function):
-    """What goes from stage to stage, and its gradient on the way back, in plain row order: else it cannot be sent."""
+    """Keep what goes from stage to stage, and its gradient, in plain row order: else it cannot be sent."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class _Rows(torch.autograd.Function):
 
 
 def steps_of(steps: int, epochs: int, an_epoch: int) -> int:
-    """How many steps to train: as many as said, or as the epochs have, whichever ends first; 0 where neither is said."""
+    """Return the number of steps to train: as many as given, or as the epochs have, whichever is less; 0 if neither is given."""
     return min([n for n in (steps, epochs * an_epoch) if n], default=0)
 
 
@@ -76,7 +76,7 @@ def refuse_for_images(settings: Settings) -> None:
 
 
 def records(graph: str, settings: Settings, meshes: Meshes) -> bool:
-    """Whether kernels are recorded and replayed. With DDP only where it is asked for: gradients are then sent after the
+    """Return true if kernels are recorded and replayed. With DDP only on request: gradients are then sent after the
     backward pass instead of beside it."""
     why = {
         "shards": shards(meshes),

@@ -57,7 +57,8 @@ class MasterAdamW(torch.optim.Optimizer):
 
 
 def _own(x: Tensor) -> Tensor:
-    """What this rank holds: the update is pointwise, and torch 2.11 makes no row of a DTensor cut along its second dimension."""
+    """Return this rank's part: the update is pointwise, and torch 2.11 makes no row of a DTensor cut along its second
+    dimension."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
@@ -68,7 +69,7 @@ def _placed_like(grad: Tensor, p: Tensor) -> Tensor:
 
 
 def _numbers(group: Dict[str, Any], device: torch.device) -> Tensor:
-    """What changes from step to step travels as one small tensor: as Python floats it would recompile the kernel."""
+    """Return what changes from step to step as one small tensor: as Python floats it would recompile the kernel."""
     beta1, beta2 = group["betas"]
     grown1, grown2 = 1 - beta1 ** group["count"], 1 - beta2 ** group["count"]
     row = (1.0, group["lr"], group["weight_decay"], beta1, beta2, grown1, grown2, group["eps"])

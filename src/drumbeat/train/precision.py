@@ -58,7 +58,7 @@ class Precision:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """What activations are in the blocks."""
+        """Return the type of activations in the blocks."""
         if self.name in ("bf16", "bf16-master", "fp8"):
             return torch.bfloat16
         return torch.float16 if self.name == "fp16" else torch.float32
@@ -82,6 +82,6 @@ class Precision:
 
 
 def fsdp_casts(model: nn.Module) -> bool:
-    """Whether FSDP may gather the weights of `model` in bf16. Batch norm computes in fp32 with weights in fp32, whatever its
-    input is: a model that has some is gathered in fp32 and computes under autocast, as without shards."""
+    """Return true if FSDP may gather the weights of `model` in bf16. Batch norm computes in fp32 with weights in fp32,
+    whatever its input is: a model that has some is gathered in fp32 and computes under autocast, as without shards."""
     return not any(isinstance(module, _BatchNorm) for module in model.modules())

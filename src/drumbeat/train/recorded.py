@@ -51,7 +51,7 @@ def record_first_call(model: nn.Module) -> None:
 
 
 class _Recorded:
-    """Where the graphs read their input and write output and gradients."""
+    """Buffers from which the graphs read their input and into which they write output and gradients."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.x = x.detach().clone()

@@ -27,7 +27,7 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all recipes share. A recipe that has no use for one of these names it in UNUSED, with what to use instead."""
+    """Settings that all recipes share. A recipe that has no use for one of these names it in UNUSED, with what to use instead."""
 
     UNUSED: ClassVar[Dict[str, str]] = {}
 

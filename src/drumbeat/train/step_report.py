@@ -1,4 +1,4 @@
-"""What is reported of steps: loss, speed, where the time went; and once what they are steps of."""
+"""Reports of steps: loss, speed, where the time went; and once what they are steps of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drumbeat.train.world import World
 
 
 def setup_words(plan: Plan, step: Step, utilisation: Optional[Utilisation]) -> Dict[str, Any]:
-    """What a report on this run has to know: it compares runs, and works out MFU."""
+    """Return what a report on this run needs to compare runs and compute MFU."""
     layout = {name: degree for name, degree in vars(step.meshes.layout).items() if degree > 1}
     words: Dict[str, Any] = {"precision": step.precision.name}
     words["layout"] = ",".join(f"{name}={degree}" for name, degree in layout.items()) or "one rank"

@@ -45,7 +45,7 @@ class StopTogether:
             self._first_interrupt = self._first_interrupt or now
 
     def agreed(self) -> bool:
-        """Whether any rank had been asked when it called this the last time. Call it once per step on every rank."""
+        """Return true if any rank had been asked to stop when it last called this. Call it once per step on every rank."""
         if self._group is None:
             return self.number != 0
         answer = 0

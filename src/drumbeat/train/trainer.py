@@ -1,4 +1,4 @@
-"""What `train.setup` returns: steps, batches, evaluation and checkpoints around a loop that stays the user's."""
+"""Trainer that `train.setup` returns: steps, batches, evaluation and checkpoints around a loop that stays the user's."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class Trainer:
         return part, (part["labels"] != IGNORE).sum() * (piece[1] > 0)
 
     def _fuses(self, batch: Any) -> bool:
-        """Whether the loss without logits is the model's own: tried with the first row of the first batch."""
+        """Return true if the loss without logits is the model's own: tried with the first row of the first batch."""
         if self._loss is not returned_loss or self._fused is None or _labels(batch) is None:
             return False
         if not self._fused_tried:
@@ -358,7 +358,7 @@ class Trainer:
         return self._checkpoints[folder]
 
     def should_stop(self) -> bool:
-        """Whether any rank was told to stop by a signal. Call it once per step on every rank, then save and exit with
+        """Return true if any rank was told to stop by a signal. Call it once per step on every rank, then save and exit with
         `train.REQUEUE`: from the first call on, the signals no longer end the process by themselves."""
         if self._stop is None:
             self._stop = StopTogether()

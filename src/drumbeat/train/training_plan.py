@@ -1,4 +1,4 @@
-"""How long a training runs, and how often it reports, validates and saves."""
+"""Length of a training, and how often it reports, validates and saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a resumed run equal an uninterrupted one? N steps at once against k steps, a checkpoint, and N - k more.
+"""Compare a resumed run with an uninterrupted one: N steps at once against k steps, a checkpoint, and N - k more.
 
 Compared are bits, without a tolerance: the state that was saved against the state that was restored, then the losses and
 the last state of both runs. All runs are deterministic, so that a difference means a mistake.
@@ -47,7 +47,7 @@ def _run(recipe: Any, settings: Settings) -> Result:
 
 
 def _mistakes(whole: Result, first: Result, second: Result, half: int) -> List[str]:
-    """What is not the same, in the order in which it happened; the same list on every rank."""
+    """List what differs, in the order in which it happened; the same list on every rank."""
     found = [f"{name} is not restored" for name in first.digests[-1].differs_from(second.digests[0])]
     pieces = first.losses + second.losses
     found += [f"the loss of step {i + 1} differs" for i, (a, b) in enumerate(zip(whole.losses, pieces)) if a != b]

@@ -25,7 +25,7 @@ _FEW = 3
 
 
 def own_cuts(parameter: Tensor) -> Cuts:
-    """Which part of the whole parameter this rank holds."""
+    """Return the part of the whole parameter that this rank holds."""
     sizes, starts = tuple(parameter.shape), (0,) * parameter.ndim
     if isinstance(parameter, DTensor):
         sizes, starts = compute_local_shape_and_global_offset(

@@ -1,4 +1,4 @@
-"""Where am I: rank, size and device of this process, from the variables that every launcher sets."""
+"""Rank, size and device of this process, from the variables that every launcher sets."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ _stores: List[Tuple[str, Any]] = []
 
 
 def _next_store(rank: int, size: int, timeout: timedelta) -> Any:
-    """Where the ranks of a new world meet. A process may make several worlds one after the other: all meet at one server, which
-    stays until the process ends, each under a name of its own. A rank could mistake it for a second server at its port."""
+    """Return where the ranks of a new world meet. A process may make several worlds one after the other: all meet at one
+    server, which stays until the process ends, each under a name of its own. A rank could mistake it for a second server at
+    its port."""
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} {rank} {size}"
     known = [store for where, store in _stores if where == place]
     store = known[0] if known else next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]  # type: ignore[attr-defined]

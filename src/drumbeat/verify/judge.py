@@ -3,14 +3,141 @@ Pure."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import COLLECTIVES, Floor
-from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding, Verdict
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, Finding, Verdict
 from drumbeat.machine.model import Facts, Interface, Peer, Peers
 from drumbeat.machine.peaks import gpu_link_rate
-from drumbeat.verify.pairs import judge_pairs
+
+# Slow parts: from rates of pairs, each way, to a host, a rank's GPU and NIC, or the link between two. Pure.
+
+
+_SLOW = 0.5  # of the upper median of all like it
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction of one pair."""
+
+    sender: int
+    receiver: int
+    rate: float  # GB/s
+    slow: bool = False
+
+
+def judge_pairs(results: Mapping[str, Any], emulated: bool) -> Verdict:
+    pairs = results["pairs"]
+    broken = [pair for pair in pairs if "error" in pair]
+    if broken:
+        findings = tuple(_broken(results, pairs, pair) for pair in broken)
+        return Verdict("pairs", "broken", "certain", findings[0].title, findings, (f"{len(pairs)} pairs",))
+    if not pairs:
+        return Verdict("pairs", "unknown", "unknown", "one rank has no partner")
+    if emulated:
+        return Verdict("pairs", "unknown", "unknown", f"{len(pairs)} tried, all work; on one machine rates say nothing")
+    findings = ()
+    for kind in ("between", "inside"):
+        findings += tuple(_slow(results, ways_of(pairs, kind), kind))
+    if findings:
+        return Verdict("pairs", "slow", "likely", findings[0].title, findings)
+    rates = [pair[way] for pair in pairs for way in ("a_to_b", "b_to_a")]
+    text = f"{len(pairs)} pairs, {min(rates):.3g} to {max(rates):.3g} GB/s each way"
+    return Verdict("pairs", "even", "certain", text, seen=(f"{len(pairs)} pairs, both ways",))
+
+
+def ways_of(pairs: List[Mapping[str, Any]], kind: str) -> List[Way]:
+    ways = []
+    for pair in pairs:
+        if pair["kind"] == kind:
+            ways += [Way(pair["a"], pair["b"], pair["a_to_b"]), Way(pair["b"], pair["a"], pair["b_to_a"])]
+    if not ways:
+        return []
+    rates = sorted(way.rate for way in ways)
+    usual = rates[len(rates) // 2]
+    return [Way(way.sender, way.receiver, way.rate, way.rate < _SLOW * usual) for way in ways]
+
+
+def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Finding]:
+    """Suspect whole hosts first, then single ranks; what nobody alone explains is a link between two."""
+    left = [way for way in ways if way.slow]
+    if not left:
+        return []
+    host_of = {each["rank"]: f"node {each['node']} ({each['host']})" for each in results["ranks"]}
+    rank_of = {rank: f"rank {rank} on {host}" for rank, host in host_of.items()}
+    usual = sorted(way.rate for way in ways)[len(ways) // 2]
+    findings = []
+    # Inside a node only its ranks can differ; between nodes, partners are hosts.
+    levels = [host_of, rank_of] if kind == "between" else [rank_of]
+    for name_of in levels:
+        for end, verb in (("sender", "sends"), ("receiver", "receives")):
+            for suspect in dict.fromkeys(name_of[getattr(way, end)] for way in left):
+                mine = [way for way in ways if name_of[getattr(way, end)] == suspect]
+                if _all_its_fault(mine, ways, end, levels[0]):
+                    rank = getattr(mine[0], end) if name_of is rank_of else None
+                    words = f"{suspect} {verb} slowly: {_parts(results, rank, kind)}"
+                    findings.append(_finding(results, words, rank, mine, end, usual))
+                    left = [way for way in left if way not in mine]
+    for way in left:
+        words = f"{rank_of[way.sender]} to {rank_of[way.receiver]} is slow: either one, or the link between them"
+        findings.append(_finding(results, words, None, [way], "sender", usual))
+    return findings
+
+
+def _parts(results: Mapping[str, Any], rank: Optional[int], kind: str) -> str:
+    """Name what may be at fault, as far as the names are known."""
+    if rank is None:
+        return "its NIC, cable or switch port"
+    known: Mapping[str, Any] = next((each for each in results["ranks"] if each["rank"] == rank), {})
+    gpu = f"GPU {known.get('local_rank')}" if known.get("gpu") else "its device"
+    if kind == "inside":
+        return f"{gpu} or its links"
+    return f"{gpu}, {known.get('nic') or 'its NIC'} or the cable"
+
+
+def _all_its_fault(mine: List[Way], ways: List[Way], end: str, place: Mapping[int, str]) -> bool:
+    """Return true if all its ways are slow, with several partners, and each partner has a similar way that is not, or is
+    far faster: on a busy network others are slow too, but not as slow."""
+    other = "receiver" if end == "sender" else "sender"
+    partners: Set[str] = {place[getattr(way, other)] for way in mine}
+    if len(partners) < 2 or not all(way.slow for way in mine):
+        return False
+    own = {place[getattr(way, end)] for way in mine}
+    fastest: Dict[str, float] = {}
+    for way in mine:
+        partner = place[getattr(way, other)]
+        fastest[partner] = max(fastest.get(partner, 0.0), way.rate)
+    fine: Dict[str, bool] = dict.fromkeys(partners, False)
+    for way in ways:
+        partner = place[getattr(way, other)]
+        if partner in fine and place[getattr(way, end)] not in own:
+            fine[partner] = fine[partner] or not way.slow or fastest[partner] < _SLOW * way.rate
+    return all(fine.values())
+
+
+def _finding(
+    results: Mapping[str, Any], words: str, rank: Optional[int], ways: List[Way], end: str, usual: float
+) -> Finding:
+    rates = ", ".join(f"{way.sender} to {way.receiver}: {way.rate:.3g}" for way in ways[:6])
+    host = next((each["host"] for each in results["ranks"] if each["rank"] == getattr(ways[0], end)), None)
+    return find("slow-pair", what=words, rates=rates, usual=usual, rank=rank, host=host)
+
+
+def _broken(results: Mapping[str, Any], pairs: List[Mapping[str, Any]], pair: Mapping[str, Any]) -> Finding:
+    hosts = {each["rank"]: f"node {each['node']} ({each['host']})" for each in results["ranks"]}
+    a, b = pair["a"], pair["b"]
+    works = [
+        rank for rank in (a, b) if any(rank in (one["a"], one["b"]) and "error" not in one for one in pairs)
+    ]  # fmt: skip
+    return find(
+        "broken-pair", a=a, b=b, here=hosts.get(a), there=hosts.get(b), error=pair["error"],
+        works=", ".join(f"rank {rank}" for rank in works), rank=a,
+    )  # fmt: skip
+
+
+find = Catalog("verify")
 
 # The hardware's limit for each collective, from the facts of all nodes. Pure; unknown stays unknown. B is
 # what the NICs of a node carry together, k the nodes, n the ranks, I what the links inside a node carry. Every node
@@ -198,8 +325,7 @@ def _values(results: Mapping[str, Any]) -> Verdict:
     for pair in results["pairs"]:
         if pair.get("wrong"):
             a, b = who(results, pair["a"]), who(results, pair["b"])
-            title = f"wrong values between {a} and {b}: {pair['wrong']} elements"
-            findings.append(Finding("wrong-values", ERROR, title, fix=_FIX, rank=pair["b"]))
+            findings.append(find("wrong-values", "pair", a=a, b=b, count=pair["wrong"], rank=pair["b"]))
     findings += _wrong_products(results)
     if findings:
         seen = ("the values that every rank received",)
@@ -211,12 +337,6 @@ def _values(results: Mapping[str, Any]) -> Verdict:
         words = f"{checked} checked on one rank; sums and copies between ranks were not"
         return Verdict("values", "right", "likely", words, seen=(checked,), unseen=("sums and copies between ranks",))
     return Verdict("values", "right", "certain", f"{checked} checked, all right", seen=(checked,))
-
-
-_FIX = (
-    "leave the named host out and verify again; on Slingshot with NCCL 2.27 or newer try NCCL_PROTO=^LL128; keep this run "
-    "folder for the support desk"
-)
 
 
 def _wrong(results: Mapping[str, Any], mistakes: List[Mapping[str, Any]]) -> Finding:
@@ -231,15 +351,13 @@ def _wrong(results: Mapping[str, Any], mistakes: List[Mapping[str, Any]]) -> Fin
     elif len(takers) == 1:
         (rank,) = takers
         blame = f"only {who(results, rank)} got wrong values"
-    evidence = tuple(
-        Evidence(
-            f"{each['op']} {each['dtype']} {each['bytes']} bytes on rank {each['rank']}: element {each['element']} is "
-            f"{each['got']}, must be {each['want']}; {each['count']} of {each['of']} wrong"
-        )
+    shown = [
+        f"{each['op']} {each['dtype']} {each['bytes']} bytes on rank {each['rank']}: element {each['element']} is "
+        f"{each['got']}, must be {each['want']}; {each['count']} of {each['of']} wrong"
         for each in mistakes[:4]
-    )
+    ]
     host = _rank(results, rank).get("host") if rank is not None else None
-    return Finding("wrong-values", ERROR, f"wrong values in {ops}", blame, _FIX, evidence, host=host, rank=rank)
+    return find("wrong-values", ops=ops, blame=blame, evidence=shown, host=host, rank=rank)
 
 
 def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
@@ -254,10 +372,7 @@ def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
         common = max(set(checks), key=checks.count)
         for each in group:
             if each["check"] != common and checks.count(common) > 1:
-                title = f"{who(results, each['rank'])} returned a wrong matmul result"
-                cause = "the same matrices gave another product there than on the other ranks"
-                fix = "take the device out of service; a wrong product without an error is a hardware fault"
-                findings.append(Finding("wrong-product", ERROR, title, cause, fix, rank=each["rank"]))
+                findings.append(find("wrong-product", who=who(results, each["rank"]), rank=each["rank"]))
     return findings
 
 
@@ -287,9 +402,7 @@ def _bandwidth(rows: List[Row], alone: bool) -> Verdict:
         if row.bytes / (usual * 1e9) < _LONG_ENOUGH:
             short.append(row.op)
             continue
-        title = f"{row.op} reaches {row.busbw:.3g} GB/s; {usual:.4g} is what the links give ({row.ceiling.why})"
-        fix = "look at the pairs below and at drumbeat doctor: a slow pair, a NIC that is not used, TCP instead of RDMA"
-        findings.append(Finding("low-bandwidth", WARNING, title, fix=fix))
+        findings.append(find("low-bandwidth", op=row.op, busbw=row.busbw, usual=usual, why=row.ceiling.why))
     if findings:
         return Verdict("bandwidth", "low", "likely", findings[0].title, tuple(findings))
     best = max(known, key=lambda row: row.ratio or 0.0)
@@ -311,11 +424,12 @@ def _floors(
     findings = []
     for row, floor in asked:
         if row.busbw < floor.busbw:
-            title = f"{row.op}: {row.busbw:.3g} GB/s, below the site's floor of {floor.busbw:g}"
-            said = f"the floor: {floor.source}" if floor.source else ""
-            cause = f"measured with --quick, at {row.bytes} bytes only" if results["quick"] else said
-            fix = "run without --quick" if results["quick"] else "verify halves of the nodes to find the slow one"
-            findings.append(Finding("below-floor", WARNING if results["quick"] else ERROR, title, cause, fix))
+            findings.append(
+                find(
+                    "below-floor", "quick" if results["quick"] else "", op=row.op, busbw=row.busbw, floor=floor.busbw,
+                    source=floor.source, bytes=row.bytes,
+                )
+            )  # fmt: skip
     if findings:
         return Verdict("floor", "missed", "certain", findings[0].title, tuple(findings), measured)
     return Verdict("floor", "met", "certain", f"{len(asked)} of the site's floors are met", seen=measured)
@@ -336,13 +450,9 @@ def _stragglers(results: Mapping[str, Any], peers: Peers, emulated: bool) -> Ver
     findings = []
     for each in sorted(ranks, key=lambda one: -one["seconds"]):
         if each["seconds"] > limit * median:
-            title = (
-                f"{who(results, each['rank'])} takes {each['seconds'] / median:.2f} times as long for the same product"
-            )
-            cause = "lower clocks (heat, power cap), another process on the device, or a fault"
-            fix = "compare clocks and power of that device with its neighbours; leave the host out if it stays"
-            host = _rank(results, each["rank"]).get("host")
-            findings.append(Finding("straggler", WARNING, title, cause, fix, host=host, rank=each["rank"]))
+            rank, times = each["rank"], each["seconds"] / median
+            host = _rank(results, rank).get("host")
+            findings.append(find("straggler", who=who(results, rank), times=times, host=host, rank=rank))
     if findings:
         return Verdict("stragglers", "straggler", "likely", findings[0].title, tuple(findings))
     spread = times[-1] / times[0] - 1

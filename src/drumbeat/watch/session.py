@@ -61,7 +61,7 @@ class Session:
         self.interval = 2.0 if many else 1.0  # seconds between two ticks
         self.view.skew = 20.0 if many else 5.0
         every = _BATCH if many else 1
-        self.follower = Follower(run, what=(EVENTS, METRICS, TELEMETRY), recent=share, every=every)
+        self.follower = Follower(run, what=(EVENTS, METRICS, TELEMETRY), thin=(share, every))
         self.standing = Standing(run.run_id, run.record.name, created=run.record.created, folder=run.path)
         self._clock = LeadClock()
         self._next_status = 0.0

@@ -282,7 +282,7 @@ class FolderChild:
         self._put({"op": "append", "path": path}, data)
 
     def append_if_room(self, path: str, data: bytes) -> None:
-        """For what can be done without: dropped and counted while the storage does not keep up."""
+        """Write what can be spared: dropped and counted while the storage does not keep up."""
         if self.full:
             self.dropped += len(data)
         else:
@@ -394,7 +394,7 @@ class FolderChild:
                 return  # it has died; its answers end, too
 
     def _answer(self, answer: Dict[str, Any]) -> List[OSError]:
-        """What could not be done."""
+        """Read the child's answer: what could not be done."""
         self._answered = time.monotonic()
         for _ in range(answer.get("done", 0)):
             _, data = self._frames.popleft()
@@ -447,7 +447,7 @@ class FolderChild:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a run folder tells about earlier starts of this run: a scheduler may have started the job again."""
+    """Record of earlier starts of this run: a scheduler may have started the job again."""
 
     ends: Tuple[AttemptEnd, ...] = ()
     requeues: int = 0
@@ -510,7 +510,8 @@ def is_large(order: Order, ranks_per_node: int) -> bool:
 
 
 class Shipping:
-    """From `logs`, a node-local folder, to `folder`, by `append(path, data)`. `beat` is called between two pieces at the end."""
+    """Ship logs from `logs`, a node-local folder, to `folder`, by `append(path, data)`. `beat` is called between two pieces
+    at the end."""
 
     def __init__(
         self,
@@ -531,7 +532,7 @@ class Shipping:
                 self._leave_out(attempt)
 
     def _ship_piece(self, attempt: int, final: bool) -> bool:
-        """Whether there is more."""
+        """Ship one piece; return true if there is more."""
         lines: List[str] = []
         more = False
         for rank, stem in sorted(self.logs.ranks(attempt).items()):

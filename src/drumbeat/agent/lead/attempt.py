@@ -32,7 +32,8 @@ from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
 from drumbeat.causes.first import First, first
 from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
-from drumbeat.findings.model import CAUGHT, ENDED_BY_US, ERROR, LIKELY, STOPPED, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import CAUGHT, ENDED_BY_US, ERROR, LIKELY, STOPPED, Evidence, Finding
 from drumbeat.inspector.record import Row
 from drumbeat.plan.argv import has_driver
 from drumbeat.plan.world_seen import Planned
@@ -42,6 +43,7 @@ from drumbeat.runfolder.summary import Affected, group
 # How one rank of an attempt ended, and whether that was only the consequence of another's end.
 
 
+find = Catalog("lead")
 NOISE = 2.0  # seconds: clocks of different nodes, and how late a busy agent reaps a process
 LINGERS = 8.0  # seconds that a process may take to leave after its exception
 _AT_ONCE = (order.OUTSIDE, order.EXIT, order.LEFT)
@@ -65,7 +67,7 @@ class RankEnd:
 
     @property
     def code(self) -> int:
-        """As a shell would say it."""
+        """Return the exit code that a shell would give."""
         return 128 + self.signal if self.signal else int(self.exit_code or 0)
 
     @property
@@ -97,7 +99,8 @@ class RankEnd:
 
     @property
     def what(self) -> str:
-        """In a few words, for the summary. One that had lost a peer was going down by itself, whoever ended it."""
+        """Describe the end in a few words, for the summary. One that had lost a peer was going down by itself, whoever ended
+        it."""
         ended_by_us = self.by_us and bool(self.signal or self.code > 128)
         if self.finding is None:
             return ENDED_BY_US if self.by_us else f"ended with {self.code}"
@@ -110,7 +113,7 @@ class RankEnd:
 
 
 def rank_end(ended: RankEnded, member: int, node: int, at: float) -> RankEnd:
-    """As a member has told it; `at` is on the lead's clock."""
+    """Make one from a member's message; `at` is on the lead's clock."""
     return RankEnd(
         ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node, ended.of_command
     )
@@ -133,94 +136,13 @@ def is_consequence(end: RankEnd) -> bool:
 NODE_LOST = "node-lost"
 
 
-def left_behind_finding(ended: Set[int], total: int, what: str, seconds: float) -> Finding:
-    """`what`: "ranks", or "nodes" where one command per node starts its ranks itself."""
+def left_behind(ended: Set[int], total: int, each: bool, seconds: float) -> Finding:
+    """Say who still runs: ranks, or nodes if one command per node starts its ranks itself."""
     left = ranges(number for number in range(total) if number not in ended)
-    rest = f"{what[:-1] if total - len(ended) == 1 else what} {left}"
-    return Finding(
-        "ranks-left-behind", WARNING, f"{len(ended)} of {total} {what} ended {seconds:.0f} s ago; {rest} still run"
-        + ("s" if total - len(ended) == 1 else ""),
-        "they ended with 0; one that waits for them in a collective waits until its timeout",
-        f"drumbeat logs --rank {left.split('-')[0].split(',')[0]} shows what it does" if what == "ranks" else
-        "a script that starts its launcher on one node only (if [ $NODE_RANK = 0 ]) must start it on every node",
-    )  # fmt: skip
-
-
-def lost_finding(node: int, host: str, why: str) -> Finding:
-    return Finding(
-        NODE_LOST, ERROR, f"node {node} ({host}) was lost", why, f"look at {host}; exclude it if this happens again",
-        (Evidence(why),), node=node, host=host,
-    )  # fmt: skip
-
-
-def gone_finding(why: str) -> Finding:
-    return Finding(
-        NODE_LOST, WARNING, why, "the job has a spare for it", "look at what that node printed above",
-        (Evidence(why),),
-    )  # fmt: skip
-
-
-def storage_finding(why: str, node: int, host: str) -> Finding:
-    return Finding(
-        "storage", ERROR, "the run folder could not be written any more", f"node {node}: {why}",
-        "make room, or choose another place with --runs; start the run again", (Evidence(why),), node=node, host=host,
-    )  # fmt: skip
-
-
-def no_room_finding(why: str, node: int, host: str) -> Finding:
-    return Finding(
-        "process-limit", ERROR, f"no further process could be started on node {node} ({host})", why,
-        "fewer processes per rank (data loader workers), or a higher limit (ulimit -u, the job's pids)", (Evidence(why),),
-        node=node, host=host,
-    )  # fmt: skip
-
-
-def guard_lost_finding() -> Finding:
-    return Finding(
-        "guard-lost", ERROR, "the guard of the lead's agent was killed before the run ended",
-        "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
-        "look at the machine's kernel log for 'Out of memory'; start the run again",
-    )  # fmt: skip
-
-
-def stuck_finding(node: int, host: str, what: str) -> Finding:
-    return Finding(
-        "process-stuck", ERROR, f"a process on node {node} ({host}) cannot be ended",
-        "it waits in the kernel, for a driver or a file system, and no signal reaches it there",
-        f"look at {host}'s kernel log (dmesg); the node may need a restart: tell the support desk, and exclude it",
-        (Evidence(what),), node=node, host=host,
-    )  # fmt: skip
-
-
-def stalled_finding(node: int, host: str, folder: str, seconds: float) -> Finding:
-    return Finding(
-        "folder-stalled", WARNING, f"the run folder has taken nothing from node {node} for {seconds:.0f} s",
-        "its storage hangs or is very slow; the ranks go on, and what is to be written waits",
-        f"look at the file system of {folder} on {host}; --runs puts run folders elsewhere",
-        node=node, host=host,
-    )  # fmt: skip
-
-
-def killed_finding(ranks: str) -> Finding:
-    return Finding(
-        "not-saved", WARNING, f"{ranks} did not end when asked to, and had to be killed",
-        "what was not saved by then is lost", "handle the stop signal (docs/run.md); stop-grace gives more time",
-    )  # fmt: skip
-
-
-def failed_save_finding(end: RankEnd) -> Finding:
-    assert end.finding
-    return Finding(
-        "not-saved", WARNING, f"rank {end.rank} failed after it was asked to stop: {end.finding.title}",
-        "its checkpoint may be missing or incomplete", f"look at the log of rank {end.rank} before you resume",
-        end.finding.evidence, rank=end.rank,
-    )  # fmt: skip
-
-
-def lost_unsaved_finding(node: int, host: str) -> Finding:
-    return Finding(
-        "not-saved", WARNING, f"node {node} ({host}) was lost: nobody saw whether its ranks have saved",
-        "its checkpoint may be missing or incomplete", "look at the checkpoint before you resume", node=node, host=host,
+    one, what = total - len(ended) == 1, "rank" if each else "node"
+    return find(
+        "ranks-left-behind", "" if each else "nodes", ended=len(ended), total=total, seconds=seconds,
+        rest=f"{what} {left} still runs" if one else f"{what}s {left} still run", first=re.split("[-,]", left)[0],
     )  # fmt: skip
 
 
@@ -273,7 +195,7 @@ class Attempt:
         first_step: Optional[float],
         last_step: Optional[float],
     ) -> None:
-        """What a node sees of its rank processes, at `at`; it is judged once for all nodes that report at a time."""
+        """Keep a node's census of its rank processes, taken at `at`; nodes that report together are judged once."""
         if self.world is None:
             planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
             self.world = WorldCount(planned, order.checks.get("world", "off"))
@@ -282,7 +204,7 @@ class Attempt:
         self.world.add(node, rows, at)
 
     def notice(self, order: Order, now: float) -> Tuple[List[Act], Optional[Finding]]:
-        """Whether the ranks form one world, and whether some go on without the others: what to record, and what to stop for."""
+        """Judge whether the ranks form one world and none was left behind; return what to record, and what to stop for."""
         if self.world is not None and self.world.is_due(now):
             verdict, findings, stop = self.world.judge()
             acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
@@ -293,7 +215,7 @@ class Attempt:
         return [record_finding(left)] if left else [], None
 
     def left_behind(self, order: Order, now: float) -> Optional[Finding]:
-        """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
+        """Report ranks that go on after others have ended well: they may wait for them until a timeout."""
         seconds = now - self.last_end
         if not self.ends or self.first_failure is not None or seconds < _LEFT_BEHIND:
             return None
@@ -303,11 +225,11 @@ class Attempt:
         ended = len(gone)
         if ended <= self.left_told:
             return None
-        total, what = (self.ranks, "ranks") if each else (len(self.assignment), "nodes")
+        total = self.ranks if each else len(self.assignment)
         if ended >= total:
             return None
         self.left_told = ended
-        return left_behind_finding(gone, total, what, seconds)
+        return left_behind(gone, total, each, seconds)
 
     def cause(self) -> Optional[RankEnd]:
         """The end that explains the others; None where no rank failed by itself."""
@@ -319,7 +241,7 @@ class Attempt:
         return self.assignment[node] if node is not None and 0 <= node < len(self.assignment) else None
 
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
-        """What all its members reported, by the lead's clock. Node 0's part first: its losses are the run's."""
+        """Merge what its members reported, by the lead's clock; node 0's losses are the run's."""
         parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
         return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
 
@@ -347,11 +269,10 @@ class Attempt:
         if not gone:
             return None
         one = min(gone, key=lambda end: end.at)
-        where = f"at step {self.short[one.rank]} of {progress.steps}, others at step {progress.step}"
-        return Finding(
-            "early-exit", WARNING, f"{named([one])} ended with exit code 0 {where}",
-            "not known: a signal that it caught, a failure that it caught, or its data ran out", f"look at its log; {NOT_ZERO}",
-            node=one.node, rank=one.rank, confidence=LIKELY, seen=("the steps that each rank reported", "when each ended"),
+        return find(
+            "early-exit", "short", who=named([one]), step=self.short[one.rank], steps=progress.steps, last=progress.step,
+            not_zero=NOT_ZERO, node=one.node, rank=one.rank, confidence=LIKELY,
+            seen=("the steps that each rank reported", "when each ended"),
         )  # fmt: skip
 
     def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
@@ -362,7 +283,7 @@ class Attempt:
 
 
 def _without_rank(end: RankEnd) -> bool:
-    """Where a launcher fails on one node, those of the others end as well: the one that names a rank tells more."""
+    """Sort ends that name a rank first: when a launcher fails on one node, those of the others end as well."""
     return end.finding is None or end.finding.rank is None
 
 
@@ -377,7 +298,7 @@ _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abor
 
 
 def earliest(ends: Sequence[RankEnd]) -> Tuple[First, Optional[RankEnd]]:
-    """The end that came first and explains the others; none where nobody failed unasked.
+    """Return the first end, which explains the others; None if no rank failed by itself.
 
     A rank that was asked to stop while it was failing counts only if nothing but its peers' loss is known."""
     if not any(end.failed and not end.by_us for end in ends):
@@ -392,7 +313,7 @@ def earliest(ends: Sequence[RankEnd]) -> Tuple[First, Optional[RankEnd]]:
 
 
 def _was_told(end: RankEnd) -> bool:
-    """Do its words say that it only did as it was asked?"""
+    """Return true if its words say that it only did as it was asked."""
     text = end.finding.title if end.finding else ""
     return end.code > 128 or end.code == EXIT_REQUEUE or bool(_TOLD.search(text))
 
@@ -439,33 +360,28 @@ def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], s
     if spoke is not None and spoke.finding is not None:
         return _caught(spoke, spoke.finding, first, host_of)
     one = early[0]
-    return Finding(
-        "early-exit", ERROR, f"{named(early)} ended with exit code 0 while the others went on",
-        f"{named([first])} lost its connection to it; likely the ranks did not have the same number of steps",
-        "give every rank the same number of steps: drop_last, an even sampler, or torch's Join for uneven data",
-        _shown(first), node=one.node, host=host_of(one.member), rank=None if one.of_command else one.rank,
-        confidence=LIKELY, seen=("exit codes and times of all ranks",),
+    return find(
+        "early-exit", who=named(early), first=named([first]), evidence=_shown(first), node=one.node,
+        host=host_of(one.member), rank=None if one.of_command else one.rank, confidence=LIKELY,
+        seen=("exit codes and times of all ranks",),
     )  # fmt: skip
 
 
 def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int], str]) -> Finding:
-    """It left because of an error that it caught: its own last words say which."""
-    return Finding(
-        "early-exit", ERROR, f"{named([one])} ended with exit code 0 after writing: {words.evidence[0].text[:200]}",
-        f"{named([first])} lost its connection to it; likely it failed, caught its own error and left",
-        f"{words.fix}; and {NOT_ZERO}" if words.fix else NOT_ZERO, (*words.evidence[:1], *_shown(first)),
-        node=one.node, host=host_of(one.member), rank=words.rank if one.of_command else one.rank,
-        confidence=LIKELY, seen=("exit codes, times and last lines of all ranks",),
+    """Report a rank that left because of an error that it caught, as its last words show."""
+    return find(
+        "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), own=words.fix,
+        not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)), node=one.node, host=host_of(one.member),
+        rank=words.rank if one.of_command else one.rank, confidence=LIKELY,
+        seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
 
 
 def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int], str]) -> Finding:
     one = absent[0]
-    return Finding(
-        "rank-absent", ERROR, f"{named(failed)} gave up waiting; {named(absent)} had not come",
-        "it was alive but did not reach the collective in time: stuck, asleep, in a loop, or much slower",
-        f"look at what {named(absent)} did last: checks: {{hang: stop}} keeps its stack",
-        _shown(failed[0]), node=one.node, host=host_of(one.member),
+    return find(
+        "rank-absent", failed=named(failed), absent=named(absent), evidence=_shown(failed[0]),
+        node=one.node, host=host_of(one.member),
         rank=one.rank if len(absent) == 1 and not one.of_command else None, confidence=LIKELY,
         seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
@@ -530,8 +446,7 @@ def attempt_outcome(
         code = one.code or next(end.code for end in attempt.ends if end.failed and not end.by_us)
         return Outcome(FAILED, code, cause)
     rank = None if one.of_command else one.rank
-    unexplained = Finding("unknown", ERROR, f"{named([one])} ended with {one.code}", rank=rank)
-    return Outcome(FAILED, one.code, one.finding or unexplained)
+    return Outcome(FAILED, one.code, one.finding or find("unknown", who=named([one]), code=one.code, rank=rank))
 
 
 def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
@@ -546,15 +461,19 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
 
 
 def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:
-    """Of ranks that were asked to save and end: those that were killed, those that failed instead, and those of lost nodes."""
+    """Report ranks that were asked to save and end, and were killed, failed or lost with their node instead."""
     killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
     failed = [end for end in attempt.ends if end.exit_code not in (None, 0, EXIT_REQUEUE) and _explained(end)]
     lost = [(node, members[number].host) for node, number in enumerate(attempt.assignment) if members[number].lost]
     return [
-        *([killed_finding(named(killed))] if killed else ()),
-        *(failed_save_finding(end) for end in [end for end in failed if end.finding != outcome.finding][:1]),
-        *(lost_unsaved_finding(node, host) for node, host in lost[:1]),
+        *([find("not-saved", ranks=named(killed))] if killed else ()),
+        *[_failed_save(end.rank, end.finding) for end in failed if end.finding and end.finding != outcome.finding][:1],
+        *(find("not-saved", "lost", node=node, host=host) for node, host in lost[:1]),
     ]
+
+
+def _failed_save(rank: int, why: Finding) -> Finding:
+    return find("not-saved", "failed", rank=rank, title=why.title, evidence=why.evidence)
 
 
 def _explained(end: RankEnd) -> bool:

@@ -47,7 +47,7 @@ class Connection:
 
 
 class Listener(Protocol):
-    """Who wants to know what comes by the connections."""
+    """Receiver of what arrives on the connections."""
 
     def refuse(self, hello: Hello) -> Optional[Refuse]:
         """None: it may join."""
@@ -180,7 +180,7 @@ class Connections:
     # -- once per second ---------------------------------------------------------------------------------------------
 
     def tick(self, now: float, late: float) -> None:
-        """What takes longer with every member. `late`: see `_check_silence`."""
+        """Do the periodic work that grows with the number of members. `late`: see `_check_silence`."""
         self._check_silence(now, late)
         self._beat_members()
         if self._door is not None and self._door.is_open:
@@ -225,7 +225,7 @@ class Connections:
             self._unsent.add(member)
 
     def send_rest(self) -> None:
-        """What members have not taken yet."""
+        """Send what members have not taken yet."""
         self._unsent = {number for number in self._unsent if self._flush(number)}
 
     def _flush(self, member: int) -> bool:
@@ -258,7 +258,7 @@ class Outbox:
         return bool(self._waiting)
 
     def send_some(self) -> None:
-        """For one turn. Telling the lead's own node may put more messages into the box."""
+        """Send the messages of one turn. Telling the lead's own node may add more."""
         until = time.monotonic() + _SLICE
         while self._waiting and time.monotonic() < until:
             message, members = self._waiting[0]
@@ -275,7 +275,7 @@ class Outbox:
 def gather_files(
     connections: Mapping[socket.socket, Connection], folder: RunFolder, most: float, silence: float
 ) -> None:
-    """For a child: until all members have gone, nothing has come for `silence` seconds, or `most` seconds are over."""
+    """Serve, in a child, until all members have gone, nothing came for `silence` seconds, or `most` seconds are over."""
     deadline = time.monotonic() + most
     quiet = time.monotonic() + silence
     with selectors.DefaultSelector() as selector:

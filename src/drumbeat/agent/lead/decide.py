@@ -16,7 +16,7 @@ from drumbeat.runfolder.summary import END, REQUEUE
 
 
 def attempts_in_a_row(history: Sequence[Outcome]) -> int:
-    """How many attempts at the end of the history ended for the same cause."""
+    """Count the latest attempts that ended for the same cause."""
     cause, count = history[-1].cause, 0
     for outcome in reversed(history):
         if outcome.cause is not cause:
@@ -115,11 +115,11 @@ def decide(
     unfit = [number for number in last.assignment if number in excluded or not members[number].fit]
     if not unfit:
         return _again(history, last.assignment, restarts)
-    return _elsewhere(history, members, excluded, unfit, restarts, fewest, can_requeue, spares)
+    return _elsewhere(history, members, excluded, restarts, fewest, can_requeue, spares)
 
 
 def without_nodes(lost: Mapping[int, Member], restarts: int, can_requeue: bool, spares: int) -> Union[Stop, Requeue]:
-    """What follows when nodes are lost (node rank -> who it was) and no spare can take their place."""
+    """Decide what follows when nodes are lost (node rank -> name) and no spare can replace them."""
     names = ", ".join(f"{node} ({member.machine})" for node, member in sorted(lost.items()))
     what = f"node {names} is lost" if len(lost) == 1 else f"nodes {names} are lost"
     if spares:
@@ -166,7 +166,7 @@ def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) ->
 
 
 def _older_checkpoint(last: Outcome) -> str:
-    """What a program that stopped at NaN has to start from."""
+    """Return the checkpoint from which a program that stopped at NaN should start."""
     bad = last.nan_since if last.nan_since is not None else last.step
     when = f"step {bad}" if bad is not None else "the first bad step"
     return f"only a checkpoint older than {when} helps"
@@ -195,7 +195,6 @@ def _elsewhere(
     history: Sequence[Outcome],
     members: Mapping[int, Member],
     excluded: Mapping[int, str],
-    unfit: Sequence[int],
     restarts: int,
     fewest: Optional[int],
     can_requeue: bool,
@@ -215,6 +214,7 @@ def _elsewhere(
     if fewest and len(fewer) >= fewest and fewer[:1] == last.assignment[:1] and spent <= restarts:
         why = f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes"
         return Restart(why, fewer, 0.0, excluded)
+    unfit = [number for number in last.assignment if number not in fewer]
     machines = tuple(members[number].machine for number in unfit)
     lost = {node: members[number] for node, number in enumerate(last.assignment) if members[number].lost}
     if lost:

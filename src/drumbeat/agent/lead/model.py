@@ -1,4 +1,4 @@
-"""What the lead may ask for: tell members something, record an event, end the run. `lead_side` carries it out."""
+"""Acts of the lead: tell members something, record an event, end the run. `lead_side` carries them out."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Member:
 
     @property
     def machine(self) -> str:
-        """What to call it towards the scheduler."""
+        """Return its name for the scheduler."""
         return self.name or self.host
 
 
@@ -72,7 +72,7 @@ Assignment = Tuple[int, ...]  # the member that is node rank 0, 1, 2 and so on
 
 
 def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assignment]:
-    """Who keeps a role keeps its node rank; one that is unfit is replaced by a member without a role."""
+    """Replace unfit members by members without a role; members that stay keep their node rank."""
     taken = frozenset(before)
     spares = [number for number, member in members.items() if number not in taken and member.fit]
     assignment = []
@@ -86,7 +86,7 @@ def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assi
 
 
 def replacements(before: Assignment, after: Assignment, members: Mapping[int, Member]) -> List[str]:
-    """Who takes whose place, in words."""
+    """Describe who replaces whom."""
     if len(before) != len(after):
         return []
     pairs = [(node, old, new) for node, (old, new) in enumerate(zip(before, after)) if old != new]
@@ -109,7 +109,7 @@ _PORT = regex(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one attempt ended, and who took part."""
+    """End of one attempt, and who took part."""
 
     outcome: str
     exit_code: int
@@ -130,7 +130,7 @@ class Outcome:
         return cause_of(self.finding, self.exit_code)
 
     def _was_our_port(self) -> bool:
-        """As the failure's own line says; where it names no port, as the machine says."""
+        """Return true if the failure's own line names the port; else if the machine says that it is taken."""
         assert self.finding
         named = {int(port) for each in self.finding.evidence for port in _PORT.findall(each.text)}
         return self.port in named if named and self.port else self.port_taken

@@ -1,4 +1,4 @@
-"""What the lead writes when a run ends: summary.json, and the verdict for whatever started the agents."""
+"""Files that the lead writes at the end of a run: summary.json, and the verdict for whatever started the agents."""
 
 from __future__ import annotations
 
@@ -23,11 +23,19 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.state import hangs_of, ranks_seen, world_of
-from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary, write_verdict
+from drumbeat.runfolder.summary import (
+    AttemptEnd,
+    Observations,
+    Summary,
+    gpus_of_run,
+    summarize,
+    write_summary,
+    write_verdict,
+)
 
 
 def what_follows(lead: Lead) -> Next:
-    """After the last attempt, before its end is written."""
+    """Decide what follows the last attempt, before its end is written."""
     asked, saved = lead.requests, lead.history[-1].outcome == REQUEUE
     allowed = lead.order.resources.requeues
     wanted = lead.requeue.why if lead.requeue else ""
@@ -59,10 +67,8 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     parts = ledger(lead.order.created, now, events, queued)
     gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
     replaced, world = replaced_nodes(events), world_of(events)
-    return summarize(
-        lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus, world, hangs_of(events),
-        ranks_seen(events),
-    )  # fmt: skip
+    observed = Observations(hang, replaced, gpus, world, hangs_of(events), ranks_seen(events))
+    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, observed)
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:
@@ -76,7 +82,7 @@ def _attempts(lead: Lead) -> List[AttemptEnd]:
 
 
 def _progress(lead: Lead) -> Progress:
-    """Of the last attempt that made steps; how the losses began is the first attempt's."""
+    """Return the progress of the last attempt that made steps; its first losses are those of the first attempt."""
     offsets = {number: member.clock_offset for number, member in lead.members.items()}
     each = [attempt.progress(offsets) for attempt in lead.attempts]
     with_steps = [progress for progress in each if progress.first_t is not None] or each[-1:] or [Progress()]
@@ -99,7 +105,7 @@ _PLACE = regex(r"\{(run_id|outcome|exit_code|seconds|folder)\}")
 
 
 def run_on_end(order: Order, folder: RunFolder, summary: Summary, meanwhile: Callable[[], None]) -> str:
-    """What went wrong, in one line; empty if all went well or there is no such command. `meanwhile` is called often."""
+    """Run the job's on-end command; return what went wrong in one line, or ''. `meanwhile` is called often."""
     if not order.on_end:
         return ""
     values: Dict[str, str] = {

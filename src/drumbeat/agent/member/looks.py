@@ -1,4 +1,4 @@
-"""What this node's ranks are doing, for whoever asks: a child looks, the answer goes to the run folder and to the lead."""
+"""Looks at this node's ranks on request: a child looks, the answer goes to the run folder and to the lead."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote]]:
 
 
 class _Earlier:
-    """What the ranks had used when one of them fell silent, read by a child: then a look can tell what they did since."""
+    """Usage of the ranks when one of them fell silent, read by a child: a later look can tell what they did since."""
 
     def __init__(self) -> None:
         self.found: Optional[Earlier] = None

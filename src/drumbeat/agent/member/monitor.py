@@ -100,7 +100,7 @@ class MonitorProcess:
                 os._exit(code)
 
     def ended(self, pid: int) -> bool:
-        """Whether the child that was reaped is the monitor."""
+        """Return true if the reaped child is the monitor."""
         if not self.pid or pid != self.pid:
             return False
         self.pid = 0

@@ -19,8 +19,8 @@ from drumbeat.agent.ranks.ends import Ends, Exit, Explainer, RankExit, rank_mean
 from drumbeat.agent.ranks.handles import Rank, Ranks, Starter, bring, inherited
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
-from drumbeat.agent.watchers.contract import Record, Tell, Watching
+from drumbeat.agent.watchers.build import build_watchers, gate_of
+from drumbeat.agent.watchers.contract import Record, Tell, WatchedAttempt, Watching
 from drumbeat.agent.watchers.kernel_log import KernelLog
 from drumbeat.agent.watchers.nccl_log import LogFiles
 from drumbeat.agent.watchers.transport import OpenGate
@@ -32,7 +32,8 @@ from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.proc import children
 from drumbeat.base.processes import describe, kill_children, on_storage, sweep
 from drumbeat.base.record import to_json
-from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, WARNING, Finding
 from drumbeat.inspector.kernel_log import own_log
 from drumbeat.inspector.ranks import identity_in
 from drumbeat.machine.model import Facts, Peers
@@ -42,6 +43,8 @@ from drumbeat.plan.environment import environment
 from drumbeat.plan.network import compute_nics, lone_subnets
 from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.layout import NodeFolder
+
+find = Catalog("lead")
 
 # Caches of compiled kernels on a node's own disk. What lies in them is loaded and run, so nobody else may write
 # there. Their paths are the same for every run, so that a cache is found again, and so others know them: each folder
@@ -67,18 +70,7 @@ def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar],
                 why = f"empty and for this run only: {problems[variable.value]}"
                 variable = replace(variable, value=path, why=why, source="detected")
         chosen.append(variable)
-    findings = [
-        Finding(
-            "cache-not-private",
-            WARNING,
-            "a kernel cache is not used: others could put code into it",
-            why,
-            f"remove {path} if it is yours, or name another folder in the job's env; kernels are compiled anew until then",
-            (Evidence(why),),
-        )
-        for path, why in problems.items()
-        if why
-    ]
+    findings = [find("cache-not-private", why=why, path=path, evidence=[why]) for path, why in problems.items() if why]
     return chosen, findings
 
 
@@ -86,7 +78,9 @@ def private_caches(variables: Sequence[EnvVar], own: str) -> Tuple[List[EnvVar],
 
 
 @dataclass(frozen=True)
-class NodePlan:
+class AttemptPlan:
+    """Cores, GPUs and variables with which an attempt starts on this node."""
+
     facts: Facts  # as all tasks of the node see it together
     right: Binding  # the binding that the GPUs ask for
     bound: Binding  # the one that is used
@@ -94,23 +88,10 @@ class NodePlan:
     findings: Tuple[Finding, ...]
 
 
-def plan_node(
-    order: Order, own: Facts, tasks: Tasks, peers: Peers, node: int, attempt: int, metrics: str, folder: str, local: str
-) -> NodePlan:
-    """`metrics`: where ranks report; `folder`: the attempt's part of the run folder; `local`: a folder on the node's own disk."""
-    facts = tasks.facts(own)
-    right = right_binding(order, facts, node, peers=peers)
-    bound, findings = _bind(order, tasks, facts, right, node, peers)
-    variables, unsafe_caches = private_caches(environment(order, own, peers, node), local)
-    variables += node_identity(order, peers, node, attempt, metrics, os.path.abspath(folder))
-    lone = lone_subnets(compute_nics(facts, peers), facts.host)
-    return NodePlan(facts, right, bound, variables, (*findings, *unsafe_caches, *lone))
-
-
 def _bind(
     order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int, peers: Peers
 ) -> Tuple[Binding, Tuple[Finding, ...]]:
-    """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
+    """Choose each rank's cores: the job's own, else those of its task, else those near its GPU."""
     if order.cpu_bind or not tasks.views:
         return binding(order, facts, node, peers), ()
     bound = tasks.bound(right, facts)
@@ -138,15 +119,15 @@ class NodeWatch:
         rank_of: Callable[[int], Optional[int]],
         out_of: Callable[[Optional[int]], str],
     ) -> List[EnvVar]:
-        """Before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run folder;
-        `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
+        """Open the gates before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run
+        folder; `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
         order = self.order
         self._gates = gate_of(order, lambda: OpenGate(order, node_rank, self.facts, self.local, rank_of, out_of))
         for gate in self._gates:
             variables = gate.open(variables, folder)
         return variables
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, scene: WatchedAttempt) -> None:
         scene = replace(scene, kernel_log=self._follow_kernel_log())
         self._watching = build_watchers(self.order, scene, self._gates, self._record, self._tell)
         self.tick(time.monotonic())  # how the counters stood before
@@ -166,16 +147,16 @@ class NodeWatch:
 
     @property
     def kept_logs(self) -> List[LogFiles]:
-        """What helps to explain a failure."""
+        """Return the logs that help to explain a failure."""
         return [gate.log for gate in self._gates if gate.log and gate.keeps_log]
 
     @property
     def pid(self) -> int:
-        """Of the process that reads the kernel's log; 0: there is none."""
+        """Return the pid of the process that reads the kernel's log; 0 if there is none."""
         return self._kernel_log.pid if self._kernel_log else 0
 
     def _follow_kernel_log(self) -> List[KernelLog]:
-        """From now on, where the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
+        """Follow the kernel's log if the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
         own = own_log(self.member)
         gpus = any(not gpu.integrated for gpu in self.facts.gpus)
         if not own and (not gpus or (self.order.emulated and self.member)):
@@ -188,24 +169,26 @@ _MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and 
 _SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck
 
 
+@dataclass(frozen=True)
+class Services:
+    """Parts of the agent that its node uses."""
+
+    tell: Callable[[Message], None]  # sends a message to the lead
+    tasks: Tasks
+    beat: Callable[[], None]  # called where something takes its time
+    child: FolderChild  # writes the run folder
+    monitor: MonitorProcess
+
+
 class Node:
-    """`tell` sends a message to the lead; `beat` is called where something takes its time; `child` writes the run folder."""
+    """One node of a run: starts, watches and ends its ranks, attempt after attempt."""
 
     def __init__(
-        self,
-        order: Order,
-        member: int,
-        facts: Facts,
-        folder: NodeFolder,
-        bundle: str,
-        tell: Callable[[Message], None],
-        tasks: Tasks,
-        beat: Callable[[], None],
-        child: FolderChild,
-        monitor: MonitorProcess,
+        self, order: Order, member: int, facts: Facts, folder: NodeFolder, bundle: str, services: Services
     ) -> None:
         self.order, self.member, self.facts, self.folder, self.bundle = order, member, facts, folder, bundle
-        self.tell, self.tasks, self.beat, self.child, self.monitor = tell, tasks, beat, child, monitor
+        tell, tasks, child = self.tell, self.tasks, self.child = services.tell, services.tasks, services.child
+        self.beat, self.monitor = services.beat, services.monitor
         self.events = EventLog(folder.events, member, child.append)
         self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
         self.attempt = 0
@@ -240,10 +223,7 @@ class Node:
         self.ranks = Ranks(self.tasks)
         self.looks.begin_attempt(attempt, node_rank)
         on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
-        plan = plan_node(
-            self.order, self.facts, self.tasks, peers, node_rank, attempt, self.metrics.path,
-            self.folder.attempt(attempt), self.local,
-        )  # fmt: skip
+        plan = self._plan(peers)
         for finding in plan.findings:
             self._note(finding)
         bound, variables = plan.bound, plan.variables
@@ -351,7 +331,7 @@ class Node:
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def _make_folders(self, attempt: int) -> None:
-        """In a child: the attempt's folders, and what the job brings."""
+        """Make, in a child, the attempt's folders, and what the job brings."""
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
         bring(self.order, self.folder.attempt(attempt))
@@ -364,10 +344,20 @@ class Node:
         else:
             self.events.write("finding", {"finding": finding})
 
-    def _scene(self, peers: Peers, plan: NodePlan, variables: List[EnvVar]) -> Scene:
+    def _plan(self, peers: Peers) -> AttemptPlan:
+        order, node, facts = self.order, self.node_rank, self.tasks.facts(self.facts)
+        right = right_binding(order, facts, node, peers=peers)
+        bound, findings = _bind(order, self.tasks, facts, right, node, peers)
+        variables, unsafe_caches = private_caches(environment(order, self.facts, peers, node), self.local)
+        folder = os.path.abspath(self.folder.attempt(self.attempt))
+        variables += node_identity(order, peers, node, self.attempt, self.metrics.path, folder)
+        lone = lone_subnets(compute_nics(facts, peers), facts.host)
+        return AttemptPlan(facts, right, bound, variables, (*findings, *unsafe_caches, *lone))
+
+    def _scene(self, peers: Peers, plan: AttemptPlan, variables: List[EnvVar]) -> WatchedAttempt:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
-        return Scene(
+        return WatchedAttempt(
             self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
             lambda: self.launcher.is_rank, self.launcher.met, self.beat,
@@ -376,10 +366,7 @@ class Node:
     def _new_ends(self) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
-        explainer = Explainer(
-            self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts.has_no_gpu,
-            self.facts.identity,
-        )  # fmt: skip
+        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts)
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
 
     def _rank_of(self, pid: int) -> Optional[int]:
@@ -446,7 +433,7 @@ class Node:
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck, self.metrics.ranks.short()))
 
     def _keep(self, logs: List[LogFiles]) -> None:
-        """In a child; the rest goes with the node's own folder."""
+        """Keep logs, in a child; the rest goes with the node's own folder."""
         for log in logs:
             log.keep(self.folder.attempt(self.attempt))
 

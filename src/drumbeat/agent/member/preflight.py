@@ -1,4 +1,4 @@
-"""What a node finds about itself before ranks start; the lead hears it with the node's hello."""
+"""Findings of a node about itself before ranks start; the lead gets them with the node's hello."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.doctor.examine import preflight
-from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, WARNING, Finding
 from drumbeat.machine.model import Facts, Identity, Library
 from drumbeat.runfolder.layout import RunFolder
 
+find = Catalog("lead")
 _HOST_PATHS = "host-paths.tsv"  # name, path, where it leads to, sha256: written on the host, before the container
 _PROVIDER = regex(r"lib(bnxt_re|mlx5|ionic|irdma|efa)\b")
 
@@ -40,7 +42,7 @@ def check_node(
 
 
 def read_host_paths(order: Order, node: int) -> List[List[str]]:
-    """What the host wrote about its own files, before the container began. It reads the run folder: for a child."""
+    """Read what the host recorded about its own files before the container began. Reads the run folder: for a child."""
     path = os.path.join(RunFolder(order.folder).node(node).path, _HOST_PATHS)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -65,13 +67,11 @@ def provider_findings(
             if library.digest and library.digest != digest and library.name.startswith(name.group())
         ]
         if others:
+            digests = [f"host {real} sha256 {digest[:12]}"]
+            digests += [f"image {one.path} sha256 {(one.digest or '')[:12]}" for one in others[:4]]
             found.append(
-                Finding(
-                    "rdma-library-differs", ERROR, f"{name.group()} in the image is not the host's",
-                    "the library talks to the host's driver: with another version RDMA fails, or falls back to sockets",
-                    f"build the image with the host's version, or bind {real} over {others[0].path}",
-                    (Evidence(f"host {real} sha256 {digest[:12]}"),
-                     *(Evidence(f"image {one.path} sha256 {(one.digest or '')[:12]}") for one in others[:4])),
+                find(
+                    "rdma-library-differs", library=name.group(), real=real, other=others[0].path, evidence=digests,
                     node=node, host=host,
                 )
             )  # fmt: skip

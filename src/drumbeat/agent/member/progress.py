@@ -1,4 +1,4 @@
-"""What this node's ranks report: shipped from the node's own disk to the run folder, and added up to its progress."""
+"""Reports of this node's ranks: shipped from the node's own disk to the run folder, and summed up as its progress."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Rank:
 
 
 class RankProgress:
-    """Of one attempt."""
+    """Progress of one attempt."""
 
     def __init__(self) -> None:
         self._ranks: Dict[int, _Rank] = {}
@@ -117,7 +117,7 @@ class RankProgress:
         return (rank.step, round(now - rank.heard, 1)) if rank else (None, None)
 
     def resting(self, now: float) -> bool:
-        """Whether a rank has been silent for longer than its reports are apart; nobody may have looked at it yet."""
+        """Return true if a rank has been silent for longer than usual and was not looked at yet."""
         late = [rank for rank in self._ranks.values() if rank.stepped is not None and now - rank.heard > _RESTS]
         return any(now - rank.heard > _RESTS * median(rank.gaps or (0.0,)) for rank in late)
 
@@ -224,13 +224,13 @@ class NodeMetrics:
         return records
 
     def _say_so_far(self) -> None:
-        """After what was counted, so that a reader of the file's end need not read it all."""
+        """Write a mark after what was counted, so that a reader of the file's end need not read it all."""
         self._unsaid = 0
         line = so_far_line(self.progress.snapshot(), clock.now())
         self.child.append_if_room(self.folder.metrics, line.encode())
 
     def _printed_records(self, final: bool) -> List[str]:
-        """What the child has found since; at the end the caller waits for it before."""
+        """Return what the child has found since the last call; at the end the caller waits for it first."""
         now = time.monotonic()
         if self._logs and not final and now >= self._next_look:
             self._next_look = now + _LOOK_EVERY
@@ -242,7 +242,7 @@ class NodeMetrics:
 
 
 def in_our_time(lines: List[str]) -> List[str]:
-    """Where the machine's clock was set forward or back, what ranks have just reported gets the time that we go on with."""
+    """Correct the times of new reports if the machine's clock was set forward or back."""
     if not clock.stepped():
         return lines
     shifted = []

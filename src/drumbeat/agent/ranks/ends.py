@@ -1,4 +1,4 @@
-"""How this node's processes ended. What the launcher and the logs say of it is read by a forked child: storage may hang."""
+"""Ends of this node's processes. A forked child reads what the launcher and the logs say about them: storage may hang."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import CONSEQUENCES
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import (
     CAUGHT,
     CERTAIN,
     ERROR,
-    INFO,
     LIKELY,
     PEER_LOST,
-    STOPPED,
     WARNING,
     Evidence,
     Finding,
@@ -34,10 +33,12 @@ from drumbeat.findings.model import (
 )
 from drumbeat.inspector.kernel_log import oom_kills
 from drumbeat.machine.host import LiveHost
-from drumbeat.machine.model import Identity
+from drumbeat.machine.model import Facts, Identity
 from drumbeat.metrics.printed import read_line
 from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder
+
+find = Catalog("ranks")
 
 # The end of a rank's standard error, for saying why it failed.
 
@@ -159,7 +160,7 @@ def wrote_on(streams: Sequence[Stream], stream: Stream, ended: float) -> bool:
 
 
 def _works(lines: Sequence[str], most: int) -> bool:
-    """Do the lines after an error show that the work went on: a step, or too many of them?"""
+    """Return true if the lines after an error show that the work went on: a step, or too many of them."""
     after = [line for line in lines if line.strip()]
     return len(after) > most or any(read_line(line) for line in after)
 
@@ -176,22 +177,23 @@ _LAST_LINES = 40  # lines: what has more behind it is not called the last lines
 
 
 def with_last_step(finding: Finding, step: Optional[int]) -> Finding:
-    """Of an end without words, the last step that was seen is all there is."""
+    """Add the last step that was seen to an end without words."""
     if step is None or not finding.cause.endswith("it wrote nothing"):
         return finding
     return replace(finding, cause=f"{finding.cause}; the last step seen on this node was {step}")
 
 
 class Explainer:
-    """For one attempt; evidence names files relative to `run_folder`. `kept` is the log in which a reader of the run folder finds
-    the rank's lines, where they are merged."""
+    """Explainer of the ends of one attempt; evidence names files relative to `run_folder`. `kept` is the log in which a
+    reader of the run folder finds the rank's lines, where they are merged."""
 
     def __init__(
         self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
-        no_gpu: bool = False, identity: Optional[Identity] = None,
+        facts: Optional[Facts] = None,
     ) -> None:  # fmt: skip
         self.order, self.logs, self.launcher, self.attempt = order, logs, launcher, attempt
-        self.run_folder, self.kept, self.no_gpu, self.identity = run_folder, kept, no_gpu, identity or Identity()
+        self.run_folder, self.kept = run_folder, kept
+        self.no_gpu, self.identity = (facts.has_no_gpu, facts.identity) if facts else (False, Identity())
         self._oom_kills = oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool) -> Finding:
@@ -243,7 +245,7 @@ class Explainer:
         return replace(found, cause=why, fix=f"look at the file system of {self.logs.path} on this node")
 
     def doubt(self, end: End, every_rank: bool) -> Optional[Finding]:
-        """Why a command that ended with 0 may have failed all the same: its exit code can be that of a pipe into tee, or of a
+        """Return why a command that ended with 0 may still have failed: its exit code can be that of a pipe into tee, or of a
         last echo. None if what its processes wrote shows no failure, or if the work went on after it. Ranks that are known to
         have ended with 0 have caught what they wrote."""
         streams, well = self._streams(end, every_rank), self.launcher.ranks_ended_well
@@ -265,7 +267,7 @@ class Explainer:
         return replace(quoted, code=CAUGHT, title=quoted.evidence[0].text[:200])
 
     def _streams(self, end: End, every_rank: bool) -> List[Stream]:
-        """What the rank has written; of a node's command, what all its ranks and the command itself have."""
+        """Return what the rank has written; for a node's command, what it and all its ranks have."""
         ranks = sorted(self.logs.ranks(self.attempt)) if every_rank else [end.rank]
         logs: List[Tuple[Optional[int], str, str]]
         logs = [(rank, name, self.logs.log(self.attempt, rank, name)) for rank in ranks for name in ("out", "err")]
@@ -292,22 +294,18 @@ class Explainer:
         return log if not end.of_command and os.path.exists(log) else own
 
     def _no_workdir(self, line: str) -> Finding:
-        return Finding(
-            "workdir-missing", ERROR, f"the working directory {self.order.workdir} cannot be used on this node",
-            line[len(NO_WORKDIR) :].strip() or "it does not exist there",
-            "use a folder on storage that all nodes share (workdir: in the job file), and bind it into the container",
-            (Evidence(line),),
-        )  # fmt: skip
+        why = line[len(NO_WORKDIR) :].strip() or "it does not exist there"
+        return find("workdir-missing", workdir=self.order.workdir, why=why, evidence=[line])
 
     def _no_memory(self, end: End) -> bool:
-        """Whether the kernel has killed for lack of memory since the start: only then is a SIGKILL its doing."""
+        """Return true if the kernel has killed for lack of memory since the start: only then may a SIGKILL be its doing."""
         if signal.SIGKILL not in (end.signal, (end.exit_code or 0) - 128) or self._oom_kills is None:
             return False
         return (oom_kills(LiveHost()) or 0) > self._oom_kills
 
 
 def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
-    """The lines up to the exception that had ended a rank's work before it waited for the others at its exit, in vain."""
+    """Return the lines up to the exception that ended a rank's work before it waited for the others at its exit."""
     place = raised_at(lines, _LAST_LINES) if found.code in CONSEQUENCES and found.evidence else None
     if place is None:
         return ()
@@ -323,7 +321,6 @@ def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence
 
 READ_WITHIN = 10.0  # seconds
 _BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which the signal is all that is known
-ENDED_BY_LAUNCHER = Finding(STOPPED, INFO, "ended by its launcher", "another rank of the launcher had failed")
 
 
 @dataclass(frozen=True)
@@ -340,7 +337,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class RankExit:
-    """What that says about one rank; `end.finding` is why."""
+    """End of one rank; `end.finding` says why."""
 
     end: End
     seconds: float
@@ -348,7 +345,7 @@ class RankExit:
 
 
 class Ends:
-    """For one attempt. `done` gets every rank's end, in the order in which the processes ended."""
+    """Ends of one attempt. `done` gets every rank's end, in the order in which the processes ended."""
 
     def __init__(
         self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[RankExit], None],
@@ -361,12 +358,12 @@ class Ends:
         self._began = clock.now()
 
     def __bool__(self) -> bool:
-        """Whether an end is not told yet."""
+        """Return true if an end was not reported yet."""
         return bool(self._waiting or self._reading)
 
     @property
     def pid(self) -> int:
-        """Of the child that reads; 0 where there is none."""
+        """Return the pid of the child that reads; 0 if there is none."""
         return self._child.pid if self._child else 0
 
     def add(self, ended: Exit) -> None:
@@ -402,7 +399,7 @@ class Ends:
             self.done(self._unread(ended))
 
     def _read(self) -> bytes:
-        """In the child."""
+        """Read, in the child."""
         found = [
             each for ended in self._reading for each in read_exit(self.launcher, self.explainer, self.attempt, ended)
         ]
@@ -422,7 +419,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
         if finding is None and end.exit_code != 0:
             finding = explainer.explain(end, ended.by_us)
             if end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
-                finding, by_us = ENDED_BY_LAUNCHER, True
+                finding, by_us = find("stopped"), True
         elif finding is None and not ended.by_us:
             one_of_many = not (launcher.is_rank or end.of_command)  # its launcher's driver has seen its exit code
             look = explainer.doubt if launcher.may_hide_failures and not one_of_many else explainer.caught
@@ -434,7 +431,7 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
 
 
 def _with_cause(finding: Finding, launcher: Direct, explainer: Explainer, end: End) -> Finding:
-    """Why a launcher in the script failed, before what became of the script."""
+    """Put the cause of a launcher's failure before what became of its script."""
     failed = launcher.failed_rank()
     why = explainer.explain(failed, by_us=False) if failed else explainer.doubt(end, launcher.once)
     if why is None:

@@ -96,11 +96,11 @@ class Ranks:
             self._stopping.sent = {int(pid): str(start) for pid, start in json.loads(answer or b"{}").items()}
 
     def saving(self) -> bool:
-        """Whether a process that was sent the stop signal is still there. Its shell may be gone already."""
+        """Return true if a process that got the stop signal is still there; its shell may be gone already."""
         return bool(self._stopping.alive())
 
     def forget(self) -> None:
-        """What is left cannot be ended, and is no longer waited for."""
+        """Stop waiting for processes that cannot be ended."""
         self._own.clear()
         self._guarded.clear()
 
@@ -181,7 +181,7 @@ class Starter:
         self.note_started(process, pid, cpus)
 
     def _for_jax(self, process: Process, variables: List[EnvVar], bound: Binding) -> List[EnvVar]:
-        """What jax.distributed.initialize needs, unless somebody has set it, or a launcher inside starts other ranks."""
+        """Return what jax.distributed.initialize needs, unless it is set already or an inner launcher starts other ranks."""
         known = {**os.environ, **{variable.name: variable.value for variable in variables}}
         if "JAX_COORDINATOR_ADDRESS" in known or known.get(ADAPTERS) == OFF or has_launcher(self.order):
             return []

@@ -1,4 +1,4 @@
-"""What differs between launchers once the processes of a node are known: who knows its rank, whose log is whose, and how an
+"""Differences between launchers once the processes of a node are known: who knows its rank, whose log is whose, and how an
 exit status tells about ranks."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import List, Optional, Sequence
 
 from drumbeat.agent.ranks.shim import shim_argv
 from drumbeat.agent.ranks.stages import (
-    STAGE_FAILED,
+    SCRIPT_SEEN,
     Stage,
     Stages,
     ended_well,
@@ -20,7 +20,6 @@ from drumbeat.agent.ranks.stages import (
     no_rank,
     read_report,
     stage_failed,
-    unended,
 )
 from drumbeat.agent.ranks.stand_ins import install, settings_of
 from drumbeat.agent.ranks.start import End, plain_end, rank_ends
@@ -31,13 +30,15 @@ from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
 from drumbeat.commands.inside import Script, fallback
 from drumbeat.commands.interpreter import launcher_interpreter, script_of
 from drumbeat.commands.launch import find_launcher, starts_its_own_ranks
-from drumbeat.findings.model import ERROR, WARNING, Finding, shown
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, WARNING, shown
 from drumbeat.machine.model import Peers
 from drumbeat.plan.argv import Process, Tools, has_driver, rank_identity
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.runfolder.layout import NodeFolder
 
+find = Catalog("ranks")
 _ENDS_PROCESSES = regex(r"(?:^|[;&|({`\"']|\b(?:then|else|do)\b)[ \t]*(?:kill|pkill|killall|timeout)[ \t]", re.M)
 
 
@@ -55,7 +56,7 @@ class Direct:
         self._script = Script()
 
     def prepare(self, attempt: int, node: int, peers: Peers, bound: Binding) -> List[EnvVar]:
-        """Before the processes of an attempt start: variables that all of them get."""
+        """Prepare an attempt; return variables that all its processes get."""
         self.first_rank = sum(peer.ranks for peer in peers.nodes[:node])
         self._stages = None
         if self.order.launcher == "tasks" or find_launcher(self.order.command):
@@ -74,7 +75,7 @@ class Direct:
         return install(settings, script, self.bundle, os.environ)
 
     def has_started_ranks(self, attempt: int) -> bool:
-        """Whether the node's command has started ranks of its own, as their logs show. It reads a folder."""
+        """Return true if the node's command has started its own ranks, as their logs show. Reads a folder."""
         return False
 
     def failed_rank(self) -> Optional[End]:
@@ -86,30 +87,30 @@ class Direct:
         return []
 
     def met(self) -> Optional[int]:
-        """How many launchers the script has started through our stand-ins by now; None where there are none."""
+        """Count the launchers that the script has started through our stand-ins; None without stand-ins."""
         return None if self._stages is None else len(self._stages.read())
 
     def new_stages(self) -> List[float]:
-        """When later launchers of the script began, as far as our stand-ins met them; each is told once."""
+        """Return when later launchers of the script began, as seen by our stand-ins; each is reported once."""
         return [] if self._stages is None else [clock.own(t) for t in self._stages.begun_since()]
 
     @property
     def may_hide_failures(self) -> bool:
-        """Whether the exit code may be another program's than the one that trains: a shell stands before it."""
+        """Return true if a shell stands before the program, so that the exit code may be another program's."""
         return self._stages is not None
 
     @property
     def ranks_ended_well(self) -> bool:
-        """Whether each launcher of the script has told that all its ranks ended with 0: no pipe can hide that."""
+        """Return true if each launcher of the script reported that all its ranks ended with 0: no pipe can hide that."""
         begun = [stage for stage in self._stages.read() if stage.began] if self._stages else []
         return bool(begun) and all(stage.succeeded for stage in begun)
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
-        """What the command line of this node's processes needs."""
+        """Return what the command line of this node's processes needs."""
         return Tools(python=launcher_interpreter(self.order))
 
     def driver_tools(self, attempt: int, node: int, bound: Binding) -> Tools:
-        """What a launcher needs that starts ranks for us."""
+        """Return what a launcher needs that starts ranks for us."""
         cpus = [list(slot.cpus) for slot in bound.slots]
         driver = pkgutil.get_data("drumbeat.inrank", "driver.py") or b""
         shim = shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node, self.first_rank)
@@ -131,11 +132,11 @@ class Direct:
         return bound.slots[process.local_rank].cpus
 
     def log(self, attempt: int, rank: int, stream: str) -> str:
-        """Where the process that we start writes."""
+        """Return the log of the process that we start."""
         return self.logs.log(attempt, rank, stream)
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
-        """What the exit status of a process says about ranks. It may read files: see `ends.py`."""
+        """Turn the exit status of a process into ends of ranks. May read files: see `ends.py`."""
         return [plain_end(process.rank, status, at)]
 
     def _report(self, attempt: int) -> str:
@@ -206,7 +207,7 @@ class Once(Direct):
         return [end]
 
     def failed_rank(self) -> Optional[End]:
-        """Of the script's last launcher: to the logs of an earlier one, others have written since."""
+        """Return ends of the script's last launcher: to the logs of an earlier one, others have written since."""
         begun = [stage for stage in self._stages.read() if stage.began] if self._stages else []
         return next(iter(rank_ends(begun[-1].failures)), None) if begun else None
 
@@ -249,18 +250,18 @@ class Driven(Once):
 
 
 def may_run_programs(folder: str) -> bool:
-    """Whether programs in this folder can be started: /tmp is mounted noexec on some clusters."""
+    """Return true if programs in this folder can be started: /tmp is mounted noexec on some clusters."""
     return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
 def _refused_end(process: Process, at: float, why: str) -> End:
     what, _, fix = why.partition("\n")
-    finding = Finding("launcher-refused", ERROR, what, "", fix.strip())
+    finding = find("launcher-refused", what=what, how=fix.strip())
     return End(process.rank, EXIT_USAGE, None, at, of_command=True, finding=finding)
 
 
 def _later(failed: Stage, reported: Sequence[Stage], script: Script) -> str:
-    """What ran after this stage in a script that ended with 0, and is known to have ended well; '' if nothing is."""
+    """Return what ran after this stage in a script that ended with 0 and is known to have ended well; '' if nothing."""
     last = reported[-1]
     if last.succeeded:
         return last.command
@@ -272,17 +273,19 @@ def _fallback(stage: Stage, script: Script) -> str:
 
 
 def _unended_end(end: End, stage: Stage, script: Script) -> End:
-    """Of a script that ended with 0 although its last launcher did not end by itself. A script that ends processes itself
-    may have meant it so: then it is a doubt."""
+    """Return the end of a script that ended with 0 although its last launcher did not end by itself. A script that ends
+    processes itself may have meant it so: then it is a doubt."""
     later = _fallback(stage, script)
     if later:
-        cause = f"it was killed before it could report its end; what ran in its place ended well: {shown(later)[:200]}"
-        return replace(end, finding=unended(stage, STAGE_FAILED, WARNING, cause))
-    if _ENDS_PROCESSES.search(script.text):
-        cause = "the script ended it, or something else killed it, or the script did not wait for it"
-        return replace(end, finding=unended(stage, "launcher-unended", WARNING, cause))
-    cause = "it was killed, or the script did not wait for it; the script itself ended with exit code 0"
-    return End(end.rank, 1, None, end.at, of_command=True, finding=unended(stage, "launcher-unended", ERROR, cause))
+        done = shown(later)[:200]
+        finding = find("stage-failed", "unended", command=shown(stage.command)[:200], later=done, seen=SCRIPT_SEEN)
+        return replace(end, finding=finding)
+    ends = bool(_ENDS_PROCESSES.search(script.text))
+    finding = find(
+        "launcher-unended", "ends" if ends else "", command=shown(stage.command)[:200],
+        severity=WARNING if ends else ERROR, seen=SCRIPT_SEEN,
+    )  # fmt: skip
+    return replace(end, finding=finding) if ends else End(end.rank, 1, None, end.at, of_command=True, finding=finding)
 
 
 def launcher_of(order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> Direct:

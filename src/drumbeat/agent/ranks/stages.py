@@ -16,15 +16,17 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.signals import EXIT_NOT_FOUND
-from drumbeat.findings.model import CERTAIN, ERROR, WARNING, Evidence, Finding, shown
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import ERROR, WARNING, Finding, shown
 
+find = Catalog("ranks")
 _MOST = 1_000  # launchers of one script that are told apart: any program below it may write that file
 _MOST_BYTES = 1 << 20  # of the ends of ranks that are read at a time
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the driver around a launcher wrote when the launcher ended. None of these: all its ranks ended well."""
+    """Record that the driver around a launcher wrote when it ended; without failures all its ranks ended well."""
 
     failures: Tuple[Dict[str, Any], ...] = ()  # rank, exit_code (negative: a signal), t, by_launcher
     refused: str = ""  # why no rank was started, and in the next line what to type
@@ -51,7 +53,7 @@ class Stage:
 
     @property
     def refusal(self) -> str:
-        """Why it started no rank, as its stand-in or its driver says; '' if neither refused it."""
+        """Return why it started no rank, by its stand-in or driver; '' if neither refused it."""
         return self.refused or (self.report.refused if self.report else "")
 
     @property
@@ -60,7 +62,7 @@ class Stage:
 
     @property
     def exit_code(self) -> int:
-        """Of a launcher that failed although no rank of its did, or that was told to stop."""
+        """Return the failure of a launcher that failed although none of its ranks did, or that was told to stop."""
         return self.report.exit_code if self.report else 0
 
     @property
@@ -125,7 +127,7 @@ class Stages:
         return stages
 
     def begun_since(self) -> List[float]:
-        """When those launchers began that have begun since this was last asked; the script's first one is left out."""
+        """Return the start times of launchers that began since the last call; the script's first one is left out."""
         try:
             size = os.stat(self._file).st_size
         except OSError:
@@ -189,54 +191,34 @@ def _lines(path: str) -> List[Dict[str, Any]]:
 
 
 STAGE_FAILED = "stage-failed"  # a doubt: a launcher in the script failed, and the script ended with 0
-_FIND_IT = "activate the environment that has it, in the script or in `setup:` of the job file, or write its full path"
-
-
-def unended(stage: Stage, code: str, severity: str, cause: str) -> Finding:
-    return Finding(
-        code, severity, f"the script ended while its {shown(stage.command)[:200]} had not reported its end", cause,
-        "wait for it at the end of the script: `wait`; or leave out the &. If it was killed, look for memory that ran out",
-        confidence=CERTAIN, seen=("the launchers that the script called", "the script's exit code"),
-    )  # fmt: skip
+SCRIPT_SEEN = ("the launchers that the script called", "the script's exit code")
 
 
 def stage_failed(stage: Stage, later: str) -> Finding:
-    """`later`: what ran after it and ended well; '' where nothing is known to have."""
+    """Report a launcher that failed in a script that ended with 0. `later`: what ran after it and is known to have ended well."""
     first = stage.failures[0] if stage.failures else {}
-    code = int(first.get("exit_code", stage.exit_code))
-    went_on = f"what ran after it ended well: {shown(later)[:200]}" if later else "ended with exit code 0"
-    return Finding(
-        STAGE_FAILED, WARNING, f"the script's {shown(stage.command)[:200]} {_words(code, bool(stage.failures))}",
-        f"the script went on, and {went_on}",
-        "look at its log; if the run should end at such a failure, leave out what follows it in the script",
-        confidence=CERTAIN, seen=("the launchers that the script called", "the script's exit code"), rank=first.get("rank"),
+    how = _words(int(first.get("exit_code", stage.exit_code)), bool(stage.failures))
+    return find(
+        "stage-failed", "later" if later else "", command=shown(stage.command)[:200], how=how, later=shown(later)[:200],
+        seen=SCRIPT_SEEN, rank=first.get("rank"),
     )  # fmt: skip
 
 
 def _words(code: int, of_rank: bool) -> str:
-    """A launcher that was told to stop says so by its exit code; a rank's code may be its own."""
+    """Describe an exit code: a launcher that was told to stop says so by it; a rank's code may be its own."""
     if not of_rank and code > 128:
         return f"was told to stop (signal {code - 128})"
     return f"failed (exit code {code})" if code >= 0 else f"failed (signal {-code})"
 
 
-def missing(stage: Stage, exit_code: Optional[int]) -> Finding:
-    name = stage.command.partition(" ")[0]
-    return Finding(
-        "command-not-found", ERROR if exit_code else WARNING, f"the script's {name} was not found",
-        "it is not in the PATH that the script had", _FIND_IT, (Evidence(f"{name}: command not found"),),
-        confidence=CERTAIN, seen=("the launchers that the script called",),
-    )  # fmt: skip
+def missing(stage: Stage, exit_code: Optional[int], then: str = "") -> Finding:
+    name, severity = stage.command.partition(" ")[0], ERROR if exit_code else WARNING
+    shell = [f"{name}: command not found"]
+    return find("command-not-found", name=name, then=then, severity=severity, evidence=shell, seen=SCRIPT_SEEN[:1])
 
 
 def no_rank(stage: Stage) -> Finding:
-    """The script's own exit code says nothing: it is that of a pipe into tee, or of a last echo."""
+    """Report a launcher without ranks. The script's exit code says nothing: it may be that of a pipe into tee."""
     if stage.missing:
-        found = missing(stage, EXIT_NOT_FOUND)
-        return replace(found, cause=f"{found.cause}; the script went on without it, and no rank was started")
-    return Finding(
-        "no-rank-started", ERROR, "the launcher in the script started no rank",
-        "it ended before its first rank; the script went on, and ended with exit code 0",
-        "look at what it printed; `set -o pipefail` in the script passes its exit code on",
-        (Evidence(shown(stage.command)[:200]),), confidence=CERTAIN, seen=("the launchers that the script called", "rank logs"),
-    )  # fmt: skip
+        return missing(stage, EXIT_NOT_FOUND, "the script went on without it, and no rank was started")
+    return find("no-rank-started", evidence=[shown(stage.command)[:200]], seen=(SCRIPT_SEEN[0], "rank logs"))

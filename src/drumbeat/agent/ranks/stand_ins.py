@@ -41,7 +41,7 @@ _MODULES = ("-m torch.distributed.", "-mtorch.distributed.", "-m accelerate", "-
 
 @dataclass(frozen=True)
 class Settings:
-    """What the stand-ins of one node and attempt know."""
+    """Settings of the stand-ins of one node and attempt."""
 
     folder: str  # theirs
     node: int
@@ -96,7 +96,7 @@ def install(settings: Settings, script: Script, bundle: str, environ: Mapping[st
 
 
 def _function(name: str) -> str:
-    """For bash. Another node, to which the script may carry its environment, has no such folder."""
+    """Return functions for bash. Another node, to which the script may carry its environment, has no such folder."""
     stand_in = f"${STAND_INS}/{name}"
     return f'() {{ if [ -x "{stand_in}" ]; then "{stand_in}" "$@"; else command {name} "$@"; fi; }}'
 
@@ -205,7 +205,7 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
 
 
 def _accelerate_config(found: Found, environ: Mapping[str, str]) -> Dict[str, str]:
-    """What accelerate's configuration file says about nodes and ranks."""
+    """Read nodes and ranks from accelerate's configuration file."""
     from yaml import YAMLError, safe_load
 
     path = launchers.config_path(found.flags, environ)

@@ -43,7 +43,7 @@ def _bind(cpus: Sequence[int]) -> None:
 def _become(
     argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]], agent: int
 ) -> None:  # fmt: skip
-    """In the child. It never returns: whatever happens, it ends here."""
+    """Run in the child; never returns: whatever happens, it ends here."""
     code = EXIT_NOT_FOUND
     try:
         os.setsid()
@@ -76,7 +76,7 @@ def _become(
 
 @dataclass(frozen=True)
 class End:
-    """How one rank ended."""
+    """End of one rank."""
 
     rank: int
     exit_code: Optional[int]

@@ -28,12 +28,15 @@ from drumbeat.agent.wire.messages import (
 )
 from drumbeat.base.processes import become_subreaper, sweep
 from drumbeat.base.signals import EXIT_MUSTER, STOPS
-from drumbeat.findings.model import WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.inspector.tree import Stopping
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.masks import bound_by_user
 from drumbeat.plan.placement import task_binding
+
+find = Catalog("ranks")
 
 
 class Tasks:
@@ -118,7 +121,7 @@ class Tasks:
         self._send(local_id, SignalRank(int(number)))
 
     def receive(self, local_id: int) -> List[Message]:
-        """What this task reports. Where its guard is gone, the rank is too."""
+        """Read what this task reports. If its guard is gone, so is the rank."""
         channel = self.lines[local_id]
         try:
             messages = channel.receive()
@@ -166,7 +169,7 @@ class Tasks:
 
 
 def own_view(local_id: int) -> TaskHello:
-    """What this very task may use: its cores, and the GPUs that its environment and its cgroup leave it."""
+    """Return what this task may use: its cores, and the GPUs that its environment and cgroup leave it."""
     from drumbeat.machine.host import LiveHost
     from drumbeat.machine.vendors import detect, visibility_names
 
@@ -187,18 +190,10 @@ def per_task_gpus(views: Sequence[TaskHello], node: int, host: str) -> List[Find
     hidden = len(set(devices)) > 1
     if not hidden and len(set(named)) == 1:
         return []
-    how = "a cgroup of its own" if hidden else "a list of visible devices of its own"
-    return [
-        Finding(
-            "gpus-per-task", WARNING, f"each task sees only its own GPUs: {how}",
-            "--gpus-per-task or --gpu-bind gave each task its devices; peer access and NCCL's own links between the GPUs "
-            "of a node need to see the others, and LOCAL_RANK no longer counts the devices a rank sees",
-            "ask for the GPUs with --gpus-per-node; or add --gres-flags=allow-task-sharing where the scheduler has it",
-            tuple(Evidence(f"task {place}: {seen or 'nothing set'} {list(pci)}") for place, (seen, pci)
-                  in enumerate(zip(named, devices)))[:8],
-            node=node, host=host,
-        )
-    ]  # fmt: skip
+    how = "its own cgroup" if hidden else "its own list of visible devices"
+    tasks = enumerate(zip(named, devices))
+    shown = [f"task {place}: {seen or 'nothing set'} {list(pci)}" for place, (seen, pci) in tasks]
+    return [find("gpus-per-task", how=how, evidence=shown[:8], node=node, host=host)]
 
 
 # One scheduler task per GPU: the tasks with local id 1 and above. Each guards one rank for its node's agent. It

@@ -1,4 +1,4 @@
-"""Where the ranks sit: a sensor that reads /proc, and a watcher that judges once each rank has a GPU open or has stepped."""
+"""Placement of the ranks: a sensor that reads /proc, and a watcher that judges once each rank has a GPU open or has stepped."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
-from drumbeat.base.order import EnvVar
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn, WatchedAttempt
 from drumbeat.base.processes import Forked
 from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.inspector.gpu import compute_users, look_at_ranks
@@ -15,7 +14,6 @@ from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.machine.vendors import vendor_of
 from drumbeat.machine.vendors.contract import Users
-from drumbeat.plan.binding import Binding
 from drumbeat.plan.placement import UNKNOWN, changed, rows, text_table, verdict
 from drumbeat.plan.variables import steers
 
@@ -98,7 +96,7 @@ class _GpuUsers:
 
 
 def _awaits_driver(about: RankSeen) -> bool:
-    """Whether only the driver can tell if this process computes on the one GPU that it has open."""
+    """Return true if only the driver can tell whether this process computes on the one GPU that it has open."""
     return about.rank is None and len(about.open) == 1 and about.gpus is None
 
 
@@ -106,14 +104,10 @@ class Placement:
     """A watcher: says where the ranks sit. What two looks in a row do not show alike is not said. A mismatch ends a run only
     if the next look shows it too, and is withdrawn if a later one refutes it."""
 
-    def __init__(
-        self, facts: Facts, bound: Binding, right: Binding, expected: Sequence[EnvVar], first_rank: int, level: str,
-        node: int, ranks: int,
-    ) -> None:  # fmt: skip
-        """`ranks`: how many this node must have; 0 where the command itself starts them."""
-        self.facts, self.bound, self.right, self.expected = facts, bound, right, expected
-        self.first_rank, self.level, self.node, self.ranks = first_rank, level, node, ranks
-        self.gpus = any(not gpu.integrated for gpu in facts.gpus)
+    def __init__(self, scene: WatchedAttempt, level: str) -> None:
+        self.facts, self.bound, self.right, self.expected = scene.facts, scene.bound, scene.right, scene.variables
+        self.first_rank, self.level, self.node, self.ranks = scene.first_rank, level, scene.node, scene.ranks
+        self.gpus = any(not gpu.integrated for gpu in self.facts.gpus)
         self.done = False
         self.stepped = False
         self.on_first_step: Callable[[float], None] = lambda now: None
@@ -141,8 +135,8 @@ class Placement:
         return []
 
     def _numbered(self, about: RankSeen, alone: bool) -> Optional[RankSeen]:
-        """Where a launcher must number its ranks, a process without a number is the launcher's own, or the only rank of one
-        that numbers none (accelerate's). Where the command starts the ranks itself, it is one of them."""
+        """Drop processes without a number if a launcher must number its ranks: they are the launcher's own, or the only rank
+        of one that numbers none (accelerate's). Where the command starts the ranks itself, it is one of them."""
         if not self.ranks or about.rank is not None:
             return about
         return replace(about, rank=self.first_rank) if alone and self.ranks == 1 and self.stepped else None

@@ -6,12 +6,15 @@ Some watch one node, some the whole run (they live on the lead). build.py makes 
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Callable, Dict, List, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union
 
 from drumbeat.agent.wire.messages import Counted, Found, Judged, Message
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar
 from drumbeat.findings.model import Finding
+from drumbeat.machine.model import Facts
+from drumbeat.plan.binding import Binding
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class AskLook:
-    """On the lead: let these members look at what their ranks are doing; the answers come as `looked`."""
+    """Let these members look at what their ranks are doing; the lead gets the answers as `looked`."""
 
     members: Tuple[int, ...]
 
@@ -78,7 +81,7 @@ Tell = Callable[[Message], None]  # sends a message to the lead
 
 class Sensor(Protocol):
     def poll(self, now: float, final: bool = False) -> List[Saw]:
-        """What can be seen now that could not be seen before; `final` when the ranks are gone."""
+        """Return what is new since the last call; `final` when the ranks are gone."""
 
 
 class Watching:
@@ -123,3 +126,24 @@ class Watching:
                         self.tell(Judged(action.data["verdict"]))
                 elif isinstance(action, (Warn, Stop)):  # the lead writes it down, for all nodes in one file
                     self.tell(Found(action.finding, isinstance(action, Stop)))
+
+
+@dataclass(frozen=True)
+class WatchedAttempt:
+    """Attempt as its watchers know it."""
+
+    node: int
+    first_rank: int
+    facts: Facts  # as all tasks of the node see it together
+    bound: Binding
+    right: Binding  # the binding that the GPUs ask for
+    variables: Sequence[EnvVar]
+    ranks: int  # that this node must have; 0 where the command itself starts them
+    attempt: int
+    planned_ranks: int  # of this node, whoever starts them
+    port: int  # where the ranks meet
+    mains: Callable[[], Sequence[int]]  # the processes that the agent started
+    are_ranks: Callable[[], bool]  # whether these are ranks, and not the node's command, which starts them
+    met: Callable[[], Optional[int]]  # launchers started through stand-ins so far; None where there are no stand-ins
+    beat: Callable[[], None]  # tells the guard that the agent is alive
+    kernel_log: Sequence[Sensor] = ()  # what reads the kernel's log, where that makes sense

@@ -113,7 +113,7 @@ class Hang:
         return None if self._reported is None else now - self._reported
 
     def _stale(self, now: float) -> Dict[int, float]:
-        """Of each member the rank that is overdue the longest, and the seconds since its last report."""
+        """Return each member's rank that is overdue the longest, and the seconds since its last report."""
         return {
             beat.stale_rank: beat.stale + now - at
             for at, beat in self._beats.values()
@@ -132,7 +132,7 @@ class Hang:
         return max(usual, _ANNOUNCED) if announced else usual
 
     def _done(self) -> bool:
-        """Whether all members whose ranks report say that these have made their steps."""
+        """Return true if all members with reporting ranks say that these have made their steps."""
         said = [beat.done for _, beat in self._beats.values() if beat.silent is not None]
         return bool(said) and all(said)
 
@@ -259,7 +259,7 @@ class Hang:
         return actions
 
     def _same(self, looks: List[RankLook]) -> bool:
-        """Whether this look shows what the last one did."""
+        """Return true if this look shows the same as the last one."""
         shown = tuple((*look.key, doing(look)) for look in looks)
         before, self._shown = self._shown, shown
         return before == shown
@@ -296,7 +296,7 @@ def _expected(looks: List[RankLook]) -> List[RankLook]:
 
 
 def in_words(looks: List[RankLook]) -> str:
-    """What all ranks do, those that do the same together; at most three groups."""
+    """Describe what all ranks do, in at most three groups."""
     groups: Dict[str, List[RankLook]] = {}
     for look in looks:
         groups.setdefault(doing(look), []).append(look)

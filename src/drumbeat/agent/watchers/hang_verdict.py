@@ -1,4 +1,4 @@
-"""Which rank holds the others up: judged from one look at all of them. Pure: looks in, a verdict or nothing out.
+"""Find the rank that holds the others up, from one look at all of them. Pure: looks in, a verdict or nothing out.
 
 A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, whatever the clock says. After
 the last announced step, only ranks that wait in a collective hang.
@@ -13,7 +13,8 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_commands, named_ranks
 from drumbeat.causes.table import NOT_ZERO
-from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import LIKELY, Evidence, Finding
 from drumbeat.inspector.activity import FOR_A_CHILD
 from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
 from drumbeat.inspector.record import Collective, RankLook
@@ -22,6 +23,7 @@ from drumbeat.logs.read.collectives import Position, culprits
 # What one rank does, by one look at it alone: a word for the verdict, and a phrase for a person. Pure.
 
 
+find = Catalog("watchers")
 _BUSY = 0.15  # cores: a rank that computes gets at least this much, even on a crowded machine
 _MOVES = 64_000.0  # bytes per second read or written: it is loading or saving
 _GPU_BUSY, _GPU_AT_WORK = 10.0, 0.4  # per cent of the time; share of the power cap: below it, a busy GPU only waits
@@ -34,7 +36,7 @@ STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILE
 
 
 def class_of(look: RankLook) -> str:
-    """What one rank does, seen alone."""
+    """Classify what one rank does, seen alone."""
     if look.state in ("T", "t"):
         return STOPPED
     works = look.io >= _MOVES or bool(look.compiler)
@@ -60,7 +62,7 @@ def class_of(look: RankLook) -> str:
 
 
 def in_collective(look: RankLook) -> bool:
-    """Whether its own stack, or torch's flight recorder, shows it inside a collective."""
+    """Return true if its own stack, or torch's flight recorder, shows it inside a collective."""
     for frame in look.stack[:8]:
         if "distributed/" in frame or frame.rsplit(" ", 1)[-1] in _WAITING_FUNCTIONS:
             return True
@@ -68,12 +70,12 @@ def in_collective(look: RankLook) -> bool:
 
 
 def may_work(look: RankLook) -> bool:
-    """Whether it waits by itself, outside any collective, and shows signs of work: a poll, a paced write, an upload."""
+    """Return true if it waits outside any collective and shows signs of work: a poll, a paced write, an upload."""
     return bool(look.signs) and class_of(look) in (ASLEEP, WAITS) and not in_collective(look)
 
 
 def doing(look: RankLook) -> str:
-    """What one rank is doing, in words that follow "is"; only by what was seen."""
+    """Describe what one rank is doing, in words that follow "is"; only by what was seen."""
     word = class_of(look)
     at = f" at {look.place}" if look.place else ""
     if word == STOPPED:
@@ -135,50 +137,7 @@ def _size(count: float) -> str:
 
 _MOST_EVIDENCE = 8
 
-_CAUSES = {
-    STOPPED: (
-        "the process was stopped by a signal or a debugger",
-        "kill -CONT {pid} on {host}, or find out who stopped it",
-    ),
-    KERNEL: ("it waits in the kernel, for storage or a driver", "look at dmesg and the mounts of {host}"),
-    ASLEEP: ("it sleeps while the others wait for it", "look at {line}: a retry or a poll that never ends?"),
-    LOOP: (
-        "it computes in one place and never gets to the others' collective",
-        "look at {line}: what ends this loop?",
-    ),
-    INPUT: ("it waits for its data loader", "look at its workers: a dead worker, a full /dev/shm, slow storage"),
-    WAITS: (
-        "it waits for something that does not come: a lock, a queue, a peer",
-        "look at {line} and who should wake it",
-    ),
-    BUSY: ("it has been busy alone for minutes", "announce long work with metrics.report(kind=...), or share it out"),
-    SILENT: (
-        "its interpreter does not answer: a C extension may hold Python's lock",
-        "py-spy dump --native --pid {pid}",
-    ),
-    EARLY: (
-        "it ended as if all were done, while the others still wait for it",
-        "give every rank the same number of steps",
-    ),
-    DESYNC: (
-        "the ranks did not make the same collective calls",
-        "every rank must make the same calls in the same order",
-    ),
-    RAISED: (
-        "its work has ended by an exception, but the process has not: an exit handler or a thread of it waits for the others",
-        "see the traceback at the end of its log",
-    ),
-    ALL_IDLE: (
-        "all ranks wait, none of them works",
-        "py-spy dump --pid {pid} on {host} shows where {who} waits; the others in the same way",
-    ),
-}
-
-
-_NO_LINE = "py-spy dump --pid {pid} on {host} shows where {who} is"
-_SHOWN_BY_US = (
-    "; drumbeat names the line itself where py-spy is installed, or the program calls drumbeat.metrics.report"
-)
+_WITH_A_LINE = (ASLEEP, LOOP, WAITS)  # causes whose fix names the line
 
 
 @dataclass(frozen=True)
@@ -194,7 +153,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Silence:
-    """What the looks are judged against."""
+    """State against which looks are judged."""
 
     seconds: float  # since the last step
     steps: bool = True  # the program reports steps at all
@@ -210,29 +169,19 @@ def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
     nodes = [ended.node for ended in silence.ended if ended.rank is None]
     names = [named_ranks(ranks, 8)] if ranks else []
     names += [named_commands(nodes)] if nodes else []
-    first = silence.ended[0]
-    cause, fix = _CAUSES[EARLY]
-    spoke = next((ended for ended in silence.ended if ended.words), None)
-    if spoke is not None:
-        who = named_ranks([spoke.rank]) if spoke.rank is not None else named_commands([spoke.node])
-        first, cause, fix = spoke, f"{who} had written: {spoke.words}; the others still wait for it", NOT_ZERO
-    title = f"{' and '.join(names)} ended with exit code 0 {first.seconds:.0f} s ago{_rest(looks, ())}"
-    return Finding(
-        "hang-early-exit", WARNING, title, cause, fix, _evidence((), looks), node=first.node, host=first.host,
-        rank=first.rank, confidence=LIKELY, seen=_seen(looks),
+    first = next((ended for ended in silence.ended if ended.words), silence.ended[0])
+    spoke = named_ranks([first.rank]) if first.rank is not None else named_commands([first.node])
+    return find(
+        "hang-early-exit", "spoke" if first.words else "", who=" and ".join(names), seconds=first.seconds,
+        rest=_rest(looks, ()), spoke=spoke, words=first.words, not_zero=NOT_ZERO, evidence=_evidence((), looks),
+        node=first.node, host=first.host, rank=first.rank, confidence=LIKELY, seen=_seen(looks),
     )  # fmt: skip
 
 
 def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silence: Silence) -> Finding:
-    """`odd` hold the others up; none: no rank works."""
+    """Name the ranks that hold the others up: `odd`, or all if no rank works."""
     first = odd[0] if odd else next((look for look in looks if class_of(look) == ASLEEP), looks[0])
-    cause, fix = _CAUSES[word]
     line = first.place.rsplit(" ", 1)[0]  # its function is named in the title
-    if "{line}" in fix and not line:
-        fix = _NO_LINE
-    fix = fix.format(pid=first.pid, who=_name(first), host=first.host or "that node", line=line)
-    if "py-spy dump --pid" in fix and not first.stack:
-        fix += _SHOWN_BY_US
     waited = f"no step for {silence.seconds:.0f} s" if silence.steps else f"nothing moves for {silence.seconds:.0f} s"
     if silence.others_go_on:
         title = f"{say_of(odd, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"
@@ -241,15 +190,16 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     else:
         title = f"{waited}: no rank is working{_rest(looks, odd, 3)}"
     one = len(odd) == 1 and not (first.command or first.unnumbered)
-    return Finding(
-        f"hang-{word}", WARNING, title, cause, fix,
-        _evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
+    return find(
+        f"hang-{word}", "no-line" if word in _WITH_A_LINE and not line else "", title=title, pid=first.pid,
+        who=_name(first), where=first.host or "that node", line=line, tool="" if first.stack else "py-spy",
+        evidence=_evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
         rank=first.rank if one else None, confidence=LIKELY, seen=_seen(looks),
     )  # fmt: skip
 
 
 def _rest(looks: Sequence[RankLook], odd: Sequence[RankLook], most: int = 1) -> str:
-    """What most of the others do, in up to `most` groups."""
+    """Describe what most of the others do, in up to `most` groups."""
     rest = [look for look in looks if look not in odd]
     told = ""
     for words, _ in Counter(doing(look) for look in rest).most_common(most):
@@ -350,7 +300,8 @@ def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence
 
 
 def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
-    """Where torch's flight recorders, or NCCL's counts, part: ranks behind the others, or different calls under one number."""
+    """Find where torch's flight recorders, or NCCL's counts, diverge: ranks behind the others, or different calls under one
+    number."""
     groups: Dict[str, Dict[Key, Collective]] = {}
     for look in looks:
         for each in look.collectives:

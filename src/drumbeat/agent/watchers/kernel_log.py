@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.inspector.kernel_log import KernelLogReader
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.vendors import kernel_event
 from drumbeat.machine.vendors.contract import GpuEvent, place
 
+find = Catalog("watchers")
 PCIE = "pcie-error"
 _PCIE = regex(
     r"\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"
@@ -57,20 +60,17 @@ class GpuErrors:
         return [Warn(self._finding(error, gpu, saw.data))]
 
     def _source(self, about: Dict[str, Any]) -> List[Action]:
-        """What is read, or why nothing is: said once in the node's events."""
+        """Record once in the node's events what is read, or why nothing is."""
         return [Emit("kernel-log", {"source": about["source"], "why": about["why"]})]
 
     def _finding(self, error: GpuEvent, gpu: Optional[Gpu], about: Dict[str, Any]) -> Finding:
         name = f"GPU {gpu.index}" if gpu else "a GPU"
-        number = f" ({error.number})" if error.number else ""
-        return Finding(
-            error.code, WARNING, f"{name} ({error.address}) of node {self.node} ({self.host}) {error.what}{number}",
-            "the driver wrote it into the kernel's log during this attempt",
-            f"leave {self.host} out; support desk: reset the GPU, run diagnostics, exchange it if it happens again",
-            (Evidence(about["text"]),), node=self.node, host=self.host,
+        finding = find(
+            "gpu-error", gpu=name, address=error.address, what=error.what, number=error.number, text=about["text"],
+            evidence=[about["text"]], node=self.node, host=self.host,
             seen=(f"the kernel's log of {self.host} ({about['source']}) since the attempt began",),
-            support=f"{self.host}: {about['text']}",
         )  # fmt: skip
+        return replace(finding, code=error.code)
 
 
 class KernelLog(KernelLogReader):

@@ -24,7 +24,7 @@ _KEPT = 1 << 20  # bytes of each end of a file that is kept
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user wanted of NCCL's log."""
+    """User's own settings of NCCL's log."""
 
     level: str = ""
     file: str = ""

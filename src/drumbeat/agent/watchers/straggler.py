@@ -12,9 +12,11 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 from drumbeat.agent.watchers.contract import Action, AskLook, Saw, Warn
 from drumbeat.agent.watchers.hang_verdict import doing
 from drumbeat.agent.wire.messages import Beat
-from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import LIKELY
 from drumbeat.inspector.record import RankLook
 
+find = Catalog("watchers")
 _TIMES = 3.0
 _FOR = 60.0  # seconds
 _ANSWERS = 11.0  # seconds for all members to answer
@@ -74,36 +76,25 @@ class Straggler:
         own = next((look for look in looks if look.rank == rank), None)
         device = f", GPU {own.device}" if own and own.device is not None else ""
         where = f" on {own.host} (node {own.node}{device})" if own else ""
-        times = f"{seconds:.3g} s instead of {usual:.3g} s"
-        title = f"rank {rank}{where} takes {seconds / usual:.1f} times as long per step as the others: {times}"
-        cause, fix = (
-            reason(own, looks) if own else ("not known: it could not be looked at", "drumbeat doctor on that node")
-        )
-        shown = (Evidence(f"rank {rank}: {doing(own)}, {own.cpu:.0%} of a core"),) if own else ()
-        finding = Finding(
-            "slow-rank", WARNING, title, cause, fix, shown, node=own.node if own else None, host=own.host if own else None,
+        cause, *figures = reason(own, looks) if own else ("unseen",)
+        mine, others = figures or (None, None)
+        finding = find(
+            "slow-rank", cause, where=where, times=seconds / usual, seconds=seconds, usual=usual, own=mine, others=others,
+            evidence=[f"rank {rank}: {doing(own)}, {own.cpu:.0%} of a core"] if own else (),
+            node=own.node if own else None, host=own.host if own else None,
             rank=rank, confidence=LIKELY, seen=("the ranks' own times per step", "one look at all ranks"),
         )  # fmt: skip
         return [Warn(finding)]
 
 
-def reason(own: RankLook, looks: List[RankLook]) -> Tuple[str, str]:
-    """Likely cause and fix, only by what the look shows."""
+def reason(own: RankLook, looks: List[RankLook]) -> Tuple[Any, ...]:
+    """Return the likely cause, by what the look shows, with its own figure and that of the others."""
     clocks = [look.clock for look in looks if look.clock is not None and look.rank != own.rank]
     if own.clock is not None and clocks and own.clock < _CLOCK * median(clocks):
-        return (
-            f"its GPU runs at {own.clock:.0f} MHz, the others at {median(clocks):.0f} MHz: throttled",
-            "look at its power and temperature (nvidia-smi -q -d PERFORMANCE, rocm-smi); exclude the node if it stays",
-        )
+        return "clock", own.clock, median(clocks)
     if any("dataloader" in frame for frame in own.stack[:6]):
-        return "it waits for its input", "more loader workers, or faster storage on that node"
+        return ("input",)
     others = [look.cpu for look in looks if look.rank != own.rank]
     if own.state == "R" and others and own.cpu < 0.7 * median(others):
-        return (
-            f"it gets {own.cpu:.0%} of a core, the others {median(others):.0%}: something else uses its cores",
-            "drumbeat status --placement shows its cores; look for other processes there",
-        )
-    return (
-        "not known: clock, input and CPU share look like the others'",
-        "drumbeat doctor and drumbeat verify on that node",
-    )
+        return "cpu", own.cpu, median(others)
+    return ("",)

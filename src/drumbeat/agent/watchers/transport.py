@@ -14,7 +14,8 @@ from drumbeat.agent.watchers.contract import Action, Emit, Saw, Sensor, Stop, Wa
 from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Expect, Order
-from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 from drumbeat.inspector.activity import read_counters
 from drumbeat.logs.nccl.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
 from drumbeat.machine.host import Host, LiveHost
@@ -23,6 +24,7 @@ from drumbeat.machine.model import Facts
 if TYPE_CHECKING:
     from drumbeat.logs.reader import Reader
 
+find = Catalog("watchers")
 _EVERY = 1.0  # seconds between two readings of the counters
 
 # What was meant for the traffic of a node: interfaces, the expected transport, and how what is differs from it.
@@ -54,7 +56,7 @@ def named(value: str, interface: str, prefixes: bool) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """What the gate must know of this node."""
+    """Node as the gate knows it."""
 
     node: int
     host: str
@@ -65,13 +67,13 @@ class Place:
     wanted: Wanted = Wanted()
     gpus: bool = False  # then NCCL is awaited: traffic before its log begins is somebody else's
 
-    def finding(self, code: str, title: str, cause: str, fix: str, evidence: Tuple[Evidence, ...]) -> Finding:
-        """A warning about the traffic of this node."""
-        return Finding(code, WARNING, title, cause, fix, evidence[:4], node=self.node, host=self.host)
+    @property
+    def named(self) -> Dict[str, Any]:
+        return {"node": self.node, "host": self.host}
 
 
 def mismatch(expect: Expect, path: Path, nodes: int) -> str:
-    """How what is differs from what was meant, in words; '' where it does not, or is not known."""
+    """Describe how the network differs from the expected one; '' if it does not, or is not known."""
     if path.answer == UNKNOWN or (path.answer == LOCAL and nodes == 1):
         return ""
     accepted = {
@@ -131,7 +133,8 @@ class Traffic:
                     talk[name] = talk.get(name, 0) + low
 
     def judge(self, place: Place, path: Optional[Path], final: bool) -> Optional[Tuple[Verdict, Optional[Finding]]]:
-        """Which port carried the traffic, and what that refutes; none while too little was seen. `path`: the log's answer."""
+        """Name the port that carried the traffic, and what that refutes; None while too little was seen. `path`: the log's
+        answer."""
         net, rdma = dict(self.talk["net"]), self.talk["rdma"]
         looped = net.pop("lo", 0)
         below = sum(net.get(name, 0) for name in place.over_ib)
@@ -160,28 +163,19 @@ class Traffic:
 def _contradiction(
     place: Place, path: Optional[Path], verdict: Verdict, net: Dict[str, int], direct: Optional[int]
 ) -> Optional[Finding]:
-    """What the counters refute: the log's RDMA, or the interface that a variable names.
+    """Find what the counters refute: the log's RDMA, or the interface that a variable names.
 
     `direct`: bytes that went past the kernel; none where the ports are not counted.
     """
     top, carried = verdict.answer, net[verdict.answer]
     shown = (Evidence(verdict.summary, "/sys/class/net/*/statistics"),)
-    says_rdma = path is not None and path.answer == RDMA
+    says_rdma, here = path is not None and path.answer == RDMA, place.named
     if says_rdma and direct is not None and carried >= _MORE * direct:
-        return place.finding(
-            "rdma-not-used", f"NCCL's log says RDMA, but {top} carries the bytes", verdict.summary,
-            "look for a second library or process that talks over TCP (gloo, MPI); drumbeat verify measures the pairs",
-            shown,
-        )  # fmt: skip
+        return find("rdma-not-used", interface=top, summary=verdict.summary, evidence=shown, **here)
     wanted = place.wanted
     right = sum(amount for name, amount in net.items() if wanted.takes(name))
     if wanted.variables and not wanted.takes(top) and carried >= _MORE * right:
-        return place.finding(
-            "wrong-interface", f"the traffic goes over {top}, but {wanted.words}",
-            "the script or a launcher chose another interface or address after drumbeat set the variable",
-            "look for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, MASTER_ADDR or tcp:// in the script and its setup",
-            shown,
-        )  # fmt: skip
+        return find("wrong-interface", interface=top, wanted=wanted.words, evidence=shown, **here)
     return None
 
 
@@ -270,25 +264,17 @@ class Gate:
     def _say_transport(self, path: Path, now: float, words: str = "") -> List[Action]:
         self.path = path
         wrong = mismatch(self.expect, path, self.place.nodes)
-        findings = []
+        findings, shown, here = [], path.evidence[:4], self.place.named
         if wrong:
             findings.append(self._explained(wrong, path))
         elif self._unproved(path):
-            findings.append(self.place.finding(
-                "transport-unproved", f"nothing shows that {self._meant()} carries the traffic",
-                path.words, "drumbeat run --trace writes NCCL's whole log; drumbeat diagnose reads it", path.evidence,
-            ))  # fmt: skip
+            meant = self._meant()
+            findings.append(find("transport-unproved", meant=meant, words=path.words, evidence=shown, **here))
         elif self._asked() and self.place.emulated and self.place.nodes > 1:
-            findings.append(self.place.finding(
-                "expectation-not-checked",
-                f"{self._meant()} is expected, and nothing was checked: the nodes are emulated on one machine",
-                "nothing crosses a network between nodes here", "run it on real nodes, or drop expect here", (),
-            ))  # fmt: skip
+            findings.append(find("expectation-not-checked", meant=self._meant(), **here))
         elif path.answer == TCP and self.place.fast and self.expect.transport == "any" and self.place.nodes > 1:
-            findings.append(self.place.finding(
-                "fast-network-unused", f"the traffic goes over TCP, though this node has {', '.join(self.place.fast)}",
-                *self._cause(path), path.evidence,
-            ))  # fmt: skip
+            (why, advice), fast = self._cause(path), ", ".join(self.place.fast)
+            findings.append(find("fast-network-unused", fast=fast, why=why, advice=advice, evidence=shown, **here))
         seen = tuple(item.place or item.text for item in path.evidence)
         verdict = Verdict("transport", path.answer, path.confidence, words or path.words, tuple(findings), seen)
         stopping = bool(wrong)
@@ -305,11 +291,12 @@ class Gate:
         return self.expect.transport != "any" or self.expect.gdr is not None
 
     def _explained(self, wrong: str, path: Path) -> Finding:
-        cause, fix = self._cause(path)
-        return self.place.finding("transport-mismatch", f"{wrong}, not {self._meant()}", cause, fix, path.evidence)
+        (why, advice), shown = self._cause(path), path.evidence[:4]
+        meant, here = self._meant(), self.place.named
+        return find("transport-mismatch", wrong=wrong, meant=meant, why=why, advice=advice, evidence=shown, **here)
 
     def _cause(self, path: Path) -> Tuple[str, str]:
-        """What the log's own lines explain, by the same rules as `drumbeat diagnose`."""
+        """Return cause and fix by the log's own lines, with the rules of `drumbeat diagnose`."""
         if self._reader is not None:
             question = "gpudirect" if path.answer in (RDMA, OFI) else "network"
             codes = [rule.code for rule in self._reader.rules.rules if rule.explains == question]
@@ -419,7 +406,7 @@ class OpenGate:
 
     @property
     def keeps_log(self) -> bool:
-        """Whether NCCL's own log helps to explain a failure, and lies on the node's own disk."""
+        """Return true if NCCL's own log helps to explain a failure and is on the node's own disk."""
         private = self.log is not None and self.log.folder.startswith(self.local)
         return private and (self.failed or self.watcher.mismatch)
 

@@ -7,16 +7,18 @@ import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
-from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn, WatchedAttempt
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import start_time
 from drumbeat.base.processes import in_child
 from drumbeat.base.record import from_plain, to_plain
-from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.inspector.ranks import added, look
 from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge
 
+find = Catalog("watchers")
 _SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
 _OF_AGE = 0.1  # the wait for the next look, as a share of the time since anything was new
 _COST = 25.0  # seconds to wait for each second of CPU time that a look takes: a node may have thousands of processes
@@ -33,21 +35,14 @@ class CensusLooks:
     """A sensor: the rank processes below those that the agent started. It looks often while there is something new, and no
     more once all ranks of this node are seen and connected. What it has seen of a process is kept while that lives."""
 
-    def __init__(
-        self,
-        node: int,
-        ranks: int,
-        mains: Callable[[], Sequence[int]],
-        port: int,
-        shared_loopback: bool,
-        beat: Callable[[], None],
-        met: Callable[[], Optional[int]] = lambda: None,
-        are_ranks: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """`are_ranks`: whether `mains` are; else they are the node's command, which starts them."""
-        self.are_ranks = are_ranks
-        self.node, self.ranks, self.mains, self.port, self.shared_loopback = node, ranks, mains, port, shared_loopback
-        self.beat, self.met = beat, met
+    def __init__(self, scene: WatchedAttempt, shared_loopback: bool) -> None:
+        self.node, self.ranks, self.port, self.shared_loopback = (
+            scene.node,
+            scene.planned_ranks,
+            scene.port,
+            shared_loopback,
+        )
+        self.mains, self.are_ranks, self.beat, self.met = scene.mains, scene.are_ranks, scene.beat, scene.met
         self._begin: Optional[float] = None
         self._next = 0.0
         self._news = 0.0  # when a look last showed something new
@@ -86,11 +81,11 @@ class CensusLooks:
         return [Saw("census", data)]
 
     def _is_done(self, now: float) -> bool:
-        """Whether looks have shown all ranks for so long that `Census` has told it."""
+        """Return true if all ranks have been seen for so long that `Census` has reported it."""
         return self._complete > 1 and now - self._complete_since > 2 * _SETTLED + _SOONEST
 
     def _with_earlier(self, rows: Sequence[Row]) -> List[Row]:
-        """What earlier looks have shown of these processes counts, and of others without a RANK for as long as they live:
+        """Add what earlier looks have shown of these processes, and of others without a RANK for as long as they live:
         those are known by their connections alone, which come and go."""
         found = {_process(row): added(row, self._known.get(_process(row))) for row in rows}
         if all(row.rank is None for row in rows):
@@ -99,7 +94,7 @@ class CensusLooks:
         return sorted(found.values(), key=lambda row: row.pid)
 
     def _look(self) -> Tuple[Optional[List[Row]], float]:
-        """In a child: a process that hangs in the kernel can block whoever reads about it. Also the CPU time of it."""
+        """Look in a child: a process that hangs in the kernel can block its readers. Also return the CPU time."""
         mains = self.mains()
         commands = () if self.are_ranks() else mains
 
@@ -163,14 +158,9 @@ class Census:
 
 
 def unmet_finding(rows: Sequence[Row]) -> Finding:
-    """The script has started a launcher past its stand-in."""
-    return Finding(
-        "launcher-not-met", WARNING, "the ranks have no logs of their own: the script starts its launcher past drumbeat's",
-        "by a path that a command puts together, by its path behind exec or timeout, or by its name after a change of PATH",
-        "call it by its name, from bash; until then the ranks' lines are in launcher.out and launcher.err of each node",
-        tuple(Evidence(f"process {row.pid} on node {row.node} has RANK={row.rank}") for row in rows[:4]),
-        seen=("RANK of the processes below the script",),
-    )  # fmt: skip
+    """Report a script that starts its launcher past drumbeat's stand-in."""
+    shown = [f"process {row.pid} on node {row.node} has RANK={row.rank}" for row in rows[:4]]
+    return find("launcher-not-met", evidence=shown, seen=("RANK of the processes below the script",))
 
 
 # The lead's side of the census: what the nodes have counted, put together for one attempt.
@@ -225,7 +215,7 @@ class WorldCount:
         self._changed = True
 
     def is_due(self, now: float) -> bool:
-        """Whether there is something new to judge. Not at every report: there is one of each node, and each is about all."""
+        """Return true if there is something new to judge. Not at every report: each node sends one, and each is about all."""
         if not self._changed or now < self._next or len(self.rows) < self.planned.nodes:
             return False
         self._changed, self._next = False, now + _EVERY
@@ -261,7 +251,7 @@ class WorldCount:
         return verdict, findings, stop
 
     def _is_known(self, verdict: Verdict) -> bool:
-        """Whether this was said already. Ranks that are gone again were one world all the same; ranks without a number may
+        """Return true if this was said already. Ranks that are gone again were one world all the same; ranks without a number may
         turn out to be more, and what was certain may become doubtful."""
         if verdict.answer == self._said:
             doubtful = self._confidence == CERTAIN != verdict.confidence
@@ -269,7 +259,7 @@ class WorldCount:
         return bool(self._said) and verdict.answer == UNKNOWN
 
     def _between(self) -> bool:
-        """Whether more ranks have been seen than are there now: between two stages of a script, or at its end."""
+        """Return true if more ranks have been seen than are there now: between two stages of a script, or at its end."""
         return any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
 
     def _withdrawing(self, verdict: Verdict) -> Verdict:
@@ -281,8 +271,9 @@ class WorldCount:
         return replace(verdict, summary=f"{verdict.summary}; withdrawn: {before}, as said before")
 
     def _train_alone(self, rows: Sequence[Row], alone: bool, training: bool) -> bool:
-        """Whether these very processes, seen without a connection, went on training: by steps that were reported later, since
-        at its end a program may have closed its connections; or by the time that they computed with all libraries loaded."""
+        """Return true if these very processes, seen without a connection, went on training: by steps that were reported
+        later, since at its end a program may have closed its connections; or by the time that they computed with all
+        libraries loaded."""
         at = max(at for at, _ in self.rows.values())
         if not alone:
             self._alone = None
@@ -302,7 +293,7 @@ class WorldCount:
         return seconds >= _LOADED and at - self._alone.since >= _SILENT and min(worked) >= _COMPUTES * seconds
 
     def at_end(self) -> Optional[Verdict]:
-        """What the looks had shown when all ranks have ended, if no answer could be given before."""
+        """Return the verdict when all ranks have ended, if none could be given before."""
         rows = [row for node in sorted(self.most) for row in self.most[node]]
         if self._said or self._copies_said or self.level == "off" or not rows:
             return None

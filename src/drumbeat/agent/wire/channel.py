@@ -34,12 +34,12 @@ Place = Tuple[str, int]  # address and port; for a unix socket its name and 0
 
 
 def dialled(sock: socket.socket) -> Place:
-    """Where the member's end of a connection goes to."""
+    """Return where the member's end of a connection goes to."""
     return _place(sock.getpeername())
 
 
 def listening(sock: socket.socket) -> Place:
-    """Where the lead's end of a connection was accepted."""
+    """Return where the lead's end of a connection was accepted."""
     return _place(sock.getsockname())
 
 
@@ -69,7 +69,7 @@ def _transcript(use: str, role: str, lead: str, node: str, place: Place) -> byte
 
 
 def is_relayed(claimed: Place, here: Place) -> str:
-    """Why a connection that was dialled to `claimed` and accepted at `here` did not come straight; '' if it may have.
+    """Return why a connection that was dialled to `claimed` and accepted at `here` did not come straight; '' if it may have.
 
     The port must be the same. Another address is taken for NAT or an alias unless it belongs to this very machine: then
     the connection should have arrived there, and something on this machine passed it on.
@@ -82,7 +82,7 @@ def is_relayed(claimed: Place, here: Place) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Whether this machine has the address: only then can a socket be bound to it."""
+    """Return true if this machine has the address: only then can a socket be bound to it."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
@@ -110,7 +110,7 @@ class Seal:
         return self._mac(line[:-1]) + b" " + line
 
     def open(self, line: bytes) -> bytes:
-        """What was sealed, without its newline; WireError if it is not the next message of this connection."""
+        """Return what was sealed, without its newline; WireError if it is not the next message of this connection."""
         mac, data = line[: MAC_LENGTH + 1], line[MAC_LENGTH + 1 :]
         if not hmac.compare_digest(mac, self._mac(data) + b" "):
             raise WireError("a message was changed, repeated, left out or put in by somebody else on the way")
@@ -170,7 +170,7 @@ class Channel:
 
     @property
     def greeted(self) -> bool:
-        """Whether the other side has said hello as a lead does; it has proved nothing by that."""
+        """Return true if the other side has said hello as a lead does, which proves nothing yet."""
         return bool(self._answered)
 
     @property
@@ -300,7 +300,7 @@ class Channel:
 
 
 def _printable(text: Any) -> str:
-    """What a stranger says may be shown, but it must not reach the terminal as control characters."""
+    """Make a stranger's words safe to show: no control characters reach the terminal."""
     return "".join(each if each.isprintable() else "?" for each in str(text)[:_LONGEST_REFUSAL])
 
 

@@ -1,4 +1,4 @@
-"""Where nodes share no storage, a node's files go to the lead over the muster, bounded in size and checked in name."""
+"""Send a node's files to the lead over the muster if nodes share no storage, bounded in size and checked in name."""
 
 from __future__ import annotations
 

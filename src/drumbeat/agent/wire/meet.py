@@ -56,7 +56,7 @@ class Door:
 
     @property
     def strangers(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return len(self._strangers)
 
     def tick(self, now: float) -> None:
@@ -129,7 +129,7 @@ class Door:
 
 
 def raise_open_files() -> int:
-    """As many open files as this process may have: the lead has one connection per member. Returns that number."""
+    """Raise the limit of open files, and return it: the lead has one connection per member."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -140,7 +140,7 @@ def raise_open_files() -> int:
 
 
 def most_strangers(nodes: int, files: int) -> int:
-    """How many connections may wait for their proof: all members at once and some more, where open files allow it.
+    """Return how many connections may wait for their proof: all members at once and some more, if open files allow it.
 
     WireError where they do not even suffice for the members.
     """
@@ -280,8 +280,9 @@ def _pauses(seconds: float) -> Iterator[None]:
 
 
 def listening_address(master: str, emulated: bool) -> str:
-    """As narrow as is safe: where all members dial one address of this machine, that address alone. A name may mean one of
-    our networks here and another one elsewhere, so it is all of them, IPv4 and IPv6, until the nodes have come together."""
+    """Return the address to listen on, as narrow as is safe: if all members dial one address of this machine, that one. A
+    name may mean one of our networks here and another one elsewhere, so it is all of them, IPv4 and IPv6, until the nodes
+    have come together."""
     if emulated:
         return master
     everywhere = _everywhere()
@@ -343,7 +344,7 @@ def free_port(address: str, wanted: Sequence[int]) -> int:
 
 
 def is_held(port: int) -> bool:
-    """Whether somebody has this port on any address of this machine; one that was only used a moment ago is free."""
+    """Return true if a program has this port on any address of this machine; one that was only just used is free."""
     for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104
         try:
             with socket.socket(family, socket.SOCK_STREAM) as sock:

@@ -433,6 +433,6 @@ def decode(plain: Dict[str, Any]) -> Message:
 
 
 def _within(name: str, value: Optional[float], low: float, high: float) -> None:
-    """What a member says is counted with: a number that cannot be true is refused where it comes in."""
+    """Refuse numbers of a member that cannot be true before anything counts with them."""
     if value is not None and not low <= value <= high:
         raise RecordError(f"'{name}' is {str(value)[:40]}")

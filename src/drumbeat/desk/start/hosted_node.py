@@ -29,7 +29,7 @@ from drumbeat.base.proc import children, start_time
 from drumbeat.base.processes import become_subreaper, die_with_parent, fork, sweep
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import STOPS, heed_interrupts
-from drumbeat.bundle.build import running_bundle
+from drumbeat.bundle.pinned import running_bundle
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.start.code_sync import unpack_checked
 from drumbeat.desk.start.scheduled_node import EVERY, joined

@@ -14,7 +14,7 @@ from drumbeat.base.order import Order, dump_order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import EXIT_REQUEUE, EXIT_USAGE
-from drumbeat.bundle.build import running_bundle
+from drumbeat.bundle.pinned import running_bundle
 from drumbeat.desk.foreground import Foreground
 from drumbeat.machine import identity as identities
 from drumbeat.machine.host import LiveHost

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from drumbeat.findings.model import ERROR, INFO, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Evidence, Finding
 from drumbeat.logs.nccl.communicators import Communicators, Member, group
 from drumbeat.logs.read.attempts import GoodEnds
 from drumbeat.logs.read.launchers import ranks
 
+find = Catalog("logs")
 MAX_FINDINGS = 8
 
 
@@ -51,16 +53,11 @@ def _finding(members: List[Member], waiting: List[Member]) -> Finding:
     absent = [] if _all_came(members) else [rank for rank in range(min(nranks, 100_000)) if rank not in seen]
     evidence = tuple(member.started for member in waiting[:2] if member.started)
     if absent:
-        title = f"a communicator of {nranks} ranks was never complete: {ranks(absent)} did not come"
-        cause = "these ranks logged nothing (or their logs are not here): not started, dead, or stuck before NCCL"
-        fix = f"look at the logs of {ranks(absent)}; their hosts are not among: {_hosts(members)}"
-        return Finding("ranks-missing", ERROR, title, cause, fix, evidence)
+        return find("ranks-missing", count=nranks, absent=ranks(absent), hosts=_hosts(members), evidence=evidence)
     names = ranks([member.rank for member in waiting])
-    title = f"a communicator of {nranks} ranks was never complete: {names} began and did not end"
-    cause = "the ranks did not reach each other (interface, firewall, different networks), or one of them died"
-    fix = f"look at {_hosts(waiting)} first; compare 'Using network' and the bootstrap's interface on all hosts"
     host = waiting[0].process.host if len({member.process.host for member in waiting}) == 1 else None
-    return Finding("init-incomplete", ERROR, title, cause, fix, evidence, host=host or None)
+    hosts = _hosts(waiting)
+    return find("init-incomplete", count=nranks, names=names, hosts=hosts, evidence=evidence, host=host or None)
 
 
 def _hosts(members: List[Member]) -> str:
@@ -75,16 +72,8 @@ def lone_worlds(state: Communicators) -> List[Finding]:
     if len(worlds) < 2 or len(state.processes) < 2 or any(member.nranks != 1 for member in worlds):
         return []
     evidence = tuple(member.completed or member.started for member in worlds[:2])
-    return [
-        Finding(
-            "lone-worlds",
-            WARNING,
-            f"{len(worlds)} processes on {len(hosts)} hosts, each alone in a communicator of 1 rank",
-            "the program does not see the launcher's ranks (nccl-tests without MPI=1, RANK and WORLD_SIZE not set)",
-            "build with MPI=1, or start it so that rank and world size reach it",
-            tuple(item for item in evidence if isinstance(item, Evidence)),
-        )
-    ]
+    shown = [item for item in evidence if isinstance(item, Evidence)]
+    return [find("lone-worlds", count=len(worlds), hosts=len(hosts), evidence=shown)]
 
 
 def different_networks(state: Communicators) -> List[Finding]:
@@ -106,14 +95,7 @@ def different_networks(state: Communicators) -> List[Finding]:
 
 def _different(by_network: Dict[str, List[str]], evidence: List[Evidence]) -> Finding:
     words = "; ".join(f"{name} on {', '.join(sorted(hosts)[:8])}" for name, hosts in sorted(by_network.items()))
-    return Finding(
-        "networks-differ",
-        ERROR,
-        f"the processes of one communicator chose different networks: {words}",
-        "each node picks by itself what it can open; they cannot talk to each other then",
-        "make the same libraries and devices visible everywhere; NCCL_NET makes the odd one fail with a message",
-        tuple(evidence[:4]),
-    )
+    return find("networks-differ", words=words, evidence=evidence[:4])
 
 
 # NCCL_* settings that differ between processes of one job.
@@ -140,19 +122,8 @@ def differences(state: Communicators) -> List[Finding]:
         if len(by_value) < 2:
             continue
         words = "; ".join(f"{value or '(empty)'} on {_some(hosts)}" for value, hosts in sorted(by_value.items())[:6])
-        harmless = name in _PER_HOST
-        found.append(
-            Finding(
-                "settings-differ",
-                INFO if harmless else WARNING,
-                f"{name} differs between processes: {words}",
-                "normal where interfaces or devices have other names on other hosts"
-                if harmless
-                else "ranks with other settings can hang or exchange wrong sizes",
-                "" if harmless else f"give every rank the same {name}",
-                tuple(evidence[name][:4]),
-            )
-        )
+        harmless = "harmless" if name in _PER_HOST else ""
+        found.append(find("settings-differ", harmless, name=name, words=words, evidence=evidence[name][:4]))
     return found
 
 

@@ -12,11 +12,13 @@ from dataclasses import replace
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.findings.model import ERROR, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Evidence, Finding
 from drumbeat.logs.read.collectives import NEVER, Position, culprits
 from drumbeat.logs.read.launchers import ranks
 from drumbeat.logs.read.pickles import MAX_CONTAINERS, PlainPickleError, load
 
+find = Catalog("logs")
 MAX_BYTES = 64 << 20
 _MOST_GROUPS = 1024
 _RANK = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl))?$")
@@ -189,14 +191,8 @@ def _different_calls(
     for sequence in sorted(numbered):
         if len(numbered[sequence]) > 1:
             words = "; ".join(f"{operation} on {ranks(who)}" for operation, who in sorted(numbered[sequence].items()))
-            return Finding(
-                "collective-desync",
-                ERROR,
-                f"collective {sequence} of group {group} differs: {words}",
-                "the ranks took different branches or have different amounts of data",
-                "every rank must make the same collective calls in the same order",
-                _evidence(calls, dumps),
-            )
+            shown = _evidence(calls, dumps)
+            return find("collective-desync", sequence=sequence, group=group, words=words, evidence=shown)
     return None
 
 
@@ -219,13 +215,11 @@ def _behind(
         words = f"finished {first.finished} calls in group {group}, others up to {furthest}"
     rest = [rank for rank in every if rank not in shown]
     more = f"; {ranks(rest)} in other groups" if rest else ""
-    return Finding(
+    return find(
         "rank-behind",
-        ERROR,
-        f"{ranks(shown)} {words}{more}",
-        "it is late, or stuck outside of the collectives or on its GPU",
-        f"look at the stack and the GPU of {ranks(every)}",
-        _evidence(every, dumps),
+        who=f"{ranks(shown)} {words}{more}",
+        ranks=ranks(every),
+        evidence=_evidence(every, dumps),
         rank=every[0] if len(every) == 1 else None,
     )
 

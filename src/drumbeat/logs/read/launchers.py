@@ -8,9 +8,11 @@ from datetime import datetime
 from typing import Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.findings.model import ERROR, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Evidence, Finding
 from drumbeat.logs.read.prefixes import Line, seconds_in_year
 
+find = Catalog("logs")
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)")
 # The same fields where copying has put several of them on one line.
 _INLINE = (
@@ -292,21 +294,17 @@ def _judge(timeouts: Dict[int, Timeout], nranks: Optional[int], enqueued: Dict[i
     evidence = tuple(timeout.evidence for timeout in sorted(timeouts.values(), key=lambda t: t.sequence)[:3])
     if len(sequences) > 1:
         behind = [rank for rank, timeout in timeouts.items() if timeout.sequence == min(sequences)]
-        title = (
-            f"ranks wait in different collectives: SeqNum {min(sequences)} to {max(sequences)}; behind: {ranks(behind)}"
-        )
-        cause = "the ranks did not make the same calls: uneven data, or a collective that only some of them reach"
-        fix = (
-            f"look at what {ranks(behind)} did before; every rank must make the same collective calls in the same order"
-        )
-        return Late(Finding("collective-desync", ERROR, title, cause, fix, evidence, rank=_only(behind)))
+        return Late(
+            find(
+                "collective-desync", "apart", first=min(sequences), last=max(sequences), behind=ranks(behind),
+                evidence=evidence, rank=_only(behind),
+            )
+        )  # fmt: skip
     if len({operation for _, operation in operations}) > 1:
-        title = (
-            f"ranks make different calls at SeqNum {min(sequences)}: {', '.join(sorted({o for _, o in operations}))}"
+        calls = ", ".join(sorted({operation for _, operation in operations}))
+        return Late(
+            find("collective-desync", "operations", sequence=min(sequences), operations=calls, evidence=evidence)
         )
-        cause = "the ranks took different branches"
-        fix = "every rank must make the same collective calls in the same order"
-        return Late(Finding("collective-desync", ERROR, title, cause, fix, evidence))
     (sequence, operation) = next(iter(operations))
     behind = sorted(rank for rank, last in enqueued.items() if last.number < sequence and rank not in timeouts)
     silent = [rank for rank in _silent(timeouts, nranks) if rank not in enqueued]
@@ -316,10 +314,8 @@ def _judge(timeouts: Dict[int, Timeout], nranks: Optional[int], enqueued: Dict[i
     words = [_stand(behind, [enqueued[rank].number for rank in behind], sequence, operation)] if behind else []
     if silent:
         words.append(f"no timeout from {ranks(silent)} in {operation} SeqNum {sequence}, which the others waited for")
-    cause = "late, stuck or dead; or ended by the launcher before it could say so"
-    fix = f"look at the log and the stack (py-spy dump) of {ranks(absent)}"
     shown = (*(enqueued[rank].evidence for rank in behind[:1]), *evidence)
-    finding = Finding("rank-absent", ERROR, "; ".join(words), cause, fix, shown, rank=_only(absent))
+    finding = find("rank-absent", words="; ".join(words), absent=ranks(absent), evidence=shown, rank=_only(absent))
     return Late(finding, tuple(absent))
 
 

@@ -11,8 +11,10 @@ from bisect import bisect_right
 from typing import Dict, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import LIKELY, Evidence, Finding
 
+find = Catalog("logs")
 MAX_WATCHED = 300  # lines behind an error that are looked at: a log that goes on for longer is judged by that
 MAX_LINES = 20_000  # that are looked at in all
 FEW_STEPS = 2  # different ones that other ranks may still make
@@ -143,7 +145,7 @@ class _Stretch:
 
 
 def nan_among_the_last(line: Evidence) -> Finding:
-    return Finding(OTHER_VALUE, WARNING, "a value is NaN among the last lines", evidence=(line,), confidence=LIKELY)
+    return find("nan-value", evidence=(line,), confidence=LIKELY)
 
 
 class Losses:

@@ -6,8 +6,10 @@ import re
 from dataclasses import replace
 from typing import Dict, List, Optional
 
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, INFO, WARNING, Evidence, Finding, PastedDump
 
+find = Catalog("logs")
 _ENTRY = re.compile(r"^(?=JobId=|NodeName=)", re.MULTILINE)
 _FIELD = re.compile(r"(?:^|\s)([A-Z][\w:]*)=((?:(?!\s[A-Z][\w:]*=)[^\n])*)")
 _STATES = {
@@ -84,21 +86,14 @@ def _job(fields: Dict[str, str], facts: List[str], findings: List[Finding]) -> N
     if state == "PENDING" and reason and reason != "None":
         words = next((text for start, text in _WAITS.items() if reason.startswith(start)), "")
         severity = INFO if reason in ("Resources", "Priority", "Dependency") else WARNING
-        title = f"job {job} waits: {reason}" + (f" ({words})" if words else "")
         wanted = fields.get("ReqNodeList", "(null)").split(" ")[0]
-        fix = (
-            f"it asks for {wanted} by name (--nodelist): without that it could start elsewhere"
-            if wanted[:1] != "("
-            else ""
-        )
-        findings.append(Finding("job-waits", severity, title, "", fix))
+        named = "" if wanted[:1] == "(" else "nodes"
+        findings.append(find("job-waits", named, job=job, reason=reason, words=words, wanted=wanted, severity=severity))
     tres = (
         fields.get("TresPerNode", "") + fields.get("AllocTRES", "") + fields.get("TRES", "") + fields.get("ReqTRES", "")
     )
     if tres and "gpu" not in tres:
-        findings.append(
-            Finding("job-without-gpus", INFO, f"job {job} asked for no GPU", "", "--gpus-per-node (or --gres=gpu:N)")
-        )
+        findings.append(find("job-without-gpus", job=job))
 
 
 def _node(fields: Dict[str, str], facts: List[str], findings: List[Finding], data: Dict[str, List[str]]) -> None:
@@ -108,12 +103,4 @@ def _node(fields: Dict[str, str], facts: List[str], findings: List[Finding], dat
     if any(word in state for word in ("DRAIN", "DOWN", "FAIL", "NOT_RESPONDING", "*")):
         data["drained"].append(node)
         reason = fields.get("Reason", "").split("[")[0].strip()
-        findings.append(
-            Finding(
-                "node-unavailable",
-                WARNING,
-                f"node {node} takes no jobs: {state}" + (f" ({reason})" if reason else ""),
-                "an administrator or a health check took it out, or it does not answer",
-                f"--exclude={node} where it still gets jobs",
-            )
-        )
+        findings.append(find("node-unavailable", name=node, state=state, reason=reason))

@@ -1,4 +1,4 @@
-"""Who this node is in its job. Only the scheduler's own variables and files are read: no tool, no address.
+"""Identity of this node in its job. Only the scheduler's own variables and files are read: no tool, no address.
 
 One file per scheduler or launcher, each with `read(host, environ, notes) -> Identity`. A backend that comes as a package of
 its own needs no file here: its launcher exports the variables of `pods.read_given`.
@@ -45,6 +45,6 @@ def read(host: Host, notes: List[str]) -> Identity:
 
 
 def rank_variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """What a scheduler or launcher says about one of its tasks, corrected for one of several ranks that this task started.
+    """Return what a scheduler or launcher says about one of its tasks, corrected for one of several ranks that this task started.
     `environ` is the rank's own."""
     return {**slurm.task_variables(environ), **mpi.task_variables(environ)}

@@ -35,7 +35,7 @@ def gpus(environ: Mapping[str, str], names: Sequence[str]) -> Optional[int]:
 
 
 def count(text: Optional[str]) -> int:
-    """How often something has happened: 0 where that is not said."""
+    """Parse how often something has happened: 0 if that is not given."""
     return int(text) if text and text.isdigit() and len(text) < 6 else 0
 
 

@@ -14,7 +14,7 @@ from drumbeat.machine.parse import integer
 
 
 def below_torchrun(environ: Mapping[str, str]) -> bool:
-    """Whether torchrun has started this process."""
+    """Return true if torchrun has started this process."""
     return bool(environ.get("TORCHELASTIC_RUN_ID"))
 
 

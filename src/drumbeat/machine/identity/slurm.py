@@ -14,7 +14,7 @@ _SPECIAL_STEPS = 0xFFFFFFF0  # interactive, batch, extern
 
 
 def read(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
-    """In a step its own list holds, and SLURM_NODEID counts within it; a batch script is node 0 of the job."""
+    """Read the node's place: in a step its own list holds, and SLURM_NODEID counts within it; a batch script is node 0."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     if (integer(step) or 0) >= _SPECIAL_STEPS:  # the shell of salloc may run in a step of one node, but is not one
         step = None

@@ -100,7 +100,7 @@ def kernel_event(text: str) -> Optional[GpuEvent]:
 
 
 def of_program(event: str) -> bool:
-    """Whether one of `gpu_events` is mostly a program's own doing: an illegal access, a process that was killed."""
+    """Return true if one of `gpu_events` is usually the program's own fault: an illegal access, a process that was killed."""
     return event.startswith(tuple(start for vendor in VENDORS for start in vendor.program_faults))
 
 
@@ -126,7 +126,7 @@ def visibility_names() -> Tuple[str, ...]:
 
 
 def count_shown(environ: Mapping[str, str], total: int) -> int:
-    """How many of `total` GPUs these variables leave, where nothing but the count is known."""
+    """Count how many of `total` GPUs these variables leave, if only the count is known."""
     for name in visibility_names():
         if name in environ:
             wanted = entries(environ[name])

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import INFO, OK, Evidence, Finding
+from drumbeat.findings.model import Finding
 from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
 from drumbeat.machine.parse import figure, integer, line, natural, number, pci_address, properties, size_in_bytes
@@ -27,6 +27,7 @@ from drumbeat.machine.vendors.contract import (
     Rarely,
     Users,
     Vendor,
+    find,
     names,
     numbers,
     pick,
@@ -113,12 +114,8 @@ class Amd(Vendor):
             seen = pick(seen, "ROCR_VISIBLE_DEVICES", rocr, findings)
         second, name = (hip, "HIP_VISIBLE_DEVICES") if hip is not None else (cuda, "CUDA_VISIBLE_DEVICES")
         if hip is not None and cuda is not None and hip != cuda:
-            title = "HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES differ"
-            cause = "on AMD both filter the same list, and torch takes HIP_VISIBLE_DEVICES"
-            both = (Evidence(f"HIP_VISIBLE_DEVICES={hip}"), Evidence(f"CUDA_VISIBLE_DEVICES={cuda}"))
-            findings.append(
-                Finding("visibility-two-names", "warning", title, cause, "unset CUDA_VISIBLE_DEVICES", both)
-            )
+            both = [f"HIP_VISIBLE_DEVICES={hip}", f"CUDA_VISIBLE_DEVICES={cuda}"]
+            findings.append(find("visibility-two-names", evidence=both))
         if second is None:
             return seen, findings
         if rocr is not None:
@@ -128,10 +125,8 @@ class Amd(Vendor):
             elif wanted and max(wanted) >= len(seen):
                 why = f"it counts within the {len(seen)} devices ROCR_VISIBLE_DEVICES leaves, 0 to {len(seen) - 1}"
             if why:
-                title = f"{name} filters what ROCR_VISIBLE_DEVICES has already filtered, and no device is left"
-                fix = f"set only one of them, or count {name} from 0"
-                both = (Evidence(f"ROCR_VISIBLE_DEVICES={rocr}"), Evidence(f"{name}={second}"))
-                return [], [*findings, Finding("visibility-double-filter", "error", title, why, fix, both)]
+                both = [f"ROCR_VISIBLE_DEVICES={rocr}", f"{name}={second}"]
+                return [], [*findings, find("visibility-double-filter", name=name, why=why, evidence=both)]
         return pick(seen, name, second, findings), findings
 
     def show_own(self, gpus: Sequence[Gpu], node: Sequence[Gpu], environ: Mapping[str, str]) -> Tuple[EnvVar, ...]:
@@ -150,9 +145,8 @@ class Amd(Vendor):
     def software(self, versions: Mapping[str, str]) -> List[Finding]:
         rocm, rccl = versions.get("rocm"), versions.get("rccl") or "of unknown version"
         if rocm:
-            return [Finding("rocm", OK, f"ROCm {rocm}, RCCL {rccl}")]
-        words = "ROCm was not found under /opt/rocm"
-        return [Finding("rocm-unknown", INFO, words, "torch's own build may bring it along")]
+            return [find("rocm", rocm=rocm, rccl=rccl)]
+        return [find("rocm-unknown")]
 
     def absence(self, versions: Mapping[str, str]) -> str:
         return "no AMD compute device"

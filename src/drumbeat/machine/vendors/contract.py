@@ -17,11 +17,13 @@ from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuSample
 from drumbeat.machine.parse import line, natural, pci_address
 
+find = Catalog("machine")
 PCI = "/sys/bus/pci/devices"
 _DISPLAY = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, other display, processing accelerator
 _SHARE = 0.008  # of one core: the cost that vendor tools may have
@@ -117,11 +119,11 @@ class Vendor:
         return ContainerFlags()
 
     def software(self, versions: Mapping[str, str]) -> List[Finding]:
-        """What the doctor says about the driver and the toolkit of a node with such GPUs."""
+        """Return the doctor's findings on the driver and the toolkit of a node with such GPUs."""
         return []
 
     def absence(self, versions: Mapping[str, str]) -> str:
-        """What the doctor says where a node shows none of its GPUs; empty: nothing."""
+        """Return what the doctor says if a node shows none of its GPUs; '' for nothing."""
         return ""
 
     def kernel_event(self, text: str) -> Optional[GpuEvent]:
@@ -175,12 +177,11 @@ def indices(gpus: Sequence[Gpu]) -> str:
 
 
 def pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> List[Gpu]:
-    """The GPUs that one variable leaves; what is wrong with it is added to the findings."""
-    evidence = (Evidence(f"{name}={value}"),)
+    """Return the GPUs that one variable leaves; adds what is wrong with it to the findings."""
+    shown = [f"{name}={value}"]
     wanted = entries(value)
     if len(set(wanted)) != len(wanted):
-        title = f"{name} names a device twice, which hides all of them"
-        findings.append(Finding("visibility-repeated", "error", title, "", "name each device once", evidence))
+        findings.append(find("visibility-repeated", name=name, evidence=shown))
         return []
     if value.startswith(("GPU-", "MIG-")):
         by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
@@ -189,10 +190,10 @@ def pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> Lis
         return [by_uuid[uuid] for uuid in wanted if uuid in by_uuid]
     chosen = list(itertools.takewhile(lambda number: number < len(gpus), numbers(value)))
     if len(chosen) < len(wanted):
-        title = f"{name} names device {wanted[len(chosen)]}, this node has {len(gpus)} to choose from"
-        cause = "the list ends there: later devices are hidden too"
-        fix = f"use 0 to {len(gpus) - 1}" if gpus else "unset it"
-        findings.append(Finding("visibility-out-of-range", "error", title, cause, fix, evidence))
+        device, advice = wanted[len(chosen)], f"use 0 to {len(gpus) - 1}" if gpus else "unset it"
+        findings.append(
+            find("visibility-out-of-range", name=name, device=device, count=len(gpus), advice=advice, evidence=shown)
+        )
     return [gpus[number] for number in chosen]
 
 
@@ -202,7 +203,7 @@ def entries(value: str) -> Sequence[Union[int, str]]:
 
 
 def numbers(value: str) -> List[int]:
-    """As torch reads them: digits at the start of each entry; a negative or other one ends the list."""
+    """Parse numbers as torch does: digits at the start of each entry; a negative or other one ends the list."""
     found: List[int] = []
     for entry in value.split(","):
         digits = _DIGITS.match(entry.strip())

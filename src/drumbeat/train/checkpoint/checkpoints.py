@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Saved(NamedTuple):
-    """How a save ended."""
+    """Result of a save."""
 
     step: int
     path: str
@@ -63,7 +63,7 @@ class Saved(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What was loaded."""
+    """Result of a load."""
 
     step: int
     extra: Dict[str, Any]
@@ -147,7 +147,7 @@ class Checkpoints:
         return [saved for saved in ended if saved is not None]
 
     def poll(self) -> Optional[Saved]:
-        """How the background save ended, once; None while it has not. Costs nothing."""
+        """Return the result of the background save, once; None while it runs. Costs nothing."""
         return self.finish() if self._saving is not None and self._saving.done() else None
 
     def finish(self) -> Optional[Saved]:
@@ -358,7 +358,7 @@ def fingerprint(parts: Sequence[nn.Module], group: Any) -> str:
 
 
 def free_bytes(root: str = "/") -> Optional[int]:
-    """What the kernel calls available, and no more than the control group of this process has left; None: unknown."""
+    """Return the available memory, at most what the control group of this process has left; None if unknown."""
     try:
         with open(os.path.join(root, "proc/meminfo"), encoding="ascii") as file:
             rows: Dict[str, int] = {line.split(":")[0]: int(line.split()[1]) << 10 for line in file if "kB" in line}

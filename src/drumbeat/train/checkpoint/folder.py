@@ -1,4 +1,4 @@
-"""What lies in a checkpoint folder: which checkpoints are whole, which is the newest, and what is cleared away.
+"""Contents of a checkpoint folder: which checkpoints are whole, which is the newest, and what is cleared away.
 
     FOLDER/step-00000400/                what torch's distributed checkpoint writes: a few files per rank, .metadata last
     FOLDER/step-00000400/commit.json     the commit marker, after .metadata: version, step, ranks, the model's fingerprint, size
@@ -69,7 +69,7 @@ def has_marker(path: str) -> bool:
 
 
 def place_for(path: str) -> str:
-    """Where a save of this checkpoint is written: beside the one that is committed already, if there is one."""
+    """Return where a save of this checkpoint is written: beside the one that is committed already, if there is one."""
     return path + AGAIN if has_marker(path) else path
 
 

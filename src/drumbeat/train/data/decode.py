@@ -41,7 +41,7 @@ def decoded(path: str, size: int, draw: Any) -> Pixels:
 
 
 def chosen_box(width: int, height: int, draw: Any) -> Tuple[Box, bool]:
-    """Which part of an image is taken, and whether it is mirrored."""
+    """Choose the part of an image that is taken, and whether it is mirrored."""
     if draw is None:
         edge = min(width, height) * 0.875  # the usual 224 of 256
         return ((width - edge) / 2, (height - edge) / 2, (width + edge) / 2, (height + edge) / 2), False

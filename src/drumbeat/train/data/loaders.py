@@ -217,7 +217,7 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """How many samples: the length of the first tensor."""
+    """Return the number of samples: the length of the first tensor."""
     for tensor in tensors_of(batch):
         if tensor.ndim:
             return len(tensor)

@@ -1,4 +1,4 @@
-"""Text with holes, for BERT: 15 % of the tokens are asked; of those 80 % show the mask, 10 % another token."""
+"""Masked text for BERT: 15 % of the tokens are asked; of those 80 % show the mask, 10 % another token."""
 
 from __future__ import annotations
 

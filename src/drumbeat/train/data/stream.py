@@ -26,7 +26,7 @@ class Samples(Protocol):
 
 class Images(Samples, Protocol):
     def finish(self, inputs: Tensor) -> Tensor:
-        """What was read, as the images that a model takes; runs on the device that trains."""
+        """Turn what was read into the images that a model takes; runs on the device that trains."""
         ...
 
 

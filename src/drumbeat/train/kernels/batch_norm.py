@@ -22,7 +22,7 @@ BLOCK, TILE = 16, 256  # of the kernels that add partial sums up: channels, and 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def place(row, size, width: tl.constexpr, rows: tl.constexpr):
-    """Where the values of some rows are, from the first of them; whether they exist; and their columns."""
+    """Return where the values of some rows are, from the first of them; whether they exist; and their columns."""
     column = tl.arange(0, width // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
     at = tl.arange(0, rows)[:, None, None] * width + column
     first = row.to(tl.int64) * width

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _places(inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
-    """Where a block of outputs lies, and its gate; the matching up lies `part` further on."""
+    """Return where a block of outputs lies, and its gate; the matching up lies `part` further on."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     row, column = at // inner, at % inner
     return at, row * (2 * inner) + (column // part) * (2 * part) + column % part

@@ -52,7 +52,8 @@ def has_cudnn(q: Tensor) -> bool:
 def attention_kernel(
     device: torch.device, dtype: torch.dtype, length: int, head_width: int, group: int, in_order: bool
 ) -> str:
-    """Which kernel `causal_attention` takes, and why not a faster one. `in_order`: whether runs must repeat themselves."""
+    """Return the kernel that `causal_attention` takes, and why not a faster one. `in_order`: whether runs must repeat
+    themselves."""
     if device.type != "cuda" or torch.version.hip or dtype not in _HALVES:
         return "torch's (the faster kernels take an NVIDIA GPU and 16 bits)"
     short = f"FlashAttention 4 is used from {SHORTEST} tokens on" if length < SHORTEST else ""

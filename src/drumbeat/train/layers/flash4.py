@@ -69,7 +69,7 @@ FLASH4: Any = torch.ops.drumbeat.flash4.default
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def refused(index: int, dtype: torch.dtype, head_width: int, group: int) -> str:
-    """Why attention of this kind is not computed by FlashAttention 4 on GPU `index`, however long sequences are; empty: it is.
+    """Return why FlashAttention 4 does not compute attention of this kind on GPU `index`, at any length; '' if it does.
 
     `group`: how many heads of queries share one of keys."""
     return _refused(index, dtype, head_width, group)
@@ -104,7 +104,7 @@ def _tried(index: int, dtype: torch.dtype, head_width: int, group: int) -> str:
 
 
 def trial(device: torch.device, dtype: torch.dtype, head_width: int, group: int) -> float:
-    """How far results and gradients are off from plain attention in 32 bits, at most; relative to their norms."""
+    """Return the largest error of results and gradients against plain attention in 32 bits, relative to their norms."""
     own = torch.Generator(device).manual_seed(0)  # the run's generators are left alone
     shapes = [(1, SHORTEST, heads, head_width) for heads in (2 * group, 2, 2, 2 * group)]
     q, k, v, up = (torch.randn(s, generator=own, device=device).to(dtype) for s in shapes)

@@ -200,7 +200,7 @@ def fuse_mlps(model: nn.Module) -> None:
 
 
 def reference_product(x: Tensor, weight: Tensor) -> Tensor:
-    """What the forward product should give, in plain arithmetic: the check of the kernels on a new device."""
+    """Return what the forward product should give, in plain arithmetic: the check of the kernels on a new device."""
     x8, _, x_scale = quantize(x, False)
     w8, _, w_scale = quantize(weight, False)
     return F.linear(x8.float() * x_scale, w8.float() * w_scale)

@@ -1,1 +1,1 @@
-"""What a run reports about itself: time, utilisation, communication, profiles."""
+"""Measurements that a run reports: time, utilisation, communication, profiles."""

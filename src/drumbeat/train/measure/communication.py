@@ -1,4 +1,4 @@
-"""How long ranks talk to each other in a step, and how much of that is not hidden behind computing.
+"""Time of communication in a step, and how much of it is not hidden behind computing.
 
 Rarely, one whole step is watched with torch's profiler. *Communication* is the time in which at least one collective or
 message was under way; *exposed* is the part of it in which nothing was computed. Waiting for a slower rank is part of

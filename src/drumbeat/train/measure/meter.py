@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and how fast training is; measured without making the host wait in every step."""
+"""Time of a step by its parts, and the speed of training; measured without making the host wait in every step."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Meter:
         return {phase: ms / len(counted) for phase, ms in totals.items()}
 
     def summary(self) -> str:
-        """How long steps took, and with what: the largest share first."""
+        """Return how long steps took, by part: the largest share first."""
         at = self.percentiles()
         total = sum(self._phases.values())
         shares = {phase: ms / total for phase, ms in sorted(self._phases.items(), key=lambda item: -item[1])}

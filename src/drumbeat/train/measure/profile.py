@@ -58,7 +58,7 @@ class Profiler:
 
     @property
     def active(self) -> bool:
-        """Whether it looks, or may begin to at the next step: torch has one profiler per process."""
+        """Return true if it records, or may begin to at the next step: torch has one profiler per process."""
         return self._profile is not None and not self._written
 
     def step(self) -> None:

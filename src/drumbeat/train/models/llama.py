@@ -171,7 +171,7 @@ Segment = Tuple[str, int, int]  # rows of one of transformers' matrices: its nam
 
 
 def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, List[Segment]]:
-    """Which rows of which of transformers' LlamaForCausalLM's matrices stand in each of ours, in our order."""
+    """Return which rows of which of transformers' LlamaForCausalLM's matrices make up each of ours, in our order."""
     head, group, part = shape.head_width, shape.heads // shape.kv_heads, shape.inner // shape.gate_groups
     names = {"embed": "model.embed_tokens", "norm": "model.norm"}
     if not shape.tied:

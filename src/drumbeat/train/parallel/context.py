@@ -22,7 +22,7 @@ KINDS = ("auto", "ulysses", "ring")
 
 
 class Context:
-    """How sequences of one length are cut over the ranks of a mesh, and how attention sees them whole."""
+    """Split of sequences of one length over the ranks of a mesh, and attention that sees them whole."""
 
     def __init__(self, mesh: DeviceMesh, kind: str, length: int, heads: int, kv_heads: int) -> None:
         """`heads` and `kv_heads`: those that one rank holds, after tensor parallelism."""

@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def data_ranks(self) -> int:
-        """How many ways a batch is split."""
+        """Return how many ways a batch is split."""
         return self.dp_replicate * self.dp_shard
 
     def equation(self) -> str:

@@ -14,7 +14,7 @@ _kept: Dict[Tuple[Any, ...], Any] = {}
 
 
 def once_per_world(make: Callable[[], T], *key: Any) -> T:
-    """What `make` has made for this key in this world; all ranks must ask in the same order."""
+    """Return what `make` makes for this key, once per world; all ranks must ask in the same order."""
     whole = (dist.group.WORLD, *key)
     if whole not in _kept:
         _kept[whole] = make()

@@ -47,7 +47,7 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Sharding:
-    """How FSDP cuts a model."""
+    """Way in which FSDP shards a model."""
 
     smallest: int = 100_000  # parameters; without named blocks, a module this large becomes its own unit
     keep_after_forward: Optional[bool] = None  # None: torch's choice (free inside, keep at the root)

@@ -49,8 +49,8 @@ def refuse_for_pipelines(precision: str, schedule: str, recompute: str) -> None:
 
 
 def stage_numbers(schedule: str, rank: int, ranks: int) -> List[int]:
-    """Which stages a rank holds: every ranks-th one, or there and back again (zbv: a V), so that the last stage stands on
-    the first rank and its backward pass can start at once."""
+    """Return the stages that a rank holds: every ranks-th one, or there and back again (zbv: a V), so that the last stage
+    stands on the first rank and its backward pass can start at once."""
     if schedule not in SCHEDULES:
         raise Refusal(f"pipeline schedule '{schedule}' is unknown", f"known: {', '.join(SCHEDULES)}")
     if schedule == "zbv":

@@ -82,7 +82,7 @@ class PowerSGD:
         return pieces[: len(tensors)]
 
     def state_dict(self) -> Dict[str, Any]:
-        """What is the same on all ranks; `errors` are each rank's own."""
+        """Return what is the same on all ranks; `errors` are each rank's own."""
         return {"steps": self.steps.clone(), "right": {name: tensor.clone() for name, tensor in self.right.items()}}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:

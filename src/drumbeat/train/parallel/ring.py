@@ -19,7 +19,7 @@ from drumbeat.train.layers.block_attention import block_attention, block_attenti
 
 
 def zigzag(length: int, rank: int, ranks: int) -> Tensor:
-    """Which places of a sequence a rank holds, in the order in which it holds them."""
+    """Return the places of a sequence that a rank holds, in its order."""
     early, late = torch.arange(length).view(2 * ranks, -1)[[rank, 2 * ranks - 1 - rank]]
     return torch.cat((early, late))
 
@@ -42,7 +42,7 @@ def _group(name: str) -> dist.ProcessGroup:
 
 
 def _round(number: int, rank: int, ranks: int, half: int) -> Tuple[slice, slice, bool]:
-    """Which queries meet which keys in a round, and whether causally."""
+    """Return which queries meet which keys in a round, and whether causally."""
     if number == 0:
         return slice(None), slice(None), True
     if number <= rank:  # keys of an earlier rank: their late piece is later than all our queries

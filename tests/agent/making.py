@@ -1,0 +1,14 @@
+"""An attempt as its watchers know it, for tests of one watcher."""
+
+from drumbeat.agent.watchers.contract import WatchedAttempt
+from drumbeat.machine.model import Facts
+from drumbeat.plan.binding import Binding
+
+PLAIN = WatchedAttempt(
+    node=0, first_rank=0, facts=Facts("n"), bound=Binding((), 1, ""), right=Binding((), 1, ""), variables=(), ranks=0,
+    attempt=0, planned_ranks=1, port=61234, mains=list, are_ranks=lambda: True, met=lambda: None, beat=lambda: None,
+)  # fmt: skip
+
+
+def scene(**changes):
+    return WatchedAttempt(**{**{name: getattr(PLAIN, name) for name in PLAIN.__dataclass_fields__}, **changes})
