@@ -20,6 +20,11 @@ def add_arguments(parser: Any) -> None:
     group.add_argument("--seq", type=int, metavar="N", help="tokens per sequence")
     group.add_argument("--precision", metavar="P", help="bf16, fp16, fp8, tf32, fp32; drumbeat's own: bf16-master")
     group.add_argument("--recompute", choices=("none", "selective", "full"), help="Default: the fastest that fits")
+    group.add_argument(
+        "--schedule",
+        metavar="S",
+        help="of the pipeline: 1f1b, interleaved, gpipe, zb-h1, zb-2p, zero-bubble, zbv, dualpipe-v",
+    )
     group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="stage by which states are sharded")
     group = parser.add_argument_group("the cluster. Default: the GPUs of this node")
     group.add_argument("--gpu", metavar="NAME", help="h100, h200, b200, a100, mi250x, mi300x, ...")
@@ -60,6 +65,9 @@ def run(args: Any) -> int:
     from drumbeat.predict.job import make_case, node_counts
     from drumbeat.predict.past import error_words
 
+    odd = [name for name, value in vars(args).items() if value == [] and name not in ("calibrate", "after")]
+    if odd:  # what argparse makes of --seq=--
+        raise Problem(f"--{odd[0].replace('_', '-')}: a value is needed")
     if args.search:
         unused = [name for name in ("html", "tokens", "budget", "price") if getattr(args, name, None) is not None]
         if unused:
@@ -102,6 +110,7 @@ def run(args: Any) -> int:
                     whole,
                     reliability,
                     error_words(seen),
+                    described.assumed,
                 )
             )
         )
@@ -111,7 +120,8 @@ def run(args: Any) -> int:
 def _described(args: Any) -> Tuple[Any, Any]:
     """The model, and the job if there is one."""
     from drumbeat.base.problem import Problem
-    from drumbeat.predict.models import Described, describe, from_command
+    from drumbeat.predict.arguments import from_command
+    from drumbeat.predict.models import Described, describe
 
     job = None
     found: Optional[Described] = None
@@ -170,12 +180,13 @@ def _wishes(args: Any) -> Any:
         args.recompute or "",
         args.zero,
         args.framework or "",
+        args.schedule or "",
     )
 
 
 def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any) -> Tuple[Any, Any, List[Any]]:
     """Constants, what they rest on, and the runs they were learned from: --calibrate, else the ledger of earlier runs."""
-    from drumbeat.predict.forecast import framework_named
+    from drumbeat.predict.frameworks import framework_named
     from drumbeat.predict.interval import UNCALIBRATED
     from drumbeat.predict.past import calibrated, recall, with_verify
     from drumbeat.predict.shapes import ConvNet
@@ -249,10 +260,7 @@ def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
     if args.tokens:
         units = _quantity(args.tokens, "--tokens")
     if args.budget:
-        text = args.budget.lower()
-        if text.endswith("gpuh"):
-            text = text[:-4]
-        hours = _quantity(text, "--budget")
+        hours = _quantity(args.budget, "--budget", "gpuh")
         paid = affordable(hours, found.seconds, found.per_step, found.case.gpus, reliability)
         if not args.json and not args.html:
             asked = (
@@ -287,16 +295,21 @@ def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
     )
 
 
-def _quantity(text: str, flag: str) -> float:
+def _quantity(text: str, flag: str, unit: str = "") -> float:
     from drumbeat.base.problem import Problem
 
-    times = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:].lower(), 1.0)
+    number = text.strip().lower()
+    if unit and number.endswith(unit):
+        number = number[: -len(unit)].strip()
+    times = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(number[-1:], 1.0)
     try:
-        value = float(text if times == 1.0 else text[:-1]) * times
+        value = float(number if times == 1.0 else number[:-1]) * times
     except ValueError:
         value = 0.0
     if not 0 < value < 1e30:
-        raise Problem(f"{flag} {text}: a number above 0 is needed", "such as 300e9, 300b or 20000gpuh")
+        raise Problem(
+            f"{flag} {text}: a number above 0 is needed", f"such as {'20000gpuh' if unit else '300e9 or 300b'}"
+        )
     return value
 
 
@@ -325,7 +338,7 @@ def _search(args: Any, case: Any) -> int:
         f"{case.precision}, {case.framework.name}"
     )
     print("\n".join(show.search_lines(found, ranking, _usual(case, found[0]))))
-    print(f"\n{'use':<13}{show.arguments_of(chosen[0])}")
+    print(f"\n{'use':<13}{show.arguments_words(chosen[0])}")
     print(f"{'basis':<13}{case.basis.name}: {case.basis.words}")
     print(f"{'check it':<13}drumbeat tune layout JOB.yaml --steps 20 runs candidates for 20 steps each")
     return 0

@@ -13,7 +13,7 @@ Overlap    what a framework hides is subtracted, and what it hides behind become
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.predict import shapes
@@ -36,6 +36,27 @@ class Layout:
     recompute: Number = 0  # 0 none, 1 selective, 2 full
     sp: Number = 0  # sequence parallelism beside tensor parallelism
     bubble: Number = 1.0  # share of the 1F1B bubble that the schedule leaves
+    flight: Number = 0  # micro-batches under way on every stage, in units of `pp`; 0: as in 1F1B
+
+
+# Pipeline schedules: chunks per stage at least, share of the 1F1B bubble that is left, micro-batches under way (Layout.flight).
+# Zero-bubble schedules: arXiv:2401.10241; DualPipeV: the DeepSeek-V3 report's bubble, with one copy of the weights.
+SCHEDULES: Dict[str, Tuple[int, float, float]] = {
+    "1f1b": (1, 1.0, 0),
+    "interleaved": (2, 1.0, 0),
+    "gpipe": (1, 1.0, 1e9),
+    "zb-h1": (1, 1 / 3, 0),
+    "zb-2p": (1, 0.0, 2),
+    "zero-bubble": (2, 1 / 3, 0),
+    "zbv": (2, 0.0, 1),
+    "dualpipe-v": (2, 1 / 3, 1),
+}
+
+
+def schedule_name(a: Layout) -> str:
+    """Return the schedule of a layout."""
+    same = (name for name, row in SCHEDULES.items() if row[1:] == (a.bubble, a.flight) and (row[0] > 1) == (a.vp > 1))
+    return next(same, "1f1b")
 
 
 @dataclass(frozen=True)

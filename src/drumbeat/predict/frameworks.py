@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 from drumbeat.predict.cost import Constants, Software
 from drumbeat.predict.memory import States
 
@@ -18,6 +19,9 @@ class Framework:
     fits: float  # share of the memory up to which its runs are said to fit
     fails: float  # share from which they are said not to
     source: str
+    stages: Tuple[int, ...] = (0, 1)  # of ZeRO, that it can be told to use
+    degrees: Tuple[str, ...] = ("tp", "pp", "cp", "ep", "vp")
+    words: Tuple[str, ...] = ()  # other names, of which one is part of what a user or a paper says
 
 
 _USUAL = Constants()
@@ -31,6 +35,8 @@ FRAMEWORKS: Dict[str, Framework] = {
         0.95,
         1.05,
         "drumbeat's own runtime on one H200 (docs/benchmarks-gpu.md)",
+        (0, 3),
+        ("tp", "pp", "cp"),
     ),
     "megatron": Framework(
         "megatron",
@@ -40,6 +46,7 @@ FRAMEWORKS: Dict[str, Framework] = {
         0.8,
         0.97,
         "Megatron-Core with its distributed optimizer: 6 + 12/D bytes per parameter",
+        words=("megatron", "nemo", "primus", "megascale", "bridge", "mcore"),
     ),
     "megatron-classic": Framework(
         "megatron-classic",
@@ -49,6 +56,8 @@ FRAMEWORKS: Dict[str, Framework] = {
         0.8,
         0.97,
         "Megatron-LM and Megatron-DeepSpeed before FlashAttention",
+        degrees=("tp", "pp", "vp"),
+        words=("megatron-deepspeed", "megatron-lm v1", "megatron-lm ptd", "gpt-neox", "metaseq"),
     ),
     "torchtitan": Framework(
         "torchtitan",
@@ -58,6 +67,9 @@ FRAMEWORKS: Dict[str, Framework] = {
         0.8,
         0.97,
         "FSDP2 with bf16 compute over fp32 shards: 16/D bytes per parameter",
+        (0, 3),
+        ("tp", "pp", "cp", "ep", "vp"),
+        ("titan",),
     ),
     "fsdp": Framework(
         "fsdp",
@@ -67,6 +79,9 @@ FRAMEWORKS: Dict[str, Framework] = {
         0.8,
         0.97,
         "PyTorch FSDP, bf16 compute over fp32 shards",
+        (0, 3),
+        ("tp", "pp", "cp"),
+        ("composer", "llm-foundry", "lightning", "accelerate", "ddp", "pytorch", "olmo", "lingua"),
     ),
     "deepspeed": Framework(
         "deepspeed",
@@ -76,6 +91,8 @@ FRAMEWORKS: Dict[str, Framework] = {
         0.8,
         0.97,
         "DeepSpeed ZeRO with bf16 or fp16 weights and fp32 masters",
+        (0, 1, 2, 3),
+        (),
     ),
     "maxtext": Framework(
         "maxtext",
@@ -85,8 +102,22 @@ FRAMEWORKS: Dict[str, Framework] = {
         0.8,
         0.97,
         "MaxText: fp32 weights sharded by XLA",
+        (3,),
+        ("tp", "cp", "ep"),
+        ("jax", "t5x", "pathways"),
     ),
 }
+
+
+def framework_named(name: str) -> Framework:
+    """Find a framework by its name, or by the longest of the words that stands in what was said."""
+    spelled = name.lower().strip()
+    if spelled in FRAMEWORKS:
+        return FRAMEWORKS[spelled]
+    found = [(len(word), row) for row in FRAMEWORKS.values() for word in (row.name, *row.words) if word in spelled]
+    if not found:
+        raise Problem(f"unknown framework {name[:60]!r}", f"known: {', '.join(FRAMEWORKS)}")
+    return max(found, key=lambda each: each[0])[1]
 
 
 def states_of(framework: Framework, precision: str, sharded: bool) -> States:

@@ -7,11 +7,13 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
+from drumbeat.predict.arguments import from_command, parse_layout, scheduled
 from drumbeat.predict.cost import Constants, Layout, Work
-from drumbeat.predict.forecast import Case, forecast, framework_named
+from drumbeat.predict.forecast import Case, forecast
+from drumbeat.predict.frameworks import framework_named
 from drumbeat.predict.interval import OWN, UNCALIBRATED, Basis
 from drumbeat.predict.machine import Cluster, find_cluster
-from drumbeat.predict.models import Described, from_command, parse_layout
+from drumbeat.predict.models import Described
 from drumbeat.predict.shapes import ConvNet
 from drumbeat.predict.show import one_line
 
@@ -28,6 +30,7 @@ class Wishes:
     recompute: str = ""
     zero: Optional[int] = None
     framework: str = ""
+    schedule: str = ""
 
 
 _RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
@@ -79,8 +82,12 @@ def make_case(
         shard=degrees["shard"], micro=micro or 1, recompute=max(0, level),
         sp=int(degrees["tp"] > 1 and framework.name != "megatron-classic"),
     )  # fmt: skip
+    if described.layout is not None:
+        layout = dataclasses.replace(layout, bubble=said.bubble, flight=said.flight)
     if described.layout is not None and framework.name.startswith("megatron"):
-        layout = dataclasses.replace(layout, sp=described.layout.sp)
+        layout = dataclasses.replace(layout, sp=int(said.sp and degrees["tp"] > 1))
+    if wishes.schedule:
+        layout = scheduled(layout, wishes.schedule)
     if basis is UNCALIBRATED and framework.name == "drumbeat" and cluster.gpu == "H200":
         basis = OWN
     case = Case(described.model, work, layout, framework, cluster, precision, constants or framework.constants, basis)
@@ -115,6 +122,8 @@ def _usual_batch(described: Described, wishes: Wishes, dp: int) -> int:
     """Return a step of one micro-batch per replica, or of 32,768 tokens (256 images) per replica where nothing is said."""
     if isinstance(described.model, ConvNet):
         return 256 * dp
+    if described.per_replica:
+        return described.per_replica * dp
     if described.layout is not None and described.layout.micro > 0:
         return int(described.layout.micro) * dp
     seq = wishes.seq or described.seq

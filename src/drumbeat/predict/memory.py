@@ -35,7 +35,8 @@ class States:
 def in_flight(a: Layout, stage: Number, count: Number, x: Any) -> Number:
     """Return how many micro-batches a stage holds activations of."""
     interleaved = a.pp * (1 + (a.pp - 1) / (a.pp * a.vp)) - stage
-    return x.minimum(count, x.where(a.vp > 1, x.maximum(interleaved, 1), a.pp - stage))
+    usual = x.where(a.vp > 1, x.maximum(interleaved, 1), a.pp - stage)
+    return x.minimum(count, x.where(a.flight * (a.pp > 1) > 0, a.flight * a.pp, usual))
 
 
 def held_parameters(m: Model, a: Layout, stage: Number, last: Number, x: Any) -> Tuple[Number, Number]:

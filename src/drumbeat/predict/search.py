@@ -34,12 +34,14 @@ def grid(case: Case) -> Layout:
     gpus, batch = case.gpus, int(case.work.batch)
     divisors = numpy.array([n for n in range(1, min(gpus, 4096) + 1) if gpus % n == 0])
     heads, kv = int(model.heads), int(model.kv_heads)
-    tps = [n for n in divisors if heads % n == 0 and (kv % n == 0 or n % kv == 0) and n <= 64]
-    pps = [n for n in divisors if n <= model.layers and model.layers % n == 0]
-    cps = [n for n in divisors if case.work.seq % (2 * n) == 0 and n <= 64] or [1]
-    eps = [n for n in range(1, int(model.experts) + 1) if model.experts % n == 0] if model.experts else [1]
-    vps = [n for n in range(1, int(model.layers) + 1) if model.layers % n == 0 and n <= 24]
-    zeros = [0, 1, 3] if case.framework.states.gathered or case.framework.name == "drumbeat" else [0, 1]
+    can = case.framework.degrees
+    tps = [n for n in divisors if heads % n == 0 and (kv % n == 0 or n % kv == 0) and n <= (64 if "tp" in can else 1)]
+    pps = [n for n in divisors if model.layers % n == 0 and n <= (model.layers if "pp" in can else 1)]
+    cps = [n for n in divisors if case.work.seq % (2 * n) == 0 and n <= (64 if "cp" in can else 1)] or [1]
+    most = int(model.experts) if model.experts and "ep" in can else 1
+    eps = [n for n in range(1, most + 1) if n == 1 or model.experts % n == 0]
+    vps = [n for n in range(1, (24 if "vp" in can else 1) + 1) if model.layers % n == 0]
+    zeros = list(case.framework.stages)
     micros = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if batch % n == 0]
     axes = numpy.meshgrid(tps, pps, cps, eps, vps, zeros, micros, [0, 1, 2], indexing="ij")
     tp, pp, cp, ep, vp, zero, micro, recompute = (axis.ravel().astype(numpy.float64) for axis in axes)
@@ -48,10 +50,13 @@ def grid(case: Case) -> Layout:
     share = batch / dp
     fits &= (batch % dp == 0) & (share % micro == 0)
     fits &= numpy.where(pp > 1, (model.layers % (pp * vp) == 0) & ((vp == 1) | (share / micro % pp == 0)), vp == 1)
+    if case.layout.flight == 1:  # schedules in the form of a V have two chunks per stage
+        fits &= (pp == 1) | (vp == 2)
     fits &= (dp * cp % ep == 0) & ~((zero > 0) & (dp * cp == 1)) & ~((zero == 3) & (pp > 1))
     rows = numpy.flatnonzero(fits)
     sp = (tp > 1) * float(case.framework.name != "megatron-classic")
-    return take(Layout(tp, pp, cp, ep, dp, vp, zero, numpy.zeros_like(tp), micro, recompute, sp), rows)  # type: ignore[no-any-return]
+    bubble, flight = case.layout.bubble, case.layout.flight
+    return take(Layout(tp, pp, cp, ep, dp, vp, zero, numpy.zeros_like(tp), micro, recompute, sp, bubble, flight), rows)  # type: ignore[no-any-return]
 
 
 def rank(case: Case, layouts: Layout) -> Ranking:
@@ -90,7 +95,7 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
         values = {
             field.name: _plain(getattr(ranking.layouts, field.name)[i])
             for field in dataclasses.fields(Layout)
-            if field.name not in ("bubble",)
+            if field.name not in ("bubble", "flight")
         }
         layout = dataclasses.replace(case.layout, **values)
         key = (layout.tp, layout.pp, layout.ep, layout.vp, layout.zero, layout.recompute, layout.micro / layout.cp)
