@@ -110,7 +110,7 @@ def test_own_runtime_is_predicted_as_it_was_measured(model, precision, batch, re
         named(model).model, Work(8192, batch), layout, framework, find_cluster("h200"), precision, framework.constants
     )
     found = forecast(case)
-    assert (found.memory - memory.OVERHEAD) / 2**30 == pytest.approx(gib, rel=0.02)
+    assert (found.memory - memory.CONTEXT) / 2**30 == pytest.approx(gib, rel=0.02)
     assert found.seconds * 1e3 == pytest.approx(ms, rel=0.05)
 
 

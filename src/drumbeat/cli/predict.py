@@ -19,13 +19,13 @@ def add_arguments(parser: Any) -> None:
     group.add_argument("--micro-batch", type=int, metavar="N", help="samples at once. Default: the fastest that fits")
     group.add_argument("--seq", type=int, metavar="N", help="tokens per sequence")
     group.add_argument("--precision", metavar="P", help="bf16, fp16, fp8, tf32, fp32; drumbeat's own: bf16-master")
-    group.add_argument("--recompute", choices=("none", "selective", "full"), help="Default: the fastest that fits")
+    group.add_argument("--recompute", metavar="R", help="none, selective or full. Default: the fastest that fits")
     group.add_argument(
         "--schedule",
         metavar="S",
         help="of the pipeline: 1f1b, interleaved, gpipe, zb-h1, zb-2p, zero-bubble, zbv, dualpipe-v",
     )
-    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="stage by which states are sharded")
+    group.add_argument("--zero", metavar="Z", help="how states are sharded: 0, 1, 2, 3, fsdp or hsdp")
     group = parser.add_argument_group("the cluster. Default: the GPUs of this node")
     group.add_argument("--gpu", metavar="NAME", help="h100, h200, b200, a100, mi250x, mi300x, ...")
     group.add_argument("--nodes", metavar="N", help="4, or several: 1,2,4,...,256. Default: the job's, else 1")
@@ -178,7 +178,7 @@ def _wishes(args: Any) -> Any:
         args.seq,
         args.precision or "",
         args.recompute or "",
-        args.zero,
+        args.zero or "",
         args.framework or "",
         args.schedule or "",
     )

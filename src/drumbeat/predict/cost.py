@@ -77,6 +77,8 @@ class Software:
     grad_bytes: Number = 4
     compiled: Number = 0  # element-wise work is fused by a compiler
     rotary_kept: Number = 0  # queries and keys are kept before and after their rotation
+    groups: Number = 1  # communicators per kind of parallelism
+    stage_inputs: Number = 0  # copies of its input that a pipeline stage keeps beside its layers' inputs
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def forecast(case: Case, look_for_fix: bool = True) -> Forecast:
     seconds = terms.pop("total")
     low, high = interval(seconds, case.basis)
     stages = stage_bytes(case)
-    most = max(sum(parts.values()) for parts in stages) + memory.OVERHEAD
+    most = max(sum(parts.values()) for parts in stages)
     verdict = judge(case, most)
     fix = find_fix(case) if verdict != "fits" and look_for_fix else ""
     terms = {name: value for name, value in terms.items() if abs(value) > 1e-4 * seconds}
@@ -98,6 +98,7 @@ def stage_bytes(case: Case) -> List[Dict[str, float]]:
     """Return the bytes of each pipeline stage by part."""
     model, layout = case.model, case.layout
     states = states_of(case.framework, case.precision, layout.zero >= 3)
+    software = case.framework.software
     if isinstance(model, ConvNet):
         wide = 4 if case.precision in ("fp32", "tf32") else 2
         return [
@@ -107,9 +108,13 @@ def stage_bytes(case: Case) -> List[Dict[str, float]]:
                 "optimizer": 4 * model.parameters,
                 "activations": wide * layout.micro * model.activations,
                 "working set": 0.02 * wide * layout.micro * model.activations,
+                "libraries": memory.CONTEXT + memory.COMMUNICATOR * (layout.dp > 1),
             }
         ]
-    return memory.stages(model, case.work, layout, case.framework.software, states)
+    beside = memory.libraries(model, layout, software)
+    return [
+        {**parts, "libraries": beside} for parts in memory.stages(model, case.work, layout, software, states)
+    ]
 
 
 def judge(case: Case, needed: float) -> str:

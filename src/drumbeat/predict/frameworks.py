@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Dict, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -50,12 +51,13 @@ FRAMEWORKS: Dict[str, Framework] = {
     ),
     "megatron-classic": Framework(
         "megatron-classic",
-        Software(flash=0, overlap_grads=0, grad_bytes=2),
-        States(2, 2, 12),
+        Software(flash=0, overlap_grads=0, grad_bytes=2, groups=2, stage_inputs=1),
+        States(2, 2, 16, bucket=1e9),
         _USUAL,
         0.8,
         0.97,
-        "Megatron-LM and Megatron-DeepSpeed before FlashAttention",
+        "Megatron-LM and Megatron-DeepSpeed before FlashAttention: 4 + 16/D bytes per parameter (the fp32 gradients are sharded "
+        "too), reduced in buckets of 5e8; both halves have groups of their own; stages clone their input",
         degrees=("tp", "pp", "vp"),
         words=("megatron-deepspeed", "megatron-lm v1", "megatron-lm ptd", "gpt-neox", "metaseq"),
     ),
@@ -86,7 +88,7 @@ FRAMEWORKS: Dict[str, Framework] = {
     "deepspeed": Framework(
         "deepspeed",
         Software(flash=1, overlap_grads=1, grad_bytes=2),
-        States(2, 2, 12),
+        States(2, 2, 16, bucket=1e9),
         _USUAL,
         0.8,
         0.97,
@@ -118,6 +120,18 @@ def framework_named(name: str) -> Framework:
     if not found:
         raise Problem(f"unknown framework {name[:60]!r}", f"known: {', '.join(FRAMEWORKS)}")
     return max(found, key=lambda each: each[0])[1]
+
+
+def published_framework(words: str, date: str) -> Framework:
+    """Return the framework of a published row: Megatron and DeepSpeed had no FlashAttention and overlap before 2023."""
+    found = framework_named(words)
+    if found.name in ("megatron", "megatron-classic") and date[:4].isdigit() and int(date[:4]) < 2023:
+        return FRAMEWORKS["megatron-classic"]
+    if found.name == "deepspeed" and date[:4].isdigit() and int(date[:4]) < 2023:
+        return dataclasses.replace(found, software=FRAMEWORKS["megatron-classic"].software)
+    if "Megatron-LM 0." in words:  # by itself: nothing is overlapped with tensor parallelism, gradients are in 32 bits
+        return dataclasses.replace(found, software=dataclasses.replace(found.software, overlap_tp=0, grad_bytes=4))
+    return found
 
 
 def states_of(framework: Framework, precision: str, sharded: bool) -> States:

@@ -64,7 +64,7 @@ def rank(case: Case, layouts: Layout) -> Ranking:
     numpy = need_numpy()
     model = _transformer(case)
     machine = machine_of(case.cluster, case.precision)
-    room = case.framework.fits * case.cluster.memory_gib * 2**30 - memory.OVERHEAD
+    room = case.framework.fits * case.cluster.memory_gib * 2**30
     count = len(layouts.tp)
     seconds = numpy.full(count, numpy.inf)
     needed = numpy.zeros(count)
@@ -75,6 +75,7 @@ def rank(case: Case, layouts: Layout) -> Ranking:
         whole = memory.peak(model, case.work, part, software, plain, numpy)
         if plain != sharded:
             whole = numpy.where(part.zero >= 3, memory.peak(model, case.work, part, software, sharded, numpy), whole)
+        whole = whole + memory.libraries(model, part, software, numpy)
         needed[start : start + _PIECE] = whole
         fitting = numpy.flatnonzero(whole <= room)
         if len(fitting):
@@ -83,7 +84,7 @@ def rank(case: Case, layouts: Layout) -> Ranking:
     order = numpy.argsort(seconds, kind="stable")
     fitting = int(numpy.isfinite(seconds).sum())
     order = order[:fitting]
-    return Ranking(take(layouts, order), seconds[order], needed[order] + memory.OVERHEAD, count, fitting)
+    return Ranking(take(layouts, order), seconds[order], needed[order], count, fitting)
 
 
 def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:

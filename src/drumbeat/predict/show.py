@@ -51,7 +51,7 @@ def memory_words(found: Forecast) -> str:
     )
     where = f" on stage {stage} of {len(found.stages)}" if len(found.stages) > 1 else ""
     fix = f"; to make it fit: {found.fix}" if found.fix else ""
-    return f"{found.memory / 2**30:.1f} of {size:.0f} GiB{where} ({parts}, libraries 1.5){fix}"
+    return f"{found.memory / 2**30:.1f} of {size:.0f} GiB{where} ({parts}){fix}"
 
 
 def lines_of(
