@@ -7,16 +7,17 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from drumbeat.base.problem import Problem
-from drumbeat.predict import memory
-from drumbeat.predict.cost import Layout, Machine, Software, Work
-from drumbeat.predict.frameworks import published_framework
+from drumbeat.predict import memory, plain
+from drumbeat.predict.cost import Constants, Layout, Machine, Software, Work, conv_step
+from drumbeat.predict.forecast import Case
+from drumbeat.predict.frameworks import FRAMEWORKS, published_framework
 from drumbeat.predict.job import recompute_named, sharding_named
 from drumbeat.predict.machine import find_cluster, machine_of, precision_named
 from drumbeat.predict.memory import States
-from drumbeat.predict.shapes import Model
+from drumbeat.predict.shapes import Model, resnet
 
 
 class Row(NamedTuple):
@@ -102,7 +103,9 @@ def convert(raw: Dict[str, str]) -> Row:
     if cluster.domain == cluster.gpus_per_node:
         replaced["gpus_per_node"] = number(raw, "gpus_per_node", cluster.gpus_per_node)
     machine = dataclasses.replace(machine, **replaced)
-    layout = Layout(tp, pp, cp, ep, dp, 1 if vp * pp > model.layers or pp == 1 else vp, zero, shard, micro, recompute, sp)
+    layout = Layout(
+        tp, pp, cp, ep, dp, 1 if vp * pp > model.layers or pp == 1 else vp, zero, shard, micro, recompute, sp
+    )
     work = Work(seq, batch)
     if recompute < 0:  # not stated: the least recomputation that fits
         for level in (0, 1, 2):
@@ -137,3 +140,29 @@ def read_single(path: Path) -> List[Row]:
             tokens = work.batch * seq / (tp * dp * pp)
             rows.append(Row(raw, model, work, layout, software, machine, States(2, 2, 12), seconds, tokens))
     return rows
+
+
+def read_resnet(path: Path) -> Tuple[List[Tuple[Dict[str, str], float, float]], List[str]]:
+    """Return published ResNet-50 rows with predicted and measured images per second, and why others were refused."""
+    found, refused = [], []
+    for raw in csv.DictReader(path.open(newline="", encoding="utf-8-sig")) if path.is_file() else ():
+        try:
+            gpus, rate = int(number(raw, "gpus")), number(raw, "images_s_total")
+            batch = number(raw, "global_batch") or gpus * number(raw, "batch_per_gpu")
+            if not (gpus and rate and batch):
+                raise Problem("no GPUs, rate or batch in the row")
+            per_node = int(number(raw, "gpus_per_node", 8))
+            words = raw["inter_node_bw"].lower()
+            fabric, nics = ("edr", 1) if "edr 100" in words else ("", 0)
+            cluster = find_cluster(raw["hardware"].split()[0], min(gpus, per_node), fabric, nics)
+            precision = "fp32" if raw["precision"].lower().startswith("fp32") else precision_named(raw["precision"])
+            case = Case(
+                resnet(50), Work(224, batch), Layout(dp=gpus, micro=batch / gpus), FRAMEWORKS["fsdp"], cluster, precision, Constants(),
+            )  # fmt: skip
+            seconds = conv_step(
+                case.model, case.work, case.layout, case.framework.software, machine_of(cluster, precision), case.constants, plain
+            )["total"]  # fmt: skip
+            found.append((raw, batch / seconds, rate))
+        except Problem as problem:
+            refused.append(problem.what)
+    return found, refused

@@ -107,6 +107,7 @@ class Constants:
     core: Number = 0.45  # of the products' rate in attention's core
     link: Number = 0.78
     nic: Number = 0.62
+    partial: Number = 0.7  # of that, for a group that has some but not all GPUs of a node
     delay: Number = 1.0  # times the latency of a hop
     launch: Number = 5e-4  # seconds per layer, forward
     hidden: Number = 0.8  # of one micro-batch's time can hide gradients
@@ -133,11 +134,14 @@ def gather_seconds(size: Number, stride: Number, total: Number, h: Machine, c: C
     """Return the time of an all-gather or reduce-scatter of `total` bytes; an all-reduce takes two of them.
 
     Inside nodes and between them at once: the slower part decides. Between nodes a group has its members' share of the adapters.
+    A ring comes in next to one member and leaves next to another: where neighbours on an adapter belong to other groups, its data
+    cross the node to reach that adapter. One member per node, or all of them, need not.
     """
     inside = members_per_node(size, stride, h.gpus_per_node, x)
     nodes = size / inside
     local = (inside - 1) / inside * total / link_rate(inside, h, c, x)
-    remote = x.maximum(nodes - 1, 0) / nodes * total / (c.nic * h.nic * inside / h.gpus_per_node)
+    crossing = x.where((inside > 1) * (inside < h.gpus_per_node) > 0, c.partial, 1.0)
+    remote = x.maximum(nodes - 1, 0) / nodes * total / (c.nic * crossing * h.nic * inside / h.gpus_per_node)
     hops = x.minimum(inside - 1, 7) * h.hop + x.minimum(nodes - 1, 4 * x.log2(x.maximum(nodes, 1)) + 4) * h.net_hop
     return x.where(size > 1, x.maximum(local, remote) + c.delay * hops, 0)
 

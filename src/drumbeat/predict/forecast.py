@@ -112,9 +112,7 @@ def stage_bytes(case: Case) -> List[Dict[str, float]]:
             }
         ]
     beside = memory.libraries(model, layout, software)
-    return [
-        {**parts, "libraries": beside} for parts in memory.stages(model, case.work, layout, software, states)
-    ]
+    return [{**parts, "libraries": beside} for parts in memory.stages(model, case.work, layout, software, states)]
 
 
 def judge(case: Case, needed: float) -> str:

@@ -40,7 +40,10 @@ _MOST_AT_ONCE = 8  # samples of a micro-batch that is chosen here
 def recompute_named(words: str) -> int:
     """Return the level of none, selective, full, and of the words of frameworks and papers for them."""
     spelled = words.lower()
-    for level, names in ((2, ("full", "all", "uniform", "block")), (1, ("selective", "sac", "minimal", "attn", "core", "op"))):
+    for level, names in (
+        (2, ("full", "all", "uniform", "block")),
+        (1, ("selective", "sac", "minimal", "attn", "core", "op")),
+    ):
         if any(name in spelled for name in names):
             return level
     if spelled in ("none", "no", "off", "0", "false"):

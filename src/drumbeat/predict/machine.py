@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Optional
 
 from drumbeat.base.light_dataclass import dataclass
@@ -28,7 +29,7 @@ class Cluster:
 
 def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int = 0, memory_gib: float = 0.0) -> Cluster:
     """Return the cluster that a GPU's name usually stands for, with what the caller knows better."""
-    spelled = gpu.lower().replace("gcd", "").replace("-sxm", "").replace("_", " ").replace("-", " ")
+    spelled = re.sub(r"[-_ ]+", " ", re.sub(r"-gcd|gcd|[-_ ]sxm\d?", "", gpu.lower()))
     peak = peak_of(spelled)
     if peak is None:
         raise Problem(f"unknown GPU {gpu!r}", f"known: {', '.join(sorted(set(known_gpus())))}")

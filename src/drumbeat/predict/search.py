@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -15,6 +15,7 @@ from drumbeat.predict.frameworks import states_of
 from drumbeat.predict.machine import machine_of
 from drumbeat.predict.shapes import ConvNet, Model
 
+SAME = 0.03  # times that are predicted closer than this cannot be told apart
 _PIECE = 16384  # rows that are computed together: they stay in the processor's cache
 
 
@@ -107,6 +108,12 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
         if len(chosen) == many:
             break
     return chosen, ranking
+
+
+def simplest(layouts: Sequence[Layout], seconds: Sequence[float]) -> int:
+    """Return which layout to use: of those that cannot be told apart from the fastest, the one that divides the model least."""
+    near = [i for i in range(len(layouts)) if seconds[i] <= (1 + SAME) * min(seconds)]
+    return min(near, key=lambda i: (layouts[i].pp, layouts[i].tp, layouts[i].cp, layouts[i].micro, seconds[i]))
 
 
 def _plain(value: Any) -> Any:
