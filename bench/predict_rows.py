@@ -17,6 +17,7 @@ from drumbeat.predict.frameworks import FRAMEWORKS, published_framework
 from drumbeat.predict.job import recompute_named, sharding_named
 from drumbeat.predict.machine import find_cluster, machine_of, precision_named
 from drumbeat.predict.memory import States
+from drumbeat.predict.models import named
 from drumbeat.predict.shapes import Model, resnet
 
 
@@ -87,6 +88,7 @@ def convert(raw: Dict[str, str]) -> Row:
         tied=int(old or "mpt" in name or name == "1b"), classic=int(old), experts=experts, topk=number(raw, "topk") or int(experts > 0),
         expert_ffn=dense if experts else 0,
     )  # fmt: skip
+    model = known_model(model)
     tp, pp, cp, dp, ep, vp = (number(raw, key) or 1 for key in ("tp", "pp", "cp", "dp", "ep", "vp"))
     if dp * tp * pp * cp != gpus and gpus % (tp * pp * cp) == 0:
         dp = gpus / (tp * pp * cp)
@@ -116,6 +118,18 @@ def convert(raw: Dict[str, str]) -> Row:
     if not seconds and number(raw, "tokens_s_gpu"):
         seconds = batch * seq / gpus / number(raw, "tokens_s_gpu")
     return Row(raw, model, work, layout, software, machine, states, seconds, batch * seq / gpus)
+
+
+def known_model(model: Model) -> Model:
+    """Return a mixture of experts by its name, where the table has it: rows say nothing of latent attention and shared experts."""
+    if not model.experts:
+        return model
+    name = model.name.lower()
+    try:
+        found = named(name).model
+    except Problem:
+        return model
+    return found if isinstance(found, Model) and (found.layers, found.hidden) == (model.layers, model.hidden) else model
 
 
 def read_single(path: Path) -> List[Row]:

@@ -146,6 +146,15 @@ def gather_seconds(size: Number, stride: Number, total: Number, h: Machine, c: C
     return x.where(size > 1, x.maximum(local, remote) + c.delay * hops, 0)
 
 
+def exchange_seconds(size: Number, stride: Number, each: Number, h: Machine, c: Constants, x: Any) -> Number:
+    """Return the time of an all-to-all in which every rank sends `each` bytes: what leaves a node is of all its members."""
+    inside = members_per_node(size, stride, h.gpus_per_node, x)
+    local = (inside - 1) / size * each / link_rate(inside, h, c, x)
+    remote = (size - inside) / size * each * h.gpus_per_node / (c.nic * h.nic)
+    hops = x.minimum(inside - 1, 7) * h.hop + x.minimum(size / inside - 1, 16) * h.net_hop
+    return x.where(size > 1, x.maximum(local, remote) + c.delay * hops, 0)
+
+
 def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x: Any) -> Dict[str, Number]:
     """Return the seconds of one step by term; "total" is their sum."""
     rate = h.flops * c.product
@@ -181,9 +190,9 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     tp_layer = (4 + 2 * full) * tp_one * (1 - 0.5 * s.overlap_tp)
     cp_bytes = 4 * tokens * m.kv_heads * m.head_dim / t * a.cp
     cp_layer = x.maximum(0.0, (3 + full) * gather_seconds(a.cp, t, cp_bytes, h, c, x) - 0.7 * core * (1 + back_core))
-    ep_bytes = 2 * tokens * m.topk * m.hidden / x.where(a.sp > 0, t, 1) * a.ep
+    ep_bytes = 2 * tokens * m.topk * m.hidden / x.where(a.sp > 0, t, 1)
     moe_share = shapes.moe_layers(m) / m.layers
-    ep_layer = moe_share * (4 + 2 * full) * gather_seconds(a.ep, t * a.cp, ep_bytes, h, c, x) / 1.0
+    ep_layer = moe_share * (4 + 2 * full) * exchange_seconds(a.ep, t * a.cp, ep_bytes, h, c, x)
 
     # Weights of a layer that a rank holds before they are sharded.
     held = (shapes.attention_parameters(m) + (1 - moe_share) * shapes.mlp_parameters(m)) / t + moe_share * (
