@@ -37,6 +37,8 @@ def add_arguments(parser: Any) -> None:
     group.add_argument(
         "--search", action="store_true", help="the ten best layouts, and why the usual ones are not (numpy)"
     )
+    group.add_argument("--write", metavar="FILE", help="with --search: the job with the layout to use, as a job file")
+    group.add_argument("--verify", action="store_true", help="with --search: run the best three for 20 steps (tune)")
     group.add_argument("--tokens", metavar="N", help="time and cost of so many tokens (or images), such as 300e9")
     group.add_argument("--budget", metavar="H", help="what so many GPU-hours pay for: 20000gpuh")
     group.add_argument("--price", type=float, metavar="P", help="of one GPU-hour, in your currency")
@@ -72,6 +74,8 @@ def run(args: Any) -> int:
         unused = [name for name in ("html", "tokens", "budget", "price") if getattr(args, name, None) is not None]
         if unused:
             raise Problem(f"--search compares layouts of one step; --{unused[0]} has no effect with it", "leave it out")
+    elif args.write or args.verify:
+        raise Problem("--write and --verify belong to --search", "add --search")
     described, job = _described(args)
     cluster = _cluster(args, job)
     counts = node_counts(args.nodes) if args.nodes else [job.nodes or 1 if job else 1]
@@ -79,7 +83,8 @@ def run(args: Any) -> int:
     constants, basis, seen = _learned(args, cluster, described, wishes, os.environ)
     cases = [make_case(described, wishes, cluster, nodes, constants, basis) for nodes in counts]
     if args.search:
-        return _search(args, cases[-1])
+        more = [] if len(cases) > 1 else _smaller(described, wishes, cluster, counts[-1], constants, basis)
+        return _search(args, [*more, *cases], job)
     found = [forecast(case) for case in cases]
     naive = [_naive(each, described, wishes, constants, basis) for each in found]
     last = found[-1]
@@ -313,14 +318,15 @@ def _quantity(text: str, flag: str, unit: str = "") -> float:
     return value
 
 
-def _search(args: Any, case: Any) -> int:
+def _search(args: Any, cases: Sequence[Any], job: Any) -> int:
     import json
 
     from drumbeat.base.problem import Problem
     from drumbeat.predict import show
     from drumbeat.predict.forecast import forecast
-    from drumbeat.predict.search import best
+    from drumbeat.predict.search import best, pareto, simplest, usual
 
+    case = cases[-1]
     chosen, ranking = best(case)
     if not chosen:
         raise Problem(
@@ -329,64 +335,86 @@ def _search(args: Any, case: Any) -> int:
             exit_code=1,
         )
     found = [forecast(each) for each in chosen]
+    use = found[simplest([each.layout for each in chosen], [each.seconds for each in found])]
+    curve = [forecast(each) for size in cases[:-1] for each in best(size, 1)[0]] + [use]
+    good = pareto([(each.seconds / each.per_step, each.case.gpus * each.seconds / each.per_step) for each in curve])
     if args.json:
-        print(json.dumps([show.plain_of(each, None, None) for each in found], indent=2))
-        return 0
-    print(f"{'model':<13}{show.model_words(case)}")
-    print(
-        f"{'on':<13}{case.gpus} x {case.cluster.gpu}; batch {int(case.work.batch)} x {int(case.work.seq)}; "
-        f"{case.precision}, {case.framework.name}"
-    )
-    print("\n".join(show.search_lines(found, ranking, _usual(case, found[0]))))
-    print(f"\n{'use':<13}{show.arguments_words(chosen[0])}")
-    print(f"{'basis':<13}{case.basis.name}: {case.basis.words}")
-    print(f"{'check it':<13}drumbeat tune layout JOB.yaml --steps 20 runs candidates for 20 steps each")
-    return 0
+        rows = [{**show.plain_of(each, None, None), "use": each is use} for each in found]
+        print(json.dumps(rows, indent=2))
+    else:
+        print(f"{'model':<13}{show.model_words(case)}")
+        print(
+            f"{'on':<13}{case.gpus} x {case.cluster.gpu}; batch {int(case.work.batch)} x {int(case.work.seq)}; "
+            f"{case.precision}, {case.framework.name}"
+        )
+        print("\n".join(show.search_lines(found, ranking, usual(case, found[0].seconds))))
+        if len(curve) > 1:
+            print("\n" + "\n".join(show.pareto_lines(curve, good)))
+        print(f"\n{'use':<13}{show.arguments_words(use.case)}")
+        print(f"{'basis':<13}{case.basis.name}: {case.basis.words}")
+        if not args.verify:
+            print(f"{'check it':<13}--verify runs the best three for 20 steps each")
+    if args.write:
+        _write(args.write, _job_text(args, job, use.case))
+    return _verify(args, job, found) if args.verify else 0
 
 
-def _usual(case: Any, winner: Any) -> Sequence[str]:
-    """Why the layouts that people try first are not the best."""
+def _job_text(args: Any, job: Any, case: Any) -> str:
+    """The job with the layout to use, as a job file."""
+    import yaml
+
+    from drumbeat.base.problem import Problem
+    from drumbeat.predict.arguments import with_arguments
+
+    if job is None or not job.command:
+        raise Problem("--write needs the job's command", "give a job file, or -- COMMAND")
+    values: Any = {}
+    if args.job:
+        with open(args.job, encoding="utf-8") as stream:
+            values = yaml.safe_load(stream) or {}
+    values["nodes"] = max(1, case.gpus // case.cluster.gpus_per_node)
+    values["command"] = with_arguments([str(word) for word in job.command], case)
+    head = f"# Layout by drumbeat predict --search for {case.gpus} x {case.cluster.gpu}.\n"
+    return head + str(yaml.safe_dump(values, sort_keys=False, width=120))
+
+
+def _verify(args: Any, job: Any, found: Sequence[Any]) -> int:
+    """Run the best three layouts for 20 steps each, through tune."""
+    import os
+
+    from drumbeat.base.problem import Problem
+    from drumbeat.cli.tune import tune
+    from drumbeat.predict.arguments import arguments_of
+    from drumbeat.tune.request import Asked
+    from drumbeat.tune.session import settle, sized
+    from drumbeat.tune.trial_list import place_here
+
+    words = [(arguments_of(each.case) or "").split() for each in found]
+    layouts = list(dict.fromkeys(line[1] for line in words if line[:1] == ["--layout"]))[:3]
+    if job is None or not job.command or not layouts:
+        raise Problem(
+            "--verify runs commands of drumbeat train, or with {layout} in them", "give such a job file, or -- COMMAND"
+        )
+    asked = Asked("layout", steps=20, candidates=len(layouts), layouts=tuple(layouts))
+    return tune(settle(asked, job, place_here(sized(job, asked.given), os.environ)), args.json, False)
+
+
+def _smaller(described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:
+    """The same step on fewer and on more nodes, for the table of time against GPU-hours."""
     import dataclasses
 
     from drumbeat.base.problem import Problem
-    from drumbeat.predict.cost import Layout
-    from drumbeat.predict.forecast import forecast
-    from drumbeat.predict.show import seconds_words
+    from drumbeat.predict.job import make_case
 
-    gpus, per_node = case.gpus, case.cluster.gpus_per_node
-    a = case.layout
-    usual = {
-        "data parallelism alone": Layout(dp=gpus, zero=1 if gpus > 1 else 0),
-        "sharded data parallelism (ZeRO-3, FSDP)": Layout(dp=gpus, zero=3),
-        "tensor parallelism over a node": Layout(tp=per_node, dp=gpus // per_node, zero=1, sp=1),
-        "pipeline over nodes, tensor parallelism inside": Layout(tp=per_node, pp=max(1, gpus // per_node), dp=1, sp=1),
-    }
-    lines = []
-    for name, layout in usual.items():
-        best = None
-        for recompute in (0, 1, 2):
-            tried = dataclasses.replace(
-                case, layout=dataclasses.replace(layout, micro=1, recompute=recompute, bubble=a.bubble)
-            )
-            try:
-                found = forecast(tried, look_for_fix=False)
-            except Problem as problem:
-                best = best or f"not possible: {problem.what}"
-                continue
-            if found.verdict == "fits":
-                total = found.seconds
-                terms = {
-                    key: value
-                    for key, value in found.terms.items()
-                    if key not in ("products", "attention", "element-wise")
-                }
-                most = max(terms, key=lambda key: terms[key]) if terms else "nothing"
-                slower, lost = total / winner.seconds - 1, terms.get(most, 0.0) / total
-                best = f"{seconds_words(total)}, {slower:+.0%}; largest loss: {most}, {lost:.0%} of the step"
-                break
-            best = f"does not fit: {found.memory / 2**30:.0f} of {case.cluster.memory_gib:.0f} GiB"
-        lines.append(f"{name}: {best}")
-    return lines
+    batch = make_case(described, wishes, cluster, nodes, constants, basis).work.batch
+    found = []
+    for count in sorted({max(1, nodes // 4), max(1, nodes // 2), nodes * 2} - {nodes}):
+        try:
+            same = dataclasses.replace(wishes, batch=int(batch), layout="", micro=None)
+            found.append(make_case(described, same, cluster, count, constants, basis))
+        except Problem:
+            continue
+    return found
 
 
 def _more(args: Any, described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:

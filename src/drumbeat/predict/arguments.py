@@ -6,7 +6,8 @@ import dataclasses
 import math
 import os
 import re
-from typing import Callable, Dict, List, Mapping, Optional
+import shlex
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 from drumbeat.base.problem import Problem
 from drumbeat.predict.cost import SCHEDULES, Layout, schedule_name
@@ -213,8 +214,12 @@ def _torchtitan(found: Options) -> Described:
         micro=found.count("parallelism.pipeline-parallel-microbatch-size", 1, 1) if degrees["pp"] > 1 else local,
         recompute={"full": 2, "none": 0}.get(mode, 1),
     )  # fmt: skip
+    layout = scheduled(layout, ours)
+    per_stage = found.count("parallelism.pipeline-parallel-layers-per-stage", 0)
+    if per_stage and layout.vp > 1:
+        layout = dataclasses.replace(layout, vp=max(2, described.model.layers // int(layout.pp) // per_stage))
     return Described(
-        described.model, found.count("training.seq-len", described.seq, 1), "torchtitan", scheduled(layout, ours),
+        described.model, found.count("training.seq-len", described.seq, 1), "torchtitan", layout,
         found.count("training.global-batch-size", 0) or None, found.count("training.steps", 0) or None,
         "fp8" if eight else "bf16", per_replica=local,
     )  # fmt: skip
@@ -254,6 +259,9 @@ def _write_torchtitan(case: Case) -> str:
     if a.pp > 1:
         words.append(f"--parallelism.pipeline_parallel_schedule {_TITAN_SCHEDULES[schedule_name(a)]}")
         words.append(f"--parallelism.pipeline_parallel_microbatch_size {micro}")
+    if a.vp > 1:
+        layers = max(1, int(case.model.layers // (a.pp * a.vp)))
+        words.append(f"--parallelism.pipeline_parallel_layers_per_stage {layers}")
     words.append(f"--training.local_batch_size {local if a.pp > 1 else micro}")
     words.append(f"--training.global_batch_size {int(case.work.batch)}")
     return " ".join([*words, f"--activation_checkpoint.mode {RECOMPUTE[int(a.recompute)]}"])
@@ -305,13 +313,9 @@ def _write_maxtext(case: Case) -> str:
     a = case.layout
     if a.zero != 3 or (a.shard and a.shard < a.dp):
         return ""
-    words = [
-        f"ici_{theirs}_parallelism={int(getattr(a, ours))}" for ours, theirs in _MAXTEXT.items() if getattr(a, ours) > 1
-    ]
-    batch = case.work.batch / case.gpus
-    words += [f"ici_fsdp_parallelism={int(a.dp)}", f"per_device_batch_size={batch:g}"]
-    parts = int(case.work.batch // (a.dp * a.micro))
-    words += [f"gradient_accumulation_steps={parts}"] if parts > 1 else []
+    words = [f"ici_{theirs}_parallelism={int(getattr(a, ours))}" for ours, theirs in _MAXTEXT.items()]
+    words += [f"ici_fsdp_parallelism={int(a.dp)}", f"per_device_batch_size={case.work.batch / case.gpus:g}"]
+    words.append(f"gradient_accumulation_steps={int(case.work.batch // (a.dp * a.micro))}")
     return " ".join([*words, f"remat_policy={('minimal', 'save_qkv_proj', 'full')[int(a.recompute)]}"])
 
 
@@ -386,6 +390,54 @@ def arguments_of(case: Case) -> Optional[str]:
     """Return a layout as the arguments of its framework; None where it has none for it."""
     writer = _WRITERS.get(case.framework.name)
     return (writer(case) or None) if writer else None
+
+
+# Arguments that a layout may have to take away.
+_SWITCHES = (
+    "--sequence-parallel",
+    "--use-distributed-optimizer",
+    "--checkpoint-activations",
+    "--recompute-activations",
+)
+_VALUED = (
+    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank", "--zero-stage", "--parallelism.pipeline-parallel-layers-per-stage",
+    "--parallelism.pipeline-parallel-schedule", "--parallelism.pipeline-parallel-microbatch-size",
+    *(f"--{name}" for name in (*_MEGATRON.values(), *_TITAN.values())),
+)  # fmt: skip
+
+
+def with_arguments(command: Sequence[str], case: Case) -> List[str]:
+    """Return a training command with the arguments of a case's layout in place of its own."""
+    arguments = arguments_of(case)
+    if arguments is None or case.framework.name == "deepspeed":
+        raise Problem(
+            f"{case.framework.name} takes this layout from no argument of its command",
+            f"set it in the program: {arguments or 'degrees as printed'}",
+        )
+    new = shlex.split(arguments)
+    flags = {_flag(word) for word in new if word.startswith("--") and word != "--set"}
+    flags |= {*_VALUED, "--layout"} if case.framework.name != "maxtext" else set()
+    keys = {word.partition("=")[0] for word in new if "=" in word and not word.startswith("-")}
+    kept: List[str] = []
+    skip = False
+    for i, word in enumerate(command):
+        if skip:
+            skip = False
+        elif _flag(word) in _SWITCHES:
+            pass
+        elif _flag(word) in flags:
+            skip = "=" not in word and i + 1 < len(command) and not command[i + 1].startswith("--")
+        elif "=" not in word or word.startswith("-") or word.partition("=")[0] not in keys | {"layout"}:
+            kept.append(word)
+    if "--set" in kept and "--set" in new:
+        at, place = new.index("--set"), kept.index("--set") + 1
+        return [*kept[:place], *new[at + 1 :], *kept[place:], *new[:at]]
+    return [*kept, *new]
+
+
+def _flag(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
 
 
 def scheduled(layout: Layout, schedule: str) -> Layout:

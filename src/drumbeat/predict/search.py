@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory
 from drumbeat.predict.calibrate import need_numpy, take
 from drumbeat.predict.cost import Layout
-from drumbeat.predict.forecast import Case
+from drumbeat.predict.forecast import Case, Forecast, forecast
 from drumbeat.predict.frameworks import states_of
 from drumbeat.predict.machine import machine_of
 from drumbeat.predict.shapes import ConvNet, Model
@@ -108,6 +108,56 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
         if len(chosen) == many:
             break
     return chosen, ranking
+
+
+def usual(case: Case, winner: float) -> List[str]:
+    """Say why the layouts that people try first are not the best. `winner`: seconds of the best."""
+    gpus, node = case.gpus, min(case.gpus, case.cluster.gpus_per_node)
+    tries = {
+        "data parallelism alone": Layout(dp=gpus, zero=1 if gpus > 1 and 1 in case.framework.stages else 0),
+        "sharded data parallelism (ZeRO-3, FSDP)": Layout(dp=gpus, zero=3),
+        "tensor parallelism over a node": Layout(
+            tp=node, dp=gpus // node, zero=min(1, case.framework.stages[-1]), sp=1
+        ),
+        "pipeline over nodes, tensor parallelism inside": Layout(tp=node, pp=max(1, gpus // node), dp=1, sp=1),
+    }
+    lines = []
+    for name, layout in tries.items():
+        found: Optional[Forecast] = None
+        why = ""
+        for recompute in (0, 1, 2):
+            changed = dataclasses.replace(
+                layout, recompute=recompute, bubble=case.layout.bubble, flight=case.layout.flight
+            )
+            try:
+                found = forecast(dataclasses.replace(case, layout=changed), look_for_fix=False)
+            except Problem as problem:
+                why = f"not possible: {problem.what}"
+                break
+            if found.verdict == "fits":
+                break
+        if found is not None and not why:
+            cannot = layout.zero not in (*case.framework.stages, 0, 1)
+            if found.verdict != "fits":
+                why = f"{found.verdict}: {found.memory / 2**30:.0f} of {case.cluster.memory_gib:.0f} GiB"
+            elif cannot:
+                why = f"{case.framework.name} does not shard so"
+            else:
+                busy = ("products", "attention", "element-wise")
+                lost = {key: value for key, value in found.terms.items() if key not in busy}
+                most = max(lost, key=lambda key: lost[key]) if lost else "nothing"
+                part = lost.get(most, 0.0) / found.seconds
+                slower = found.seconds / winner - 1
+                why = f"{slower:+.0%}; largest loss: {most}, {part:.0%} of the step"
+                if slower <= SAME:
+                    why = f"{slower:+.0%}: as good, within what can be told apart"
+        lines.append(f"{name}: {why}")
+    return lines
+
+
+def pareto(points: Sequence[Tuple[float, float]]) -> List[bool]:
+    """Return which of (time, GPU-hours) no other point beats in both."""
+    return [not any((t <= a and g < b) or (t < a and g <= b) for t, g in points) for a, b in points]
 
 
 def simplest(layouts: Sequence[Layout], seconds: Sequence[float]) -> int:

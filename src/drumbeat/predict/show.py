@@ -164,6 +164,19 @@ def search_lines(found: Sequence[Forecast], ranking: Ranking, usual: Sequence[st
     return lines + table(titles, rows) + ([""] + list(usual) if usual else [])
 
 
+def pareto_lines(found: Sequence[Forecast], good: Sequence[bool]) -> List[str]:
+    """Return the best layout of each size: time and GPU-hours of a billion tokens, and which sizes pay for their speed."""
+    titles = ("GPUs", "layout", "hours per 1e9", "GPU-hours per 1e9", "")
+    rows = []
+    for each, pays in sorted(zip(found, good), key=lambda pair: pair[0].case.gpus):
+        hours = 1e9 / each.rate / 3600
+        words = layout_words(each.case.layout)
+        rows.append(
+            (str(each.case.gpus), words, f"{hours:.3g}", f"{hours * each.case.gpus:.3g}", "" if pays else "beaten")
+        )
+    return [f"time against GPU-hours, at the same batch (per 1e9 {found[0].unit}):", "", *table(titles, rows)]
+
+
 def arguments_words(case: Case) -> str:
     """Return the arguments of a layout, or say that the framework has none."""
     none = f"{case.framework.name} has no arguments for this layout; set it in the program: {layout_words(case.layout)}"
