@@ -315,7 +315,7 @@ def uncalibrated(rows: List[Row]) -> None:
 
 
 def allocated(rows: List[Row]) -> None:
-    """Memory of every row that has it. SimuMax gives what torch allocates; BLOOM's rows give what the GPU holds, libraries too."""
+    """Memory of all rows that have it: SimuMax gives what torch allocates, BLOOM what the GPU holds, libraries too."""
     own = [row for row in rows if row.raw["mem_gib"] and not row.model.experts]
     if not own:
         return
@@ -342,6 +342,10 @@ def allocated(rows: List[Row]) -> None:
         )
 
 
+def spread_words(off: Any) -> str:
+    return f"{np.abs(off).mean():.1%} (median {np.median(np.abs(off)):.1%}, bias {np.median(off):+.1%})"
+
+
 def others(rows: List[Row], path: Path) -> None:
     """What no goal is set for: mixtures of experts, 8-bit rows, and ResNet-50, with the constants that are shipped."""
     kinds = {
@@ -352,19 +356,14 @@ def others(rows: List[Row], path: Path) -> None:
     for name, own in kinds.items():
         if own:
             off = seconds(records(own), Constants()) / truth(own) - 1
-            print(
-                f"       {name}: {len(own)} rows, {np.abs(off).mean():.1%} (median {np.median(np.abs(off)):.1%}, bias {np.median(off):+.1%}); "
-                f"naive {error(same_rate(own, [row.raw['source'] for row in own]), truth(own)):.0%}"
-                if len({row.raw["source"] for row in own}) > 1
-                else f"       {name}: {len(own)} rows, {np.abs(off).mean():.1%} (median {np.median(np.abs(off)):.1%}, bias {np.median(off):+.1%})"
-            )
+            simple = error(same_rate(own, [row.raw["id"] for row in own]), truth(own))
+            print(f"       {name}: {len(own)} rows, {spread_words(off)}; naive {simple:.0%}")
     pairs, refused = read_resnet(path / "scale_resnet.csv")
     if pairs:
         off = np.array([predicted / measured - 1 for _, predicted, measured in pairs])
-        print(
-            f"       ResNet-50, images/s: {len(pairs)} rows, {np.abs(off).mean():.1%} (median {np.median(np.abs(off)):.1%}, bias "
-            f"{np.median(off):+.1%}); refused: {'; '.join(f'{refused.count(why)} {why}' for why in sorted(set(refused))) or 'none'}"
-        )
+        print(f"       ResNet-50, images/s: {len(pairs)} rows, {spread_words(off)}")
+        for why in sorted(set(refused)):
+            print(f"         refused: {refused.count(why)} {why}")
         for name in sorted({row["framework"] for row, _, _ in pairs}):
             mine = off[[row["framework"] == name for row, _, _ in pairs]]
             print(

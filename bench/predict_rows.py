@@ -85,7 +85,8 @@ def convert(raw: Dict[str, str]) -> Row:
     model = Model(
         name, number(raw, "layers"), number(raw, "hidden"), heads, number(raw, "kv_heads", heads), number(raw, "hidden") / heads,
         dense if not experts else 0, number(raw, "vocab") or 50257, gated=int(number(raw, "gated_mlp")),
-        tied=int(old or "mpt" in name or name == "1b"), classic=int(old), experts=experts, topk=number(raw, "topk") or int(experts > 0),
+        tied=int(old or "mpt" in name or name == "1b"), classic=int(old), experts=experts,
+        topk=number(raw, "topk") or int(experts > 0),
         expert_ffn=dense if experts else 0,
     )  # fmt: skip
     model = known_model(model)
@@ -121,7 +122,7 @@ def convert(raw: Dict[str, str]) -> Row:
 
 
 def known_model(model: Model) -> Model:
-    """Return a mixture of experts by its name, where the table has it: rows say nothing of latent attention and shared experts."""
+    """Return a mixture of experts by its name: rows say nothing of latent attention and shared experts."""
     if not model.experts:
         return model
     name = model.name.lower()
@@ -171,7 +172,8 @@ def read_resnet(path: Path) -> Tuple[List[Tuple[Dict[str, str], float, float]], 
             cluster = find_cluster(raw["hardware"].split()[0], min(gpus, per_node), fabric, nics)
             precision = "fp32" if raw["precision"].lower().startswith("fp32") else precision_named(raw["precision"])
             case = Case(
-                resnet(50), Work(224, batch), Layout(dp=gpus, micro=batch / gpus), FRAMEWORKS["fsdp"], cluster, precision, Constants(),
+                resnet(50), Work(224, batch), Layout(dp=gpus, micro=batch / gpus), FRAMEWORKS["fsdp"], cluster,
+                precision, Constants(),
             )  # fmt: skip
             seconds = conv_step(
                 case.model, case.work, case.layout, case.framework.software, machine_of(cluster, precision), case.constants, plain

@@ -35,22 +35,30 @@ MEGATRON = (
     "--global-batch-size 16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --bf16 --vocab-size 32000 "
     "--num-experts 4 --moe-layer-freq 1 --expert-model-parallel-size 2 --context-parallel-size 1 --train-iters 10 "
     "--num-layers-per-virtual-pipeline-stage 1 --kv-channels 64 --ffn-hidden-size 2048 --use-distributed-optimizer"
-).split()
+)
 TITAN = (
     "torchtitan --model.name llama3 --model.flavor 8B --training.local_batch_size 2 --training.seq_len 2048 "
     "--parallelism.pipeline_parallel_degree 2 --parallelism.data_parallel_shard_degree -1 --activation_checkpoint.mode full "
     "--parallelism.pipeline_parallel_schedule 1F1B --training.steps 10"
-).split()
-MAXTEXT = (
-    "MaxText/train.py base.yml model_name=llama2-7b per_device_batch_size=2 ici_tensor_parallelism=2 steps=3".split()
 )
-OWN = "drumbeat train llama --layout dp_shard=2,tp=2 --set model=1b batch=8 accumulate=2 length=2048 recompute=full".split()
+MAXTEXT = "MaxText/train.py base.yml model_name=llama2-7b per_device_batch_size=2 ici_tensor_parallelism=2 steps=3"
+OWN = "drumbeat train llama --layout dp_shard=2,tp=2 --set model=1b batch=8 accumulate=2 length=2048 recompute=full"
 
+FLAGS = (
+    "batch", "micro-batch", "seq", "nodes", "gpus-per-node", "nics", "memory", "tokens", "budget", "price", "layout", "precision",
+    "framework", "fabric", "gpu", "model", "schedule", "zero", "recompute",
+)  # fmt: skip
 ODD = st.sampled_from(
-    [0, -1, 1, 3, 7, 1.5, 1e308, 10**30, 2**63, float("nan"), float("inf"), "", "x", "8", "1e3", "-", None, True, [], {}, [1], {"a": 1}]
+    [
+        *(0, -1, 1, 3, 7, 1.5, 1e308, 10**30, 2**63, float("nan"), float("inf")),
+        *("", "x", "8", "1e3", "-", None, True, [], {}, [1], {"a": 1}),
+    ]
 )  # fmt: skip
 ODD_WORDS = st.sampled_from(
-    ["0", "-1", "1", "3", "1.5", "1e9", "1e308", "9" * 40, "nan", "inf", "-inf", "", "x", "8B", "--", "=", "None", "0x10", "1_0", "tp=0"]
+    [
+        *("0", "-1", "1", "3", "1.5", "1e9", "1e308", "9" * 40, "nan", "inf", "-inf"),
+        *("", "x", "8B", "--", "=", "None", "0x10", "1_0", "tp=0"),
+    ]
 )  # fmt: skip
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -97,7 +105,7 @@ def test_configs(capsys, base, changes):
     changes=st.lists(st.tuples(st.integers(0, 60), ODD_WORDS), min_size=1, max_size=3),
 )
 def test_commands(capsys, command, changes):
-    words = list(command)
+    words = command.split()
     for place, value in changes:
         at = 1 + place % (len(words) - 1)
         words[at] = words[at].split("=")[0] + "=" + value if "=" in words[at] else value
@@ -108,10 +116,7 @@ def test_commands(capsys, command, changes):
 @given(
     flags=st.lists(
         st.tuples(
-            st.sampled_from(
-                "batch micro-batch seq nodes gpus-per-node nics memory tokens budget price layout precision framework fabric gpu "
-                "model schedule zero recompute".split()
-            ),
+            st.sampled_from(FLAGS),
             ODD_WORDS,
         ),
         min_size=1,

@@ -29,7 +29,9 @@ CONFIGS = {
     "qwen2_moe": {**SMALL, "num_experts": 8, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 320},
     "qwen3": SMALL,
     "qwen3_moe": {**SMALL, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
-    "qwen3_moe sparse": {**SMALL, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 2},
+    "qwen3_moe sparse": {
+        **SMALL, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 2,
+    },
     "gemma": SMALL,
     "gemma2": SMALL,
     "gemma3_text": SMALL,

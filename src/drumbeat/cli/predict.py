@@ -47,7 +47,8 @@ def add_arguments(parser: Any) -> None:
         nargs="+",
         default=[],
         metavar="RUN",
-        help="training runs or verify runs of this cluster to learn from",
+        help="training runs or verify runs of this cluster to learn from. Default: the newest of this user on such GPUs. "
+        "here: measure the model's matrix products on this GPU",
     )
     group.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
     add_json(group)
@@ -66,6 +67,7 @@ def run(args: Any) -> int:
     from drumbeat.predict.goodput import reliability_of
     from drumbeat.predict.job import make_case, node_counts
     from drumbeat.predict.past import error_words
+    from drumbeat.report.calibration import failure_rate
 
     odd = [name for name, value in vars(args).items() if value == [] and name not in ("calibrate", "after")]
     if odd:  # what argparse makes of --seq=--
@@ -82,13 +84,15 @@ def run(args: Any) -> int:
     wishes = _wishes(args)
     constants, basis, seen = _learned(args, cluster, described, wishes, os.environ)
     cases = [make_case(described, wishes, cluster, nodes, constants, basis) for nodes in counts]
+    if "here" in args.calibrate:
+        cases = [_measured(case) for case in cases]
     if args.search:
         more = [] if len(cases) > 1 else _smaller(described, wishes, cluster, counts[-1], constants, basis)
         return _search(args, [*more, *cases], job)
     found = [forecast(case) for case in cases]
     naive = [_naive(each, described, wishes, constants, basis) for each in found]
     last = found[-1]
-    reliability = reliability_of(last.case.gpus)
+    reliability = reliability_of(last.case.gpus, *failure_rate(os.environ))
     whole = _whole(args, last, described, reliability)
     if args.html:
         from drumbeat.report.forecast_page import page_of
@@ -200,33 +204,30 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
     name = wishes.framework or described.framework or usual
     constants, basis = framework_named(name).constants, UNCALIBRATED
     seen = recall(cluster.gpu, environ)
-    if args.calibrate:
-        from drumbeat.base.problem import Problem
-        from drumbeat.desk.runs import find_run
-        from drumbeat.desk.start.verify import RESULTS
-        from drumbeat.report.gather import figures_of
-        from drumbeat.report.predicted import seen_of
+    from drumbeat.report.calibration import evidence, own_runs
 
-        for wanted in args.calibrate:
-            folder = find_run(wanted, environ)
-            results = folder.results(RESULTS)
-            if results is not None:
-                constants, basis, told = with_verify(cluster, constants, results, len(folder.nodes()))
-                if not told:
-                    raise Problem(
-                        f"{wanted}: this verify run measured no bandwidth and no product on GPUs",
-                        "give a run on GPUs of this cluster",
-                    )
-                continue
-            one = seen_of(folder, figures_of(folder))
-            if one is None:
-                raise Problem(
-                    f"{wanted}: no model, layout or step time is known of this run",
-                    "give runs of a framework that predict reads",
-                )
-            seen = [each for each in seen if each.run != one.run] + [one]
+    if not args.calibrate:
+        found = own_runs(cluster.gpu, {each.run for each in seen}, environ)
+    else:
+        found = evidence([name for name in args.calibrate if name != "here"], environ)
+    for run in found.verified:
+        constants, basis, _ = with_verify(cluster, constants, *run)
+    seen = [each for each in seen if each.run not in {one.run for one in found.seen}] + found.seen
     learned, from_runs = calibrated(constants, seen, name)
     return (learned, from_runs, seen) if from_runs is not UNCALIBRATED else (constants, basis, seen)
+
+
+def _measured(case: Any) -> Any:
+    """The case with constants from the products of its own shapes on this machine's GPU."""
+    import dataclasses
+
+    from drumbeat.predict.interval import MEASURED
+    from drumbeat.predict.matmul import measured_rate, share_of
+
+    rate = measured_rate(case)
+    constants = dataclasses.replace(case.constants, product=share_of(case, rate))
+    words = f"this model's matrix products reach {rate / 1e12:.0f} TFLOP/s on this GPU, and {case.basis.words}"
+    return dataclasses.replace(case, constants=constants, basis=dataclasses.replace(MEASURED, words=words))
 
 
 def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) -> float:

@@ -126,7 +126,7 @@ def _selective(m: Model, a: Layout, s: Software, w: Work) -> Number:
 def libraries(m: Model, a: Layout, s: Software, x: Any = plain) -> Number:
     """Return what a GPU holds beside what the framework allocates: the context, communicators, and a block kept by the allocator.
 
-    The gradient of the token table is made in one piece while other micro-batches' activations are there: it needs a block of its own.
+    The gradient of the token table is made in one piece while other micro-batches' activations are there: it needs its own block.
     """
     kinds = 1.0 * (a.tp > 1) + (a.dp > 1) + (a.pp > 1) + (a.cp > 1) + (a.ep > 1)
     pipeline = 1.0 * (a.pp > 1)  # a pipeline also has groups of neighbours, and one of its two ends
