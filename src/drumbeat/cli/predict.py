@@ -99,7 +99,14 @@ def run(args: Any) -> int:
 
         many = found if len(found) > 1 else _more(args, described, wishes, cluster, counts[-1], constants, basis)
         _write(
-            args.html, page_of(last, many, [_naive(each, described, wishes, constants, basis) for each in many], seen)
+            args.html,
+            page_of(
+                last,
+                many,
+                [_naive(each, described, wishes, constants, basis) for each in many],
+                seen,
+                show.whole_lines(whole, last.unit, reliability) if whole else (),
+            ),
         )
     if args.json:
         print(
