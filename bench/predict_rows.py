@@ -13,7 +13,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.predict import memory, plain
 from drumbeat.predict.cost import Constants, Layout, Machine, Software, Work, conv_step
 from drumbeat.predict.forecast import Case
-from drumbeat.predict.frameworks import FRAMEWORKS, published_framework
+from drumbeat.predict.frameworks import FRAMEWORKS, Framework, framework_named
 from drumbeat.predict.job import recompute_named, sharding_named
 from drumbeat.predict.machine import find_cluster, machine_of, precision_named
 from drumbeat.predict.memory import States
@@ -59,6 +59,18 @@ def number(raw: Dict[str, str], name: str, default: float = 0.0) -> float:
         return float(raw.get(name) or default)
     except ValueError:
         return default
+
+
+def published_framework(words: str, date: str) -> Framework:
+    """Return the framework of a published row: Megatron and DeepSpeed had no FlashAttention and overlap before 2023."""
+    found = framework_named(words)
+    if found.name in ("megatron", "megatron-classic") and date[:4].isdigit() and int(date[:4]) < 2023:
+        return FRAMEWORKS["megatron-classic"]
+    if found.name == "deepspeed" and date[:4].isdigit() and int(date[:4]) < 2023:
+        return dataclasses.replace(found, software=FRAMEWORKS["megatron-classic"].software)
+    if "Megatron-LM 0." in words:  # by itself: nothing is overlapped with tensor parallelism, gradients are in 32 bits
+        return dataclasses.replace(found, software=dataclasses.replace(found.software, overlap_tp=0, grad_bytes=4))
+    return found
 
 
 def convert(raw: Dict[str, str]) -> Row:

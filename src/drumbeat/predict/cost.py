@@ -115,6 +115,10 @@ class Constants:
     step: Number = 0.03  # seconds per step: optimizer launch, norm of the gradients, data
 
 
+# Terms of a step that data take between GPUs.
+NETWORK = (
+    "tensor parallel", "context parallel", "expert parallel", "sharded weights", "pipeline transfers", "gradients",
+)  # fmt: skip
 # Bytes that the optimizer moves per parameter that a rank updates (weights, moments and gradients read and written).
 _OPTIMIZER_BYTES = 36
 

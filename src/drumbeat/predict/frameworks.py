@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Dict, Tuple
+from typing import Any, Dict, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -25,90 +24,50 @@ class Framework:
     words: Tuple[str, ...] = ()  # other names, of which one is part of what a user or a paper says
 
 
-_USUAL = Constants()
+_ALL = ("tp", "pp", "cp", "ep", "vp")
+_FP32_SHARDS = States(4, 4, 8, gathered=1)
 
-FRAMEWORKS: Dict[str, Framework] = {
-    "drumbeat": Framework(
-        "drumbeat",
-        Software(flash=1, overlap_grads=1, grad_bytes=2, compiled=1, rotary_kept=1),
-        States(2, 2, 12, fused_loss=1, late_grads=1),
-        Constants(product=0.965, core=0.585, memory=0.8, launch=2.5e-4, step=0.003),
-        0.95,
-        1.05,
-        "drumbeat's own runtime on one H200 (docs/benchmarks-gpu.md)",
-        (0, 3),
-        ("tp", "pp", "cp"),
+
+def _row(name: str, software: Software, states: States, source: str, *more: Any) -> Framework:
+    return Framework(name, software, states, Constants(), 0.8, 0.97, source, *more)
+
+
+_ROWS = (
+    Framework(
+        "drumbeat", Software(grad_bytes=2, compiled=1, rotary_kept=1), States(2, 2, 12, fused_loss=1, late_grads=1),
+        Constants(product=0.965, core=0.585, memory=0.8, launch=2.5e-4, step=0.003), 0.95, 1.05,
+        "drumbeat's own runtime on one H200 (docs/benchmarks-gpu.md)", (0, 3), ("tp", "pp", "cp"),
     ),
-    "megatron": Framework(
-        "megatron",
-        Software(flash=1, overlap_grads=1, overlap_tp=1, grad_bytes=2),
-        States(2, 4, 12),
-        _USUAL,
-        0.8,
-        0.97,
-        "Megatron-Core with its distributed optimizer: 6 + 12/D bytes per parameter",
-        words=("megatron", "nemo", "primus", "megascale", "bridge", "mcore"),
+    _row(
+        "megatron", Software(overlap_tp=1, grad_bytes=2), States(2, 4, 12),
+        "Megatron-Core with its distributed optimizer: 6 + 12/D bytes per parameter", (0, 1), _ALL,
+        ("megatron", "nemo", "primus", "megascale", "bridge", "mcore"),
     ),
-    "megatron-classic": Framework(
-        "megatron-classic",
-        Software(flash=0, overlap_grads=0, grad_bytes=2, groups=2, stage_inputs=1),
+    _row(
+        "megatron-classic", Software(flash=0, overlap_grads=0, grad_bytes=2, groups=2, stage_inputs=1),
         States(2, 2, 16, bucket=1e9),
-        _USUAL,
-        0.8,
-        0.97,
         "Megatron-LM and Megatron-DeepSpeed before FlashAttention: 4 + 16/D bytes per parameter (the fp32 gradients are sharded "
         "too), reduced in buckets of 5e8; both halves have groups of their own; stages clone their input",
-        degrees=("tp", "pp", "vp"),
-        words=("megatron-deepspeed", "megatron-lm v1", "megatron-lm ptd", "gpt-neox", "metaseq"),
+        (0, 1), ("tp", "pp", "vp"), ("megatron-deepspeed", "megatron-lm v1", "megatron-lm ptd", "gpt-neox", "metaseq"),
     ),
-    "torchtitan": Framework(
-        "torchtitan",
-        Software(flash=1, overlap_grads=1, grad_bytes=4, compiled=1),
-        States(4, 4, 8, gathered=1),
-        _USUAL,
-        0.8,
-        0.97,
-        "FSDP2 with bf16 compute over fp32 shards: 16/D bytes per parameter",
-        (0, 3),
-        ("tp", "pp", "cp", "ep", "vp"),
-        ("titan",),
+    _row(
+        "torchtitan", Software(compiled=1), _FP32_SHARDS, "FSDP2 with bf16 compute over fp32 shards: 16/D bytes per parameter",
+        (0, 3), _ALL, ("titan",),
     ),
-    "fsdp": Framework(
-        "fsdp",
-        Software(flash=1, overlap_grads=1, grad_bytes=4),
-        States(4, 4, 8, gathered=1),
-        _USUAL,
-        0.8,
-        0.97,
-        "PyTorch FSDP, bf16 compute over fp32 shards",
-        (0, 3),
-        ("tp", "pp", "cp"),
+    _row(
+        "fsdp", Software(), _FP32_SHARDS, "PyTorch FSDP, bf16 compute over fp32 shards", (0, 3), ("tp", "pp", "cp"),
         ("composer", "llm-foundry", "lightning", "accelerate", "ddp", "pytorch", "olmo", "lingua"),
     ),
-    "deepspeed": Framework(
-        "deepspeed",
-        Software(flash=1, overlap_grads=1, grad_bytes=2),
-        States(2, 2, 16, bucket=1e9),
-        _USUAL,
-        0.8,
-        0.97,
-        "DeepSpeed ZeRO with bf16 or fp16 weights and fp32 masters",
-        (0, 1, 2, 3),
-        (),
+    _row(
+        "deepspeed", Software(grad_bytes=2), States(2, 2, 16, bucket=1e9),
+        "DeepSpeed ZeRO with bf16 or fp16 weights and fp32 masters", (0, 1, 2, 3), (),
     ),
-    "maxtext": Framework(
-        "maxtext",
-        Software(flash=1, overlap_grads=1, grad_bytes=4, compiled=1),
-        States(4, 4, 8, gathered=1),
-        _USUAL,
-        0.8,
-        0.97,
-        "MaxText: fp32 weights sharded by XLA",
-        (3,),
-        ("tp", "cp", "ep"),
+    _row(
+        "maxtext", Software(compiled=1), _FP32_SHARDS, "MaxText: fp32 weights sharded by XLA", (3,), ("tp", "cp", "ep"),
         ("jax", "t5x", "pathways"),
     ),
-}
+)  # fmt: skip
+FRAMEWORKS: Dict[str, Framework] = {row.name: row for row in _ROWS}
 
 
 def framework_named(name: str) -> Framework:
@@ -120,18 +79,6 @@ def framework_named(name: str) -> Framework:
     if not found:
         raise Problem(f"unknown framework {name[:60]!r}", f"known: {', '.join(FRAMEWORKS)}")
     return max(found, key=lambda each: each[0])[1]
-
-
-def published_framework(words: str, date: str) -> Framework:
-    """Return the framework of a published row: Megatron and DeepSpeed had no FlashAttention and overlap before 2023."""
-    found = framework_named(words)
-    if found.name in ("megatron", "megatron-classic") and date[:4].isdigit() and int(date[:4]) < 2023:
-        return FRAMEWORKS["megatron-classic"]
-    if found.name == "deepspeed" and date[:4].isdigit() and int(date[:4]) < 2023:
-        return dataclasses.replace(found, software=FRAMEWORKS["megatron-classic"].software)
-    if "Megatron-LM 0." in words:  # by itself: nothing is overlapped with tensor parallelism, gradients are in 32 bits
-        return dataclasses.replace(found, software=dataclasses.replace(found.software, overlap_tp=0, grad_bytes=4))
-    return found
 
 
 def states_of(framework: Framework, precision: str, sharded: bool) -> States:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.predict import shapes
 from drumbeat.predict.arguments import RECOMPUTE, arguments_of
-from drumbeat.predict.cost import Layout, schedule_name
+from drumbeat.predict.cost import NETWORK, Layout, schedule_name
 from drumbeat.predict.forecast import Case, Forecast
 from drumbeat.predict.goodput import Reliability, Whole, limit_words
 from drumbeat.predict.search import Ranking
@@ -134,14 +134,6 @@ def scaling_lines(found: Sequence[Forecast], naive: Sequence[float]) -> List[str
 
 
 _DEGREES = ("tp", "pp", "vp", "cp", "ep", "dp", "zero", "micro")
-_NETWORK = (
-    "tensor parallel",
-    "context parallel",
-    "expert parallel",
-    "sharded weights",
-    "pipeline transfers",
-    "gradients",
-)
 
 
 def search_lines(found: Sequence[Forecast], ranking: Ranking, usual: Sequence[str]) -> List[str]:
@@ -150,7 +142,7 @@ def search_lines(found: Sequence[Forecast], ranking: Ranking, usual: Sequence[st
     rows = []
     for each in found:
         a, total = each.case.layout, each.seconds
-        exposed = sum(each.terms.get(name, 0.0) for name in _NETWORK)
+        exposed = sum(each.terms.get(name, 0.0) for name in NETWORK)
         degrees = [str(int(getattr(a, name))) for name in _DEGREES]
         rows.append(
             (

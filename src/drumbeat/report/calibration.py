@@ -1,4 +1,4 @@
-"""What run folders teach predictions: step times, verify's rates, and how often nodes fail."""
+"""Lessons of run folders for predictions: step times, rates that verify measured, and how often nodes fail."""
 
 from __future__ import annotations
 
