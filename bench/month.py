@@ -24,6 +24,7 @@ from typing import Dict, List, Sequence, Tuple
 from drumbeat.agent.lead.decide import Requeue, Restart, decide
 from drumbeat.agent.lead.model import FAILED, Member, Outcome
 from drumbeat.findings.model import ERROR, Finding
+from drumbeat.predict.goodput import goodput
 
 HOUR, DAY = 3600.0, 86400.0
 DOCS = Path(__file__).parent.parent / "docs"
@@ -204,6 +205,16 @@ def requeue(system: System, times: Times, chance: random.Random, found: Sequence
     return result
 
 
+def closed_form(system: System, times: Times) -> float:
+    """Return the effective training time if every interruption were restarted in place."""
+    total = system.interruptions
+    noticed = sum(kind.count * times.notice[kind.sign] for kind in system.kinds) / total
+    each = noticed + times.restart + times.init
+    trained = system.days * DAY  # the published failures belong to this much training and saving
+    failures = total / (trained + total * each)
+    return goodput(times.stall, times.every, each, failures).share
+
+
 def _members(count: int) -> Dict[int, Member]:
     return {number: Member(number, f"n{number}") for number in range(count)}
 
@@ -235,6 +246,7 @@ def main() -> None:
     for name, each in shares.items():
         counts = ", ".join(f"{what} {count}" for what, count in sorted(last[name].counts.items()))
         print(f"{name:<24} {statistics.mean(each):>23.1%}   {min(each):>6.1%} {max(each):>7.1%}  {counts}")
+    print(f"{'closed form, in place':<24} {closed_form(system, times):>23.1%}   (drumbeat.predict.goodput)")
     print(
         "assumed: "
         + ", ".join(f"{key} {value:g} s" for key, value in sorted(vars(args).items()) if isinstance(value, float))

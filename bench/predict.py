@@ -18,12 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import numpy as np
-from predict_rows import Row, folder, number, read, read_single
+from predict_rows import Row, folder, number, read, read_resnet, read_single
 
 from drumbeat.predict import cost, memory, shapes
 from drumbeat.predict.calibrate import SPREAD, fit, stack, take
 from drumbeat.predict.cost import Constants
 from drumbeat.predict.interval import UNCALIBRATED, interval
+from drumbeat.predict.search import simplest
 
 Records = Tuple[Any, ...]
 figures: List[Dict[str, Any]] = []
@@ -80,14 +81,15 @@ def figure(what: str, goal: str, reached: str, naive: str, met: Any) -> None:
     print(f"{'met   ' if met else 'missed'} {what}: {reached} (goal {goal}; naive {naive})", flush=True)
 
 
-def choices(rows: Sequence[Row], predicted: Any, first: int) -> Dict[str, float]:
-    """How much slower than the true best the best of the `first` predicted layouts is, by model."""
-    names, measured = np.array([row.model.name for row in rows]), truth(rows)
-    found = {}
-    for name in sorted(set(names)):
-        own = np.where(names == name)[0]
-        chosen = own[np.argsort(predicted[own])][:first]
-        found[str(name)] = float(measured[chosen].min() / measured[own].min() - 1)
+def choices(rows: Sequence[Row], predicted: Any, top: int) -> Dict[str, float]:
+    """Per model: by how much the layout to use (or the best of the predicted `top`) is slower than the true best."""
+    measured, found = truth(rows), {}
+    for name in sorted({row.model.name for row in rows}):
+        own = [i for i, row in enumerate(rows) if row.model.name == name]
+        order = sorted(own, key=lambda i: predicted[i])[:top]
+        if top == 1:
+            order = [own[simplest([rows[i].layout for i in own], [predicted[i] for i in own])]]
+        found[name] = float(measured[order].min() / measured[own].min() - 1)
     return found
 
 
@@ -122,7 +124,7 @@ def vtrain(rows: List[Row]) -> None:
         for name in set(names)
     }
     figure(
-        "predicted best layout, 10-fold, slower than the true best",
+        "layout to use (simplest within 3 % of the predicted best), 10-fold, slower than the true best",
         "<= 5 %",
         ", ".join(f"{value:.1%}" for value in best.values()),
         "median layout " + ", ".join(f"{typical[name]:.0%}" for name in best),
@@ -313,27 +315,60 @@ def uncalibrated(rows: List[Row]) -> None:
 
 
 def allocated(rows: List[Row]) -> None:
-    for word, what in (
-        ("SimuMax", "allocated memory, dense SimuMax rows"),
-        ("BLOOM", "memory of BLOOM's rows, which count libraries too"),
-    ):
-        own = [row for row in rows if word in row.raw["source"] and row.raw["mem_gib"]]
-        if not own:
-            continue
-        extra = 0.0 if word == "SimuMax" else memory.OVERHEAD
-        got = (
-            np.array([memory.peak(row.model, row.work, row.layout, row.software, row.states) + extra for row in own])
-            / 2**30
+    """Memory of all rows that have it: SimuMax gives what torch allocates, BLOOM what the GPU holds, libraries too."""
+    own = [row for row in rows if row.raw["mem_gib"] and not row.model.experts]
+    if not own:
+        return
+    got, measured, simple = [], [], []
+    for row in own:
+        beside = 0.0 if "SimuMax" in row.raw["source"] else memory.libraries(row.model, row.layout, row.software)
+        got.append((memory.peak(row.model, row.work, row.layout, row.software, row.states) + beside) / 2**30)
+        measured.append(number(row.raw, "mem_gib"))
+        simple.append(16 * shapes.parameters(row.model) / (row.layout.tp * row.layout.pp) / 2**30)
+    off = np.array(got) / np.array(measured) - 1
+    figure(
+        f"memory of all {len(own)} dense rows that have it",
+        "<= 4 %",
+        f"{np.abs(off).mean():.1%} (median {np.median(np.abs(off)):.1%})",
+        f"16 bytes per parameter {error(np.array(simple), np.array(measured)):.0%}",
+        np.abs(off).mean() <= 0.04,
+    )
+    for name in sorted({row.raw["source"] for row in own}):
+        mine = off[[row.raw["source"] == name for row in own]]
+        worst = max((row for row in own if row.raw["source"] == name), key=lambda row: abs(off[own.index(row)]))
+        print(
+            f"         {name[:44]:44} {len(mine):4d} rows  {np.abs(mine).mean():6.1%}  median {np.median(np.abs(mine)):6.1%}  "
+            f"at most {np.abs(mine).max():.0%} (row {worst.raw['id']})"
         )
-        measured = np.array([number(row.raw, "mem_gib") for row in own])
-        simple = np.array([16 * shapes.parameters(row.model) / (row.layout.tp * row.layout.pp) for row in own]) / 2**30
-        figure(
-            f"{what} ({len(own)})",
-            "<= 4 %",
-            f"{error(got, measured):.1%} (max {np.abs(got / measured - 1).max():.0%})",
-            f"16 bytes per parameter {error(simple, measured):.0%}",
-            error(got, measured) <= 0.04,
-        )
+
+
+def spread_words(off: Any) -> str:
+    return f"{np.abs(off).mean():.1%} (median {np.median(np.abs(off)):.1%}, bias {np.median(off):+.1%})"
+
+
+def others(rows: List[Row], path: Path) -> None:
+    """What no goal is set for: mixtures of experts, 8-bit rows, and ResNet-50, with the constants that are shipped."""
+    kinds = {
+        "mixtures of experts, 16 bits": [r for r in rows if r.model.experts and "16" in r.raw["precision"]],
+        "mixtures of experts, 8 bits": [r for r in rows if r.model.experts and "8" in r.raw["precision"]],
+        "dense rows in 8 bits": [r for r in rows if not r.model.experts and "8" in r.raw["precision"]],
+    }
+    for name, own in kinds.items():
+        if own:
+            off = seconds(records(own), Constants()) / truth(own) - 1
+            simple = error(same_rate(own, [row.raw["id"] for row in own]), truth(own))
+            print(f"       {name}: {len(own)} rows, {spread_words(off)}; naive {simple:.0%}")
+    pairs, refused = read_resnet(path / "scale_resnet.csv")
+    if pairs:
+        off = np.array([predicted / measured - 1 for _, predicted, measured in pairs])
+        print(f"       ResNet-50, images/s: {len(pairs)} rows, {spread_words(off)}")
+        for why in sorted(set(refused)):
+            print(f"         refused: {refused.count(why)} {why}")
+        for name in sorted({row["framework"] for row, _, _ in pairs}):
+            mine = off[[row["framework"] == name for row, _, _ in pairs]]
+            print(
+                f"         {name[:44]:44} {len(mine):4d} rows  {np.abs(mine).mean():6.1%}  bias {np.median(mine):+.1%}"
+            )
 
 
 def searching() -> None:
@@ -369,14 +404,18 @@ def searching() -> None:
 
 def main() -> None:
     path = folder()
-    rows = [row for row in read(path / "scale.csv") if row.seconds]
-    print(f"{len(rows)} rows of a known GPU and shape with a step time")
+    refused: List[str] = []
+    rows = [row for row in read(path / "scale.csv", refused) if row.seconds]
+    print(f"{len(rows)} rows of a known GPU and shape with a step time; refused:")
+    for why in sorted(set(refused)):
+        print(f"       {refused.count(why):4d} {why}")
     vtrain(rows)
     single_node(path / "scale_vtrain_single.csv")
     foundry(rows)
     strong(rows)
     uncalibrated(rows)
     allocated(rows)
+    others(rows, path)
     searching()
     print(f"{sum(one['met'] for one in figures)} of {len(figures)} goals met")
     if "--json" in sys.argv:

@@ -23,7 +23,7 @@ from drumbeat.predict.cost import Layout, Work
 from drumbeat.predict.forecast import Case, forecast
 from drumbeat.predict.frameworks import FRAMEWORKS
 from drumbeat.predict.machine import find_cluster
-from drumbeat.predict.memory import OVERHEAD
+from drumbeat.predict.memory import CONTEXT
 from drumbeat.predict.models import named
 
 RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
@@ -78,7 +78,7 @@ def predictions(gpu: str, memory_gib: float) -> List[Dict[str, Any]]:
     found = []
     for trial in TRIALS:
         guess = forecast(case_of(trial, gpu, memory_gib), look_for_fix=False)
-        row = {"trial": trial.name, "ms": guess.seconds * 1e3, "gib": (guess.memory - OVERHEAD) / 2**30}
+        row = {"trial": trial.name, "ms": guess.seconds * 1e3, "gib": (guess.memory - CONTEXT) / 2**30}
         if trial.bisect:
             row["verdicts"] = {
                 n: forecast(case_of(trial, gpu, memory_gib, n), look_for_fix=False).verdict for n in sizes(trial)

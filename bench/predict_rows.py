@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from drumbeat.base.problem import Problem
-from drumbeat.predict import memory
-from drumbeat.predict.cost import Layout, Machine, Software, Work
-from drumbeat.predict.machine import find_cluster, machine_of
+from drumbeat.predict import memory, plain
+from drumbeat.predict.cost import Constants, Layout, Machine, Software, Work, conv_step
+from drumbeat.predict.forecast import Case
+from drumbeat.predict.frameworks import FRAMEWORKS, Framework, framework_named
+from drumbeat.predict.job import recompute_named, sharding_named
+from drumbeat.predict.machine import find_cluster, machine_of, precision_named
 from drumbeat.predict.memory import States
-from drumbeat.predict.shapes import Model
+from drumbeat.predict.models import named
+from drumbeat.predict.shapes import Model, resnet
 
 
 class Row(NamedTuple):
@@ -36,17 +41,17 @@ def folder() -> Path:
     return Path(named)
 
 
-_GPUS = {
-    "A100-40GB": "a100 40gb", "A100": "a100", "H100": "h100", "GB200": "gb200",
-    "GB300": "gb300", "B200": "b200", "B300": "b300", "V100": "v100",
-    "MI300X": "mi300x", "MI355X": "mi355x", "MI250X": "mi250x", "MI325X": "mi325x", "H200": "h200",
-}  # fmt: skip
-
-
-def read(path: Path) -> List[Row]:
+def read(path: Path, refused: Optional[List[str]] = None) -> List[Row]:
+    """Return the rows that can be computed; why the others cannot goes to `refused`."""
+    found = []
     with path.open(newline="", encoding="utf-8-sig") as stream:
-        rows = [convert(raw) for raw in csv.DictReader(stream)]
-    return [row for row in rows if row]
+        for raw in csv.DictReader(stream):
+            try:
+                found.append(convert(raw))
+            except Problem as problem:
+                if refused is not None:
+                    refused.append(problem.what)
+    return found
 
 
 def number(raw: Dict[str, str], name: str, default: float = 0.0) -> float:
@@ -56,95 +61,88 @@ def number(raw: Dict[str, str], name: str, default: float = 0.0) -> float:
         return default
 
 
-def convert(raw: Dict[str, str]) -> Optional[Row]:
-    gpu = next((ours for theirs, ours in _GPUS.items() if raw["hardware"].startswith(theirs)), None)
-    gpus, seq = number(raw, "gpus"), number(raw, "seq")
-    if not (gpu and gpus and seq and number(raw, "hidden") and number(raw, "layers") and number(raw, "global_batch")):
-        return None
-    source, framework = raw["source"], raw["framework"]
-    # Before FlashAttention and overlapped gradients: Megatron-DeepSpeed, and Megatron-LM and DeepSpeed up to 2022.
-    year = number({"year": raw.get("date", "")[:4]}, "year")
-    early = ("Megatron-LM", "DeepSpeed")
-    old = "Megatron-DeepSpeed" in framework or (framework.startswith(early) and 0 < year < 2023)
-    gated = int(number(raw, "gated_mlp"))
-    experts = int(number(raw, "experts"))
-    heads = number(raw, "heads")
-    name = raw["model"]
-    model = Model(
-        name, number(raw, "layers"), number(raw, "hidden"), heads, number(raw, "kv_heads", heads),
-        number(raw, "hidden") / heads, number(raw, "ffn_hidden") if not experts else 0, number(raw, "vocab"), gated=gated,
-        tied=int(old or "mpt" in name or name == "1b"), classic=int(old), experts=experts, topk=number(raw, "topk"),
-        expert_ffn=number(raw, "ffn_hidden") if experts else 0,
-    )  # fmt: skip
-    tp, pp, cp, dp = (number(raw, key, 1) or 1 for key in ("tp", "pp", "cp", "dp"))
-    batch = number(raw, "global_batch")
-    dp = min(dp, max(1, gpus / (tp * pp * cp))) if dp * tp * pp * cp > gpus else dp
-    micro = number(raw, "micro_batch") or (1 if pp > 1 else min(4, max(1, batch / dp)))
-    micro = max(1, min(micro, batch / dp))
-    zero_word = raw["zero"]
-    digit = next((int(letter) for letter in zero_word if letter in "123"), 0)
-    zero = 3 if "hsdp" in zero_word or "fsdp" in zero_word else digit
-    zero = 2 if "zero2" in zero_word else (1 if "dist-opt" in zero_word else zero)
-    shard = 8 if zero_word == "hsdp" else (128 if "fsdp-128" in zero_word else 0)
-    core = any(
-        word in framework for word in ("NeMo", "Megatron-Core", "Bridge", "Megatron-LM 0.", "Primus", "MegaScale")
-    )
-    composer = "Composer" in framework
-    deepspeed3 = "ZeRO-3" in framework
-    compiled = int(any(word in framework for word in ("compile", "MaxText", "torchtitan")))
-    sp = int((core and tp > 1) or "sp" in raw["recompute"])
-    grad_bytes = 4.0 if "Megatron-LM 0." in framework or ("DEFAULT" in raw["precision"]) or "BLOOM" in source else 2.0
-    software = Software(
-        flash=int(not old), overlap_grads=int(not old), overlap_tp=int(core and "Megatron-LM 0." not in framework),
-        grad_bytes=grad_bytes, compiled=compiled,
-    )  # fmt: skip
-    if composer or compiled:
-        states = States(4, 4, 8, 1, fused_loss=0)
-    elif deepspeed3:
-        states = States(2, 2, 12)
-    else:
-        states = States(2, 4 if not old or "BLOOM" in source else 2, 12)
-    if "PURE" in raw["precision"]:
-        states = States(2, 2, 4, 0)
-    word = raw["precision"].lower()
-    precision = "fp8" if "fp8" in word or "float8" in word else ("fp16" if word == "fp16" else "bf16")
-    if "fp4" in word:
-        return None
-    if gpu == "v100":
+def published_framework(words: str, date: str) -> Framework:
+    """Return the framework of a published row: Megatron and DeepSpeed had no FlashAttention and overlap before 2023."""
+    found = framework_named(words)
+    if found.name in ("megatron", "megatron-classic") and date[:4].isdigit() and int(date[:4]) < 2023:
+        return FRAMEWORKS["megatron-classic"]
+    if found.name == "deepspeed" and date[:4].isdigit() and int(date[:4]) < 2023:
+        return dataclasses.replace(found, software=FRAMEWORKS["megatron-classic"].software)
+    if "Megatron-LM 0." in words:  # by itself: nothing is overlapped with tensor parallelism, gradients are in 32 bits
+        return dataclasses.replace(found, software=dataclasses.replace(found.software, overlap_tp=0, grad_bytes=4))
+    return found
+
+
+def convert(raw: Dict[str, str]) -> Row:
+    """Return a published row as records; a Problem says why it cannot be computed."""
+    missing = [key for key in ("gpus", "seq", "hidden", "layers", "heads", "global_batch") if not number(raw, key)]
+    if missing:
+        raise Problem(f"no {missing[0]} in the row")
+    gpus, seq, batch, heads = (number(raw, key) for key in ("gpus", "seq", "global_batch", "heads"))
+    cluster = find_cluster(raw["hardware"].split("(")[0].split(" DGX")[0])
+    precision = precision_named(raw["precision"] or "bf16")
+    if cluster.gpu.startswith("V100"):
         precision = "fp16"
-    cluster = find_cluster(gpu, memory_gib=0)
-    try:
-        machine = machine_of(cluster, precision)
-    except Problem:  # a precision that this GPU does not have
-        return None
-    per_node = number(raw, "gpus_per_node", cluster.gpus_per_node)
+    machine = machine_of(cluster, precision)
+    framework = published_framework(raw["framework"], raw.get("date", ""))
+    software, states = framework.software, framework.states
+    if "PURE" in raw["precision"]:  # everything in 16 bits
+        states = States(2, 2, 4)
+    if "DEFAULT" in raw["precision"]:  # gradients are reduced in 32 bits
+        software = dataclasses.replace(software, grad_bytes=4)
+    if "compile" in raw["framework"]:
+        software = dataclasses.replace(software, compiled=1)
+    experts, old = int(number(raw, "experts")), framework.name == "megatron-classic" or "ZeRO-3" in raw["framework"]
+    name, dense = raw["model"], number(raw, "ffn_hidden")
+    model = Model(
+        name, number(raw, "layers"), number(raw, "hidden"), heads, number(raw, "kv_heads", heads), number(raw, "hidden") / heads,
+        dense if not experts else 0, number(raw, "vocab") or 50257, gated=int(number(raw, "gated_mlp")),
+        tied=int(old or "mpt" in name or name == "1b"), classic=int(old), experts=experts,
+        topk=number(raw, "topk") or int(experts > 0),
+        expert_ffn=dense if experts else 0,
+    )  # fmt: skip
+    model = known_model(model)
+    tp, pp, cp, dp, ep, vp = (number(raw, key) or 1 for key in ("tp", "pp", "cp", "dp", "ep", "vp"))
+    if dp * tp * pp * cp != gpus and gpus % (tp * pp * cp) == 0:
+        dp = gpus / (tp * pp * cp)
+    micro = max(1, min(number(raw, "micro_batch") or (1 if pp > 1 else min(4, batch / dp)), batch / dp))
+    zero, shard = sharding_named(raw["zero"])
+    recompute = recompute_named(raw["recompute"]) if raw["recompute"] else -1
+    sp = int(tp > 1 and (not old or "sp" in raw["recompute"].split("+")))
     replaced: Dict[str, float] = {}
     if number(raw, "inter_bw_gbps_per_node"):
         replaced["nic"] = number(raw, "inter_bw_gbps_per_node") / 8 * 1e9
-    if (
-        number(raw, "intra_bw_gbps_per_gpu_uni") and "vTrain" not in source
-    ):  # that source gives its simulator's figure, not the link's
+    # That source gives its simulator's figure, not the link's.
+    if number(raw, "intra_bw_gbps_per_gpu_uni") and "vTrain" not in raw["source"]:
         replaced["link"] = number(raw, "intra_bw_gbps_per_gpu_uni") / 8 * 1e9
     if cluster.domain == cluster.gpus_per_node:
-        replaced["gpus_per_node"] = per_node
-    import dataclasses
-
+        replaced["gpus_per_node"] = number(raw, "gpus_per_node", cluster.gpus_per_node)
     machine = dataclasses.replace(machine, **replaced)
-    word = raw["recompute"]
-    recompute = 2 if "full" in word else (1 if "selective" in word else 0)
     layout = Layout(
-        tp, pp, cp, number(raw, "ep", 1) or 1, dp, number(raw, "vp", 1) or 1, zero, shard, micro, recompute, sp
+        tp, pp, cp, ep, dp, 1 if vp * pp > model.layers or pp == 1 else vp, zero, shard, micro, recompute, sp
     )
-    if layout.vp * layout.pp > model.layers or pp == 1:
-        layout = dataclasses.replace(layout, vp=1)
     work = Work(seq, batch)
-    if not word:  # not stated: the least recomputation that fits
+    if recompute < 0:  # not stated: the least recomputation that fits
         for level in (0, 1, 2):
             layout = dataclasses.replace(layout, recompute=level)
             if memory.peak(model, work, layout, software, states) < 0.95 * machine.memory:
                 break
     seconds = number(raw, "step_time_s")
+    if not seconds and number(raw, "tokens_s_gpu"):
+        seconds = batch * seq / gpus / number(raw, "tokens_s_gpu")
     return Row(raw, model, work, layout, software, machine, states, seconds, batch * seq / gpus)
+
+
+def known_model(model: Model) -> Model:
+    """Return a mixture of experts by its name: rows say nothing of latent attention and shared experts."""
+    if not model.experts:
+        return model
+    name = model.name.lower()
+    try:
+        found = named(name).model
+    except Problem:
+        return model
+    return found if isinstance(found, Model) and (found.layers, found.hidden) == (model.layers, model.hidden) else model
 
 
 def read_single(path: Path) -> List[Row]:
@@ -169,3 +167,30 @@ def read_single(path: Path) -> List[Row]:
             tokens = work.batch * seq / (tp * dp * pp)
             rows.append(Row(raw, model, work, layout, software, machine, States(2, 2, 12), seconds, tokens))
     return rows
+
+
+def read_resnet(path: Path) -> Tuple[List[Tuple[Dict[str, str], float, float]], List[str]]:
+    """Return published ResNet-50 rows with predicted and measured images per second, and why others were refused."""
+    found, refused = [], []
+    for raw in csv.DictReader(path.open(newline="", encoding="utf-8-sig")) if path.is_file() else ():
+        try:
+            gpus, rate = int(number(raw, "gpus")), number(raw, "images_s_total")
+            batch = number(raw, "global_batch") or gpus * number(raw, "batch_per_gpu")
+            if not (gpus and rate and batch):
+                raise Problem("no GPUs, rate or batch in the row")
+            per_node = int(number(raw, "gpus_per_node", 8))
+            words = raw["inter_node_bw"].lower()
+            fabric, nics = ("edr", 1) if "edr 100" in words else ("", 0)
+            cluster = find_cluster(raw["hardware"].split()[0], min(gpus, per_node), fabric, nics)
+            precision = "fp32" if raw["precision"].lower().startswith("fp32") else precision_named(raw["precision"])
+            case = Case(
+                resnet(50), Work(224, batch), Layout(dp=gpus, micro=batch / gpus), FRAMEWORKS["fsdp"], cluster,
+                precision, Constants(),
+            )  # fmt: skip
+            seconds = conv_step(
+                case.model, case.work, case.layout, case.framework.software, machine_of(cluster, precision), case.constants, plain
+            )["total"]  # fmt: skip
+            found.append((raw, batch / seconds, rate))
+        except Problem as problem:
+            refused.append(problem.what)
+    return found, refused

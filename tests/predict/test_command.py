@@ -8,7 +8,6 @@ import pytest
 
 from drumbeat.base.problem import Problem
 from drumbeat.cli import main
-from drumbeat.predict.goodput import best_interval, goodput, limit_words, reliability_of
 from drumbeat.predict.job import node_counts
 
 
@@ -153,11 +152,3 @@ def test_node_counts():
     for wrong in ("", "a", "...,4", "4,...,1", "-1"):
         with pytest.raises(Problem):
             node_counts(wrong)
-
-
-def test_goodput_falls_with_size_and_the_best_interval_is_best():
-    small, large = reliability_of(8), reliability_of(16384)
-    assert goodput(small) > 0.99 > goodput(large) > 0.8
-    best = best_interval(large)
-    assert goodput(large, best) >= max(goodput(large, best / 2), goodput(large, best * 2))
-    assert limit_words(3600) == "01:00:00" and limit_words(90061) == "1-01:10:00"

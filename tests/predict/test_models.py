@@ -6,7 +6,9 @@ import pytest
 
 from drumbeat.base.problem import Problem
 from drumbeat.predict import shapes
-from drumbeat.predict.models import config_model, describe, from_command, parse_layout
+from drumbeat.predict.arguments import from_command, parse_layout
+from drumbeat.predict.huggingface import config_model
+from drumbeat.predict.models import describe
 
 
 def parse(command):
@@ -68,16 +70,16 @@ def test_config_json_of_every_kind(tmp_path, config, billions):
     [
         ({"model_type": "mamba"}, "not modelled"),
         ({"hidden_size": None}, "missing"),
-        ({"hidden_size": -4096}, "hidden size"),
-        ({"hidden_size": "4096"}, "hidden size"),
+        ({"hidden_size": -4096}, "hidden_size"),
+        ({"hidden_size": "4096"}, "hidden_size"),
         ({"num_attention_heads": 0}, "heads"),
         ({"num_attention_heads": 31}, "do not divide"),
         ({"num_key_value_heads": 7}, "do not divide"),
         ({"num_hidden_layers": 0}, "layers"),
         ({"num_hidden_layers": 1.5}, "layers"),
         ({"vocab_size": None}, "missing"),
-        ({"vocab_size": 10**12}, "no model is that large"),
-        ({"intermediate_size": None}, "MLP"),
+        ({"vocab_size": 10**12}, "10,000,000|vocab_size"),
+        ({"intermediate_size": None}, "missing"),
         ({"num_local_experts": 8, "num_experts_per_tok": 9}, "experts"),
     ],
 )
@@ -126,7 +128,77 @@ def test_what_is_not_known_is_said():
         describe("lama3-8b")
     with pytest.raises(Problem, match="hidden-size"):
         parse("pretrain_gpt.py --num-layers 2 --hidden-size big --num-attention-heads 4")
-    with pytest.raises(Problem, match="flavor"):
+    with pytest.raises(Problem, match="llama3-9B"):
         parse("torchtitan --model.name llama3 --model.flavor 9B")
     with pytest.raises(Problem, match="not a degree"):
         parse_layout("tp=two")
+
+
+# Parameters in billions as their authors publish them (model cards, papers).
+PUBLISHED = {
+    "llama2-7b": 6.74, "llama2-13b": 13.02, "llama2-70b": 68.98, "llama3-8b": 8.03, "llama3.1-70b": 70.55, "llama3-405b": 405.8,
+    "llama4-17b-16e": 107.8, "llama4-17b-128e": 400.7, "mistral-7b": 7.24, "mixtral-8x7b": 46.7, "mixtral-8x22b": 140.6,
+    "gemma-2b": 2.51, "gemma-7b": 8.54, "gemma2-2b": 2.61, "gemma2-9b": 9.24, "gemma2-27b": 27.2, "gemma3-4b": 3.88,
+    "gemma3-12b": 11.77, "gemma3-27b": 27.0, "qwen3-0.6b": 0.596, "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.19,
+    "qwen3-14b": 14.77, "qwen3-32b": 32.76, "qwen3-30b-a3b": 30.53, "qwen3-235b-a22b": 235.1, "qwen3-480b-a35b": 480.2,
+    "qwen2.5-0.5b": 0.494, "qwen2.5-7b": 7.62, "qwen2.5-72b": 72.7, "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8,
+    "deepseek2-16b": 15.7, "deepseek2-236b": 235.7, "deepseek3-671b": 671.0, "kimi-k2-1t": 1026.4, "gpt3-175b": 174.6,
+    "gpt2": 0.124, "gpt-neox-20b": 20.55, "bloom-176b": 176.2, "bert-base": 0.110, "bert-large": 0.336, "vit-b16": 0.0866,
+    "vit-l16": 0.304, "opt-175b": 174.6, "mt-nlg-530b": 530.0, "phi-2": 2.78, "phi-3-mini": 3.82, "llama-65b": 65.3,
+    "nemotron4-340b": 341.0, "resnet-50": 0.02556, "wide-resnet-50-2": 0.06888, "resnet-152": 0.0602,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_named_models_have_their_published_size(name):
+    model = describe(name).model
+    size = model.parameters if isinstance(model, shapes.ConvNet) else shapes.parameters(model)
+    assert size / 1e9 == pytest.approx(PUBLISHED[name], rel=0.006 if "bert" not in name else 0.01)
+
+
+def test_megatron_mixture_of_experts_with_latent_attention():
+    found = parse(
+        "pretrain_gpt.py --num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --swiglu "
+        "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
+        "--v-head-dim 128 --num-experts 256 --moe-router-topk 8 --moe-ffn-hidden-size 2048 "
+        "--moe-shared-expert-intermediate-size 2048 --moe-layer-freq ([0]*3+[1]*58) --vocab-size 129280 "
+        "--untie-embeddings-and-output-weights --normalization RMSNorm --position-embedding-type rope --fp8-format hybrid "
+        "--expert-model-parallel-size 64 --pipeline-model-parallel-size 16 --num-virtual-stages-per-pipeline-rank 2 --bf16"
+    )
+    assert shapes.parameters(found.model) / 1e9 == pytest.approx(671.0, rel=1e-3)
+    assert (found.layout.ep, found.layout.pp, found.layout.vp, found.precision) == (64, 16, 2, "fp8")
+
+
+def test_a_torchtitan_file_is_read_and_arguments_override_it(tmp_path):
+    file = tmp_path / "my_run.toml"
+    file.write_text(
+        '[model]\nname = "llama3"  # a comment\nflavor = "70B"\nconverters = ["float8"]\n[training]\nlocal_batch_size = 16\n'
+        "seq_len = 4096\nsteps = 1_000\n[parallelism]\ntensor_parallel_degree = 8\npipeline_parallel_degree = 4\n"
+        'pipeline_parallel_schedule = "InterleavedZeroBubble"\n[activation_checkpoint]\nmode = "full"\n'
+    )
+    found = parse(f"torchrun -m torchtitan.train --job.config_file {file} --parallelism.tensor_parallel_degree 2")
+    assert found.model.name == "llama3-70b" and (found.layout.tp, found.layout.pp, found.layout.vp) == (2, 4, 2)
+    assert (
+        found.per_replica == 16
+        and found.layout.micro == 1
+        and found.layout.bubble < 0.5
+        and found.layout.recompute == 2
+    )
+    assert found.precision == "fp8" and found.steps == 1000
+    file.write_text("[model\n???")
+    with pytest.raises(Problem, match="line 1"):
+        parse(f"torchrun -m torchtitan.train --job.config_file {file}")
+
+
+def test_maxtext_sizes_and_fractions_of_a_batch():
+    found = parse(
+        "python3 -m MaxText.train base.yml model_name=llama3-70b per_device_batch_size=0.5 ici_tensor_parallelism=4"
+    )
+    assert found.layout.tp == 4 and found.layout.micro == 2 and found.per_replica == 2
+    own = parse(
+        "python3 -m MaxText.train base.yml base_emb_dim=4096 base_num_query_heads=32 base_num_kv_heads=8 base_mlp_dim=14336 "
+        "base_num_decoder_layers=32 head_dim=128 vocab_size=128256 per_device_batch_size=1"
+    )
+    assert shapes.parameters(own.model) / 1e9 == pytest.approx(8.03, rel=1e-3)
+    with pytest.raises(Problem, match="per_device_batch_size"):
+        parse("python3 -m MaxText.train base.yml model_name=llama3-70b per_device_batch_size=0.3")

@@ -5,16 +5,24 @@ from types import SimpleNamespace
 
 import pytest
 
+from drumbeat.cli import main
+from drumbeat.desk.nodes import LOST, Sighting, Store
+from drumbeat.predict.arguments import from_command
 from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.forecast import Case, forecast
 from drumbeat.predict.frameworks import FRAMEWORKS
+from drumbeat.predict.goodput import GPU_HOURS_PER_FAILURE
 from drumbeat.predict.interval import MEASURED, UNCALIBRATED
-from drumbeat.predict.job import line_of_command
+from drumbeat.predict.job import Wishes, line_of_command, make_case
 from drumbeat.predict.machine import find_cluster
+from drumbeat.predict.matmul import measured_rate, products_of, share_of
 from drumbeat.predict.models import named
 from drumbeat.predict.past import Seen, calibrated, error_words, ledger_path, recall, remember, with_verify
+from drumbeat.report import calibration
+from drumbeat.report.calibration import failure_rate
 from drumbeat.report.figures import Phases
 from drumbeat.report.predicted import _off, compared
+from tests.conftest import need_torch
 
 LLAMA = ("drumbeat", "train", "llama", "--set")
 
@@ -116,3 +124,37 @@ def test_plan_and_watch_have_one_line():
     assert "per step" in line and "tokens/s" in line and "memory fits" in line
     assert "not possible" in line_of_command([*LLAMA, "model=8b", "batch=64", "accumulate=7"], gpus * 8, 1, 8)
     assert line_of_command(["python", "train.py"], gpus, 1, 1) == "" and line_of_command(["drumbeat"], [], 1, 0) == ""
+
+
+def test_the_products_of_a_model_are_measured_and_predicted_at_that_rate():
+    need_torch("needs torch")
+    described = from_command(["drumbeat", "train", "llama", "--set", "batch=4", "length=32"])
+    case = make_case(described, Wishes(), find_cluster("h100", 2), 1)
+    assert products_of(case)[0][1:] == (64, 64, 128)
+    assert 1e6 < measured_rate(case, "cpu", repeat=3) < 1e15
+    large = dataclasses.replace(seen().case, layout=Layout(tp=2, dp=16, micro=4, zero=1, sp=1))
+    for rate in (300e12, 500e12, 600e12):
+        constants = dataclasses.replace(large.constants, product=share_of(large, rate))
+        changed = forecast(dataclasses.replace(large, constants=constants)).terms["products"]
+        flops = sum(count * 2 * m * k * n for count, m, k, n in products_of(large))
+        layers, times = large.model.layers, large.work.batch / large.layout.dp / large.layout.micro
+        head = changed - 3 * layers * times * flops / rate
+        assert 0 < head < 0.15 * changed
+
+
+def test_here_without_a_gpu_is_said(capsys):
+    pytest.importorskip("torch")
+    assert main(["predict", "--model", "llama3-8b", "--gpu", "h100", "--calibrate", "here"]) == 2
+    assert "no GPU here" in capsys.readouterr().err
+
+
+def test_failures_seen_here_move_the_published_rate(tmp_path, monkeypatch):
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    assert failure_rate(environ)[0] == GPU_HOURS_PER_FAILURE
+    sightings = tuple(Sighting(0.0, "site", f"n{i}", "run", LOST) for i in range(4))
+    monkeypatch.setattr(calibration, "read_store", lambda _: Store(sightings))
+    event = SimpleNamespace(t=0.0), SimpleNamespace(t=3600 * 100.0)
+    run = SimpleNamespace(order=lambda: SimpleNamespace(emulated=False, world_size=512), run_events=lambda: event)
+    monkeypatch.setattr(calibration, "all_runs", lambda _: SimpleNamespace(runs=(run,)))
+    hours, source = failure_rate(environ)
+    assert hours == pytest.approx((51_200 + 50_000) / 5) and "4 failures of nodes in 51,200 GPU-hours" in source

@@ -19,8 +19,13 @@ def add_arguments(parser: Any) -> None:
     group.add_argument("--micro-batch", type=int, metavar="N", help="samples at once. Default: the fastest that fits")
     group.add_argument("--seq", type=int, metavar="N", help="tokens per sequence")
     group.add_argument("--precision", metavar="P", help="bf16, fp16, fp8, tf32, fp32; drumbeat's own: bf16-master")
-    group.add_argument("--recompute", choices=("none", "selective", "full"), help="Default: the fastest that fits")
-    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="stage by which states are sharded")
+    group.add_argument("--recompute", metavar="R", help="none, selective or full. Default: the fastest that fits")
+    group.add_argument(
+        "--schedule",
+        metavar="S",
+        help="of the pipeline: 1f1b, interleaved, gpipe, zb-h1, zb-2p, zero-bubble, zbv, dualpipe-v",
+    )
+    group.add_argument("--zero", metavar="Z", help="how states are sharded: 0, 1, 2, 3, fsdp or hsdp")
     group = parser.add_argument_group("the cluster. Default: the GPUs of this node")
     group.add_argument("--gpu", metavar="NAME", help="h100, h200, b200, a100, mi250x, mi300x, ...")
     group.add_argument("--nodes", metavar="N", help="4, or several: 1,2,4,...,256. Default: the job's, else 1")
@@ -32,6 +37,8 @@ def add_arguments(parser: Any) -> None:
     group.add_argument(
         "--search", action="store_true", help="the ten best layouts, and why the usual ones are not (numpy)"
     )
+    group.add_argument("--write", metavar="FILE", help="with --search: the job with the layout to use, as a job file")
+    group.add_argument("--verify", action="store_true", help="with --search: run the best three for 20 steps (tune)")
     group.add_argument("--tokens", metavar="N", help="time and cost of so many tokens (or images), such as 300e9")
     group.add_argument("--budget", metavar="H", help="what so many GPU-hours pay for: 20000gpuh")
     group.add_argument("--price", type=float, metavar="P", help="of one GPU-hour, in your currency")
@@ -40,7 +47,8 @@ def add_arguments(parser: Any) -> None:
         nargs="+",
         default=[],
         metavar="RUN",
-        help="training runs or verify runs of this cluster to learn from",
+        help="training runs or verify runs of this cluster to learn from. Default: the newest of this user on such GPUs. "
+        "here: measure the model's matrix products on this GPU",
     )
     group.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
     add_json(group)
@@ -59,30 +67,46 @@ def run(args: Any) -> int:
     from drumbeat.predict.goodput import reliability_of
     from drumbeat.predict.job import make_case, node_counts
     from drumbeat.predict.past import error_words
+    from drumbeat.report.calibration import failure_rate
 
+    odd = [name for name, value in vars(args).items() if value == [] and name not in ("calibrate", "after")]
+    if odd:  # what argparse makes of --seq=--
+        raise Problem(f"--{odd[0].replace('_', '-')}: a value is needed")
     if args.search:
         unused = [name for name in ("html", "tokens", "budget", "price") if getattr(args, name, None) is not None]
         if unused:
             raise Problem(f"--search compares layouts of one step; --{unused[0]} has no effect with it", "leave it out")
+    elif args.write or args.verify:
+        raise Problem("--write and --verify belong to --search", "add --search")
     described, job = _described(args)
     cluster = _cluster(args, job)
     counts = node_counts(args.nodes) if args.nodes else [job.nodes or 1 if job else 1]
     wishes = _wishes(args)
     constants, basis, seen = _learned(args, cluster, described, wishes, os.environ)
     cases = [make_case(described, wishes, cluster, nodes, constants, basis) for nodes in counts]
+    if "here" in args.calibrate:
+        cases = [_measured(case) for case in cases]
     if args.search:
-        return _search(args, cases[-1])
+        more = [] if len(cases) > 1 else _smaller(described, wishes, cluster, counts[-1], constants, basis)
+        return _search(args, [*more, *cases], job)
     found = [forecast(case) for case in cases]
     naive = [_naive(each, described, wishes, constants, basis) for each in found]
     last = found[-1]
-    reliability = reliability_of(last.case.gpus)
+    reliability = reliability_of(last.case.gpus, *failure_rate(os.environ))
     whole = _whole(args, last, described, reliability)
     if args.html:
         from drumbeat.report.forecast_page import page_of
 
         many = found if len(found) > 1 else _more(args, described, wishes, cluster, counts[-1], constants, basis)
         _write(
-            args.html, page_of(last, many, [_naive(each, described, wishes, constants, basis) for each in many], seen)
+            args.html,
+            page_of(
+                last,
+                many,
+                [_naive(each, described, wishes, constants, basis) for each in many],
+                seen,
+                show.whole_lines(whole, last.unit, reliability) if whole else (),
+            ),
         )
     if args.json:
         print(
@@ -102,6 +126,7 @@ def run(args: Any) -> int:
                     whole,
                     reliability,
                     error_words(seen),
+                    described.assumed,
                 )
             )
         )
@@ -111,7 +136,8 @@ def run(args: Any) -> int:
 def _described(args: Any) -> Tuple[Any, Any]:
     """The model, and the job if there is one."""
     from drumbeat.base.problem import Problem
-    from drumbeat.predict.models import Described, describe, from_command
+    from drumbeat.predict.arguments import from_command
+    from drumbeat.predict.models import Described, describe
 
     job = None
     found: Optional[Described] = None
@@ -168,14 +194,15 @@ def _wishes(args: Any) -> Any:
         args.seq,
         args.precision or "",
         args.recompute or "",
-        args.zero,
+        args.zero or "",
         args.framework or "",
+        args.schedule or "",
     )
 
 
 def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any) -> Tuple[Any, Any, List[Any]]:
     """Constants, what they rest on, and the runs they were learned from: --calibrate, else the ledger of earlier runs."""
-    from drumbeat.predict.forecast import framework_named
+    from drumbeat.predict.frameworks import framework_named
     from drumbeat.predict.interval import UNCALIBRATED
     from drumbeat.predict.past import calibrated, recall, with_verify
     from drumbeat.predict.shapes import ConvNet
@@ -184,33 +211,30 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
     name = wishes.framework or described.framework or usual
     constants, basis = framework_named(name).constants, UNCALIBRATED
     seen = recall(cluster.gpu, environ)
-    if args.calibrate:
-        from drumbeat.base.problem import Problem
-        from drumbeat.desk.runs import find_run
-        from drumbeat.desk.start.verify import RESULTS
-        from drumbeat.report.gather import figures_of
-        from drumbeat.report.predicted import seen_of
+    from drumbeat.report.calibration import evidence, own_runs
 
-        for wanted in args.calibrate:
-            folder = find_run(wanted, environ)
-            results = folder.results(RESULTS)
-            if results is not None:
-                constants, basis, told = with_verify(cluster, constants, results, len(folder.nodes()))
-                if not told:
-                    raise Problem(
-                        f"{wanted}: this verify run measured no bandwidth and no product on GPUs",
-                        "give a run on GPUs of this cluster",
-                    )
-                continue
-            one = seen_of(folder, figures_of(folder))
-            if one is None:
-                raise Problem(
-                    f"{wanted}: no model, layout or step time is known of this run",
-                    "give runs of a framework that predict reads",
-                )
-            seen = [each for each in seen if each.run != one.run] + [one]
+    if not args.calibrate:
+        found = own_runs(cluster.gpu, {each.run for each in seen}, environ)
+    else:
+        found = evidence([name for name in args.calibrate if name != "here"], environ)
+    for run in found.verified:
+        constants, basis, _ = with_verify(cluster, constants, *run)
+    seen = [each for each in seen if each.run not in {one.run for one in found.seen}] + found.seen
     learned, from_runs = calibrated(constants, seen, name)
     return (learned, from_runs, seen) if from_runs is not UNCALIBRATED else (constants, basis, seen)
+
+
+def _measured(case: Any) -> Any:
+    """The case with constants from the products of its own shapes on this machine's GPU."""
+    import dataclasses
+
+    from drumbeat.predict.interval import MEASURED
+    from drumbeat.predict.matmul import measured_rate, share_of
+
+    rate = measured_rate(case)
+    constants = dataclasses.replace(case.constants, product=share_of(case, rate))
+    words = f"this model's matrix products reach {rate / 1e12:.0f} TFLOP/s on this GPU, and {case.basis.words}"
+    return dataclasses.replace(case, constants=constants, basis=dataclasses.replace(MEASURED, words=words))
 
 
 def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) -> float:
@@ -249,10 +273,7 @@ def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
     if args.tokens:
         units = _quantity(args.tokens, "--tokens")
     if args.budget:
-        text = args.budget.lower()
-        if text.endswith("gpuh"):
-            text = text[:-4]
-        hours = _quantity(text, "--budget")
+        hours = _quantity(args.budget, "--budget", "gpuh")
         paid = affordable(hours, found.seconds, found.per_step, found.case.gpus, reliability)
         if not args.json and not args.html:
             asked = (
@@ -287,27 +308,33 @@ def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
     )
 
 
-def _quantity(text: str, flag: str) -> float:
+def _quantity(text: str, flag: str, unit: str = "") -> float:
     from drumbeat.base.problem import Problem
 
-    times = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:].lower(), 1.0)
+    number = text.strip().lower()
+    if unit and number.endswith(unit):
+        number = number[: -len(unit)].strip()
+    times = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(number[-1:], 1.0)
     try:
-        value = float(text if times == 1.0 else text[:-1]) * times
+        value = float(number if times == 1.0 else number[:-1]) * times
     except ValueError:
         value = 0.0
     if not 0 < value < 1e30:
-        raise Problem(f"{flag} {text}: a number above 0 is needed", "such as 300e9, 300b or 20000gpuh")
+        raise Problem(
+            f"{flag} {text}: a number above 0 is needed", f"such as {'20000gpuh' if unit else '300e9 or 300b'}"
+        )
     return value
 
 
-def _search(args: Any, case: Any) -> int:
+def _search(args: Any, cases: Sequence[Any], job: Any) -> int:
     import json
 
     from drumbeat.base.problem import Problem
     from drumbeat.predict import show
     from drumbeat.predict.forecast import forecast
-    from drumbeat.predict.search import best
+    from drumbeat.predict.search import best, pareto, simplest, usual
 
+    case = cases[-1]
     chosen, ranking = best(case)
     if not chosen:
         raise Problem(
@@ -316,64 +343,86 @@ def _search(args: Any, case: Any) -> int:
             exit_code=1,
         )
     found = [forecast(each) for each in chosen]
+    use = found[simplest([each.layout for each in chosen], [each.seconds for each in found])]
+    curve = [forecast(each) for size in cases[:-1] for each in best(size, 1)[0]] + [use]
+    good = pareto([(each.seconds / each.per_step, each.case.gpus * each.seconds / each.per_step) for each in curve])
     if args.json:
-        print(json.dumps([show.plain_of(each, None, None) for each in found], indent=2))
-        return 0
-    print(f"{'model':<13}{show.model_words(case)}")
-    print(
-        f"{'on':<13}{case.gpus} x {case.cluster.gpu}; batch {int(case.work.batch)} x {int(case.work.seq)}; "
-        f"{case.precision}, {case.framework.name}"
-    )
-    print("\n".join(show.search_lines(found, ranking, _usual(case, found[0]))))
-    print(f"\n{'use':<13}{show.arguments_of(chosen[0])}")
-    print(f"{'basis':<13}{case.basis.name}: {case.basis.words}")
-    print(f"{'check it':<13}drumbeat tune layout JOB.yaml --steps 20 runs candidates for 20 steps each")
-    return 0
+        rows = [{**show.plain_of(each, None, None), "use": each is use} for each in found]
+        print(json.dumps(rows, indent=2))
+    else:
+        print(f"{'model':<13}{show.model_words(case)}")
+        print(
+            f"{'on':<13}{case.gpus} x {case.cluster.gpu}; batch {int(case.work.batch)} x {int(case.work.seq)}; "
+            f"{case.precision}, {case.framework.name}"
+        )
+        print("\n".join(show.search_lines(found, ranking, usual(case, found[0].seconds))))
+        if len(curve) > 1:
+            print("\n" + "\n".join(show.pareto_lines(curve, good)))
+        print(f"\n{'use':<13}{show.arguments_words(use.case)}")
+        print(f"{'basis':<13}{case.basis.name}: {case.basis.words}")
+        if not args.verify:
+            print(f"{'check it':<13}--verify runs the best three for 20 steps each")
+    if args.write:
+        _write(args.write, _job_text(args, job, use.case))
+    return _verify(args, job, found) if args.verify else 0
 
 
-def _usual(case: Any, winner: Any) -> Sequence[str]:
-    """Explain why the layouts that people try first are not the best."""
+def _job_text(args: Any, job: Any, case: Any) -> str:
+    """The job with the layout to use, as a job file."""
+    import yaml
+
+    from drumbeat.base.problem import Problem
+    from drumbeat.predict.arguments import with_arguments
+
+    if job is None or not job.command:
+        raise Problem("--write needs the job's command", "give a job file, or -- COMMAND")
+    values: Any = {}
+    if args.job:
+        with open(args.job, encoding="utf-8") as stream:
+            values = yaml.safe_load(stream) or {}
+    values["nodes"] = max(1, case.gpus // case.cluster.gpus_per_node)
+    values["command"] = with_arguments([str(word) for word in job.command], case)
+    head = f"# Layout by drumbeat predict --search for {case.gpus} x {case.cluster.gpu}.\n"
+    return head + str(yaml.safe_dump(values, sort_keys=False, width=120))
+
+
+def _verify(args: Any, job: Any, found: Sequence[Any]) -> int:
+    """Run the best three layouts for 20 steps each, through tune."""
+    import os
+
+    from drumbeat.base.problem import Problem
+    from drumbeat.cli.tune import tune
+    from drumbeat.predict.arguments import arguments_of
+    from drumbeat.tune.request import Asked
+    from drumbeat.tune.session import settle, sized
+    from drumbeat.tune.trial_list import place_here
+
+    words = [(arguments_of(each.case) or "").split() for each in found]
+    layouts = list(dict.fromkeys(line[1] for line in words if line[:1] == ["--layout"]))[:3]
+    if job is None or not job.command or not layouts:
+        raise Problem(
+            "--verify runs commands of drumbeat train, or with {layout} in them", "give such a job file, or -- COMMAND"
+        )
+    asked = Asked("layout", steps=20, candidates=len(layouts), layouts=tuple(layouts))
+    return tune(settle(asked, job, place_here(sized(job, asked.given), os.environ)), args.json, False)
+
+
+def _smaller(described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:
+    """The same step on fewer and on more nodes, for the table of time against GPU-hours."""
     import dataclasses
 
     from drumbeat.base.problem import Problem
-    from drumbeat.predict.cost import Layout
-    from drumbeat.predict.forecast import forecast
-    from drumbeat.predict.show import seconds_words
+    from drumbeat.predict.job import make_case
 
-    gpus, per_node = case.gpus, case.cluster.gpus_per_node
-    a = case.layout
-    usual = {
-        "data parallelism alone": Layout(dp=gpus, zero=1 if gpus > 1 else 0),
-        "sharded data parallelism (ZeRO-3, FSDP)": Layout(dp=gpus, zero=3),
-        "tensor parallelism over a node": Layout(tp=per_node, dp=gpus // per_node, zero=1, sp=1),
-        "pipeline over nodes, tensor parallelism inside": Layout(tp=per_node, pp=max(1, gpus // per_node), dp=1, sp=1),
-    }
-    lines = []
-    for name, layout in usual.items():
-        best = None
-        for recompute in (0, 1, 2):
-            tried = dataclasses.replace(
-                case, layout=dataclasses.replace(layout, micro=1, recompute=recompute, bubble=a.bubble)
-            )
-            try:
-                found = forecast(tried, look_for_fix=False)
-            except Problem as problem:
-                best = best or f"not possible: {problem.what}"
-                continue
-            if found.verdict == "fits":
-                total = found.seconds
-                terms = {
-                    key: value
-                    for key, value in found.terms.items()
-                    if key not in ("products", "attention", "element-wise")
-                }
-                most = max(terms, key=lambda key: terms[key]) if terms else "nothing"
-                slower, lost = total / winner.seconds - 1, terms.get(most, 0.0) / total
-                best = f"{seconds_words(total)}, {slower:+.0%}; largest loss: {most}, {lost:.0%} of the step"
-                break
-            best = f"does not fit: {found.memory / 2**30:.0f} of {case.cluster.memory_gib:.0f} GiB"
-        lines.append(f"{name}: {best}")
-    return lines
+    batch = make_case(described, wishes, cluster, nodes, constants, basis).work.batch
+    found = []
+    for count in sorted({max(1, nodes // 4), max(1, nodes // 2), nodes * 2} - {nodes}):
+        try:
+            same = dataclasses.replace(wishes, batch=int(batch), layout="", micro=None)
+            found.append(make_case(described, same, cluster, count, constants, basis))
+        except Problem:
+            continue
+    return found
 
 
 def _more(args: Any, described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:

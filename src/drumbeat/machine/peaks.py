@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, Dict, List, Optional
 
 from drumbeat.base.data import load
@@ -54,7 +55,7 @@ def peak_of(device_name: str) -> Optional[Peak]:
     """The data sheet of a GPU by the name that its driver gives, or None."""
     lower = device_name.lower()
     for row in _rows("peaks"):
-        if all(word in lower for word in row["match"]):
+        if all(re.search(rf"{re.escape(word)}(?!\d)", lower) for word in row["match"]):
             tflops = {dtype: float(row[dtype]) for dtype in _DTYPES if dtype in row}
             rates = (float(row["memory"]), float(row["bandwidth"]))
             return Peak(row["name"], tflops, *rates, row["source"], float(row["matmul"]), float(row["watts"]))

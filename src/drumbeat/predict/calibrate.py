@@ -10,8 +10,8 @@ from drumbeat.predict.cost import Constants
 
 # Standard deviations, in log units, of what is believed before anything is measured on a cluster.
 SPREAD: Dict[str, float] = {
-    "product": 0.12, "bytes": 0.4, "memory": 0.2, "core": 0.5, "link": 0.25, "nic": 0.4, "delay": 0.7, "launch": 0.7,
-    "hidden": 0.3, "slowed": 0.7, "step": 0.7,
+    "product": 0.12, "bytes": 0.4, "memory": 0.2, "core": 0.5, "link": 0.25, "nic": 0.4, "partial": 0.5, "delay": 0.7,
+    "launch": 0.7, "hidden": 0.3, "slowed": 0.7, "step": 0.7,
 }  # fmt: skip
 
 

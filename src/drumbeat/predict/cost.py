@@ -13,7 +13,7 @@ Overlap    what a framework hides is subtracted, and what it hides behind become
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.predict import shapes
@@ -36,6 +36,27 @@ class Layout:
     recompute: Number = 0  # 0 none, 1 selective, 2 full
     sp: Number = 0  # sequence parallelism beside tensor parallelism
     bubble: Number = 1.0  # share of the 1F1B bubble that the schedule leaves
+    flight: Number = 0  # micro-batches under way on every stage, in units of `pp`; 0: as in 1F1B
+
+
+# Pipeline schedules: chunks per stage at least, share of the 1F1B bubble that is left, micro-batches under way (Layout.flight).
+# Zero-bubble schedules: arXiv:2401.10241; DualPipeV: the DeepSeek-V3 report's bubble, with one copy of the weights.
+SCHEDULES: Dict[str, Tuple[int, float, float]] = {
+    "1f1b": (1, 1.0, 0),
+    "interleaved": (2, 1.0, 0),
+    "gpipe": (1, 1.0, 1e9),
+    "zb-h1": (1, 1 / 3, 0),
+    "zb-2p": (1, 0.0, 2),
+    "zero-bubble": (2, 1 / 3, 0),
+    "zbv": (2, 0.0, 1),
+    "dualpipe-v": (2, 1 / 3, 1),
+}
+
+
+def schedule_name(a: Layout) -> str:
+    """Return the schedule of a layout."""
+    same = (name for name, row in SCHEDULES.items() if row[1:] == (a.bubble, a.flight) and (row[0] > 1) == (a.vp > 1))
+    return next(same, "1f1b")
 
 
 @dataclass(frozen=True)
@@ -56,6 +77,8 @@ class Software:
     grad_bytes: Number = 4
     compiled: Number = 0  # element-wise work is fused by a compiler
     rotary_kept: Number = 0  # queries and keys are kept before and after their rotation
+    groups: Number = 1  # communicators per kind of parallelism
+    stage_inputs: Number = 0  # copies of its input that a pipeline stage keeps beside its layers' inputs
 
 
 @dataclass(frozen=True)
@@ -84,6 +107,7 @@ class Constants:
     core: Number = 0.45  # of the products' rate in attention's core
     link: Number = 0.78
     nic: Number = 0.62
+    partial: Number = 0.7  # of that, for a group that has some but not all GPUs of a node
     delay: Number = 1.0  # times the latency of a hop
     launch: Number = 5e-4  # seconds per layer, forward
     hidden: Number = 0.8  # of one micro-batch's time can hide gradients
@@ -91,6 +115,10 @@ class Constants:
     step: Number = 0.03  # seconds per step: optimizer launch, norm of the gradients, data
 
 
+# Terms of a step that data take between GPUs.
+NETWORK = (
+    "tensor parallel", "context parallel", "expert parallel", "sharded weights", "pipeline transfers", "gradients",
+)  # fmt: skip
 # Bytes that the optimizer moves per parameter that a rank updates (weights, moments and gradients read and written).
 _OPTIMIZER_BYTES = 36
 
@@ -110,12 +138,24 @@ def gather_seconds(size: Number, stride: Number, total: Number, h: Machine, c: C
     """Return the time of an all-gather or reduce-scatter of `total` bytes; an all-reduce takes two of them.
 
     Inside nodes and between them at once: the slower part decides. Between nodes a group has its members' share of the adapters.
+    A ring comes in next to one member and leaves next to another: where neighbours on an adapter belong to other groups, its data
+    cross the node to reach that adapter. One member per node, or all of them, need not.
     """
     inside = members_per_node(size, stride, h.gpus_per_node, x)
     nodes = size / inside
     local = (inside - 1) / inside * total / link_rate(inside, h, c, x)
-    remote = x.maximum(nodes - 1, 0) / nodes * total / (c.nic * h.nic * inside / h.gpus_per_node)
+    crossing = x.where((inside > 1) * (inside < h.gpus_per_node) > 0, c.partial, 1.0)
+    remote = x.maximum(nodes - 1, 0) / nodes * total / (c.nic * crossing * h.nic * inside / h.gpus_per_node)
     hops = x.minimum(inside - 1, 7) * h.hop + x.minimum(nodes - 1, 4 * x.log2(x.maximum(nodes, 1)) + 4) * h.net_hop
+    return x.where(size > 1, x.maximum(local, remote) + c.delay * hops, 0)
+
+
+def exchange_seconds(size: Number, stride: Number, each: Number, h: Machine, c: Constants, x: Any) -> Number:
+    """Return the time of an all-to-all in which every rank sends `each` bytes: what leaves a node is of all its members."""
+    inside = members_per_node(size, stride, h.gpus_per_node, x)
+    local = (inside - 1) / size * each / link_rate(inside, h, c, x)
+    remote = (size - inside) / size * each * h.gpus_per_node / (c.nic * h.nic)
+    hops = x.minimum(inside - 1, 7) * h.hop + x.minimum(size / inside - 1, 16) * h.net_hop
     return x.where(size > 1, x.maximum(local, remote) + c.delay * hops, 0)
 
 
@@ -154,9 +194,9 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     tp_layer = (4 + 2 * full) * tp_one * (1 - 0.5 * s.overlap_tp)
     cp_bytes = 4 * tokens * m.kv_heads * m.head_dim / t * a.cp
     cp_layer = x.maximum(0.0, (3 + full) * gather_seconds(a.cp, t, cp_bytes, h, c, x) - 0.7 * core * (1 + back_core))
-    ep_bytes = 2 * tokens * m.topk * m.hidden / x.where(a.sp > 0, t, 1) * a.ep
+    ep_bytes = 2 * tokens * m.topk * m.hidden / x.where(a.sp > 0, t, 1)
     moe_share = shapes.moe_layers(m) / m.layers
-    ep_layer = moe_share * (4 + 2 * full) * gather_seconds(a.ep, t * a.cp, ep_bytes, h, c, x) / 1.0
+    ep_layer = moe_share * (4 + 2 * full) * exchange_seconds(a.ep, t * a.cp, ep_bytes, h, c, x)
 
     # Weights of a layer that a rank holds before they are sharded.
     held = (shapes.attention_parameters(m) + (1 - moe_share) * shapes.mlp_parameters(m)) / t + moe_share * (

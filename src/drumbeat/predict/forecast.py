@@ -9,7 +9,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory, plain, shapes
 from drumbeat.predict.cost import Constants, Layout, Work
-from drumbeat.predict.frameworks import FRAMEWORKS, Framework, states_of
+from drumbeat.predict.frameworks import Framework, states_of
 from drumbeat.predict.interval import UNCALIBRATED, Basis, interval
 from drumbeat.predict.machine import PRODUCTS, Cluster, machine_of
 from drumbeat.predict.shapes import ConvNet, Model
@@ -87,7 +87,7 @@ def forecast(case: Case, look_for_fix: bool = True) -> Forecast:
     seconds = terms.pop("total")
     low, high = interval(seconds, case.basis)
     stages = stage_bytes(case)
-    most = max(sum(parts.values()) for parts in stages) + memory.OVERHEAD
+    most = max(sum(parts.values()) for parts in stages)
     verdict = judge(case, most)
     fix = find_fix(case) if verdict != "fits" and look_for_fix else ""
     terms = {name: value for name, value in terms.items() if abs(value) > 1e-4 * seconds}
@@ -98,6 +98,7 @@ def stage_bytes(case: Case) -> List[Dict[str, float]]:
     """Return the bytes of each pipeline stage by part."""
     model, layout = case.model, case.layout
     states = states_of(case.framework, case.precision, layout.zero >= 3)
+    software = case.framework.software
     if isinstance(model, ConvNet):
         wide = 4 if case.precision in ("fp32", "tf32") else 2
         return [
@@ -107,9 +108,11 @@ def stage_bytes(case: Case) -> List[Dict[str, float]]:
                 "optimizer": 4 * model.parameters,
                 "activations": wide * layout.micro * model.activations,
                 "working set": 0.02 * wide * layout.micro * model.activations,
+                "libraries": memory.CONTEXT + memory.COMMUNICATOR * (layout.dp > 1),
             }
         ]
-    return memory.stages(model, case.work, layout, case.framework.software, states)
+    beside = memory.libraries(model, layout, software)
+    return [{**parts, "libraries": beside} for parts in memory.stages(model, case.work, layout, software, states)]
 
 
 def judge(case: Case, needed: float) -> str:
@@ -172,17 +175,18 @@ def find_fix(case: Case) -> str:
                     tries.append(
                         (f"recompute {name} and micro-batch 1", dataclasses.replace(a, recompute=level, micro=1))
                     )
-        stages = (1, 3) if case.framework.states.gathered or case.framework.name in ("drumbeat", "deepspeed") else (1,)
-        for zero in stages:
+        for zero in case.framework.stages:
             if zero > a.zero and a.dp * a.cp > 1:
                 tries.append((f"shard the states over the replicas (ZeRO-{zero})", dataclasses.replace(a, zero=zero)))
-        tries += [(f"{name} {value}", changed) for name, value, changed in _wider(a)]
+        wider = [each for each in _wider(a) if each[0] in case.framework.degrees]
+        least = min((zero for zero in case.framework.stages if zero), default=0)
+        tries += [(f"{name} {value}", changed) for name, value, changed in wider]
         tries += [
             (
-                f"{name} {value}, recompute full and ZeRO-1",
-                dataclasses.replace(changed, recompute=2, zero=max(1, a.zero)),
+                f"{name} {value}, recompute full and ZeRO-{least}",
+                dataclasses.replace(changed, recompute=2, zero=max(least, a.zero)),
             )
-            for name, value, changed in _wider(a)
+            for name, value, changed in wider
         ]
     best: Optional[Tuple[float, str]] = None
     for words, layout in tries:
@@ -203,9 +207,3 @@ def _wider(a: Layout) -> List[Tuple[str, int, Layout]]:
             found.append(("tp", int(a.tp * times), dataclasses.replace(a, tp=a.tp * times, dp=a.dp // times, sp=1)))
             found.append(("pp", int(a.pp * times), dataclasses.replace(a, pp=a.pp * times, dp=a.dp // times)))
     return found
-
-
-def framework_named(name: str) -> Framework:
-    if name not in FRAMEWORKS:
-        raise Problem(f"unknown framework {name!r}", f"known: {', '.join(FRAMEWORKS)}")
-    return FRAMEWORKS[name]

@@ -1,7 +1,8 @@
 """From a step's time to a whole run: goodput, time, GPU-hours, energy, money, and the time limit to ask for.
 
-Goodput (effective training time ratio, ETTR) is the share of the time of an allocation that ends up in the model: without saving
-checkpoints, repeating work lost to failures, and restarting.
+Goodput (effective training time ratio, ETTR) is the share of a run's time that ends up in the model: the rest is saving
+checkpoints, repeating work that failures undid, and restarting. `goodput` is the only place where it is worked out: for runs that
+are predicted, measured or simulated.
 """
 
 from __future__ import annotations
@@ -17,6 +18,39 @@ FAILURE_SOURCE = "Llama 3's 419 interruptions in 54 days on 16,384 GPUs"
 
 
 @dataclass(frozen=True)
+class Goodput:
+    """Shares of a run's time; they add up to 1."""
+
+    share: float  # ends up in the model
+    saving: float
+    repeated: float
+    restarting: float
+
+
+def goodput(
+    checkpoint: float, interval: float, restart: float, failures: float, repeated: Optional[float] = None
+) -> Goodput:
+    """Return where the time of a run goes.
+
+    `checkpoint`: seconds that training stands still for each one; `interval`: seconds of training between two; `restart`: seconds
+    from a failure to the next step; `failures`: per second of the run; `repeated`: seconds of work that each failure undoes, half
+    a checkpoint interval if not measured. A run that fails faster than it restarts has a share of 0.
+    """
+    cycle = interval + checkpoint
+    undone = (cycle / 2 if failures > 0 else 0.0) if repeated is None else repeated
+    lost = failures * (undone + restart)
+    moving = max(0.0, 1 - lost)  # training or saving
+    saving = moving * checkpoint / cycle if 0 < cycle < math.inf else 0.0
+    scale = failures / max(1.0, lost)
+    return Goodput(moving - saving, saving, scale * undone, scale * restart)
+
+
+def best_interval(checkpoint: float, failures: float) -> float:
+    """Return the seconds of training between checkpoints that cost least (Young and Daly)."""
+    return math.sqrt(2 * checkpoint / failures) if failures > 0 else math.inf
+
+
+@dataclass(frozen=True)
 class Reliability:
     """Seconds between failures of the whole job, and what each and each checkpoint costs."""
 
@@ -24,6 +58,12 @@ class Reliability:
     checkpoint: float = 30.0  # the training stands still
     restart: float = 300.0  # until it trains again
     source: str = FAILURE_SOURCE
+
+    @property
+    def goodput(self) -> Goodput:
+        """Where the time goes with a checkpoint as often as is best."""
+        failures = 1 / self.between_failures
+        return goodput(self.checkpoint, best_interval(self.checkpoint, failures), self.restart, failures)
 
 
 def reliability_of(
@@ -34,19 +74,6 @@ def reliability_of(
     restart: float = 300.0,
 ) -> Reliability:
     return Reliability(gpu_hours_per_failure * 3600 / max(1, gpus), checkpoint, restart, source)
-
-
-def best_interval(r: Reliability) -> float:
-    """Return the seconds between checkpoints that cost least (Young and Daly)."""
-    return math.sqrt(2 * r.checkpoint * r.between_failures)
-
-
-def goodput(r: Reliability, interval: Optional[float] = None) -> float:
-    """Return the share of the time that ends up in the model, with a checkpoint every `interval` seconds."""
-    every = interval or best_interval(r)
-    saving = r.checkpoint / (every + r.checkpoint)
-    lost = min(0.95, (every / 2 + r.restart) / r.between_failures)
-    return max(0.01, (1 - saving) * (1 - lost))
 
 
 @dataclass(frozen=True)
@@ -77,7 +104,7 @@ def whole_run(
 ) -> Whole:
     """Return what `units` cost at a step time. `low` and `high`: its interval."""
     steps = units / per_step
-    share = goodput(r)
+    share = max(1e-3, r.goodput.share)
     total = steps * seconds / share
     hours = gpus * total / 3600
     # GPUs in training draw about 0.85 of their board's power; a node's other parts add about half of that again.
@@ -99,7 +126,7 @@ def whole_run(
 
 def affordable(gpu_hours: float, seconds: float, per_step: float, gpus: int, r: Reliability) -> float:
     """Return the tokens (or images) that a budget of GPU-hours pays for."""
-    return gpu_hours * 3600 / gpus * goodput(r) / seconds * per_step
+    return gpu_hours * 3600 / gpus * r.goodput.share / seconds * per_step
 
 
 def limit_words(seconds: float) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Sequence
+import re
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
+from drumbeat.predict.arguments import from_command, parse_layout, scheduled
 from drumbeat.predict.cost import Constants, Layout, Work
-from drumbeat.predict.forecast import Case, forecast, framework_named
+from drumbeat.predict.forecast import Case, forecast
+from drumbeat.predict.frameworks import framework_named
 from drumbeat.predict.interval import OWN, UNCALIBRATED, Basis
-from drumbeat.predict.machine import Cluster, find_cluster
-from drumbeat.predict.models import Described, from_command, parse_layout
+from drumbeat.predict.machine import Cluster, find_cluster, precision_named
+from drumbeat.predict.models import Described
 from drumbeat.predict.shapes import ConvNet
 from drumbeat.predict.show import one_line
 
@@ -26,12 +29,45 @@ class Wishes:
     seq: Optional[int] = None
     precision: str = ""
     recompute: str = ""
-    zero: Optional[int] = None
+    zero: str = ""
     framework: str = ""
+    schedule: str = ""
 
 
-_RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
 _MOST_AT_ONCE = 8  # samples of a micro-batch that is chosen here
+
+
+def recompute_named(words: str) -> int:
+    """Return the level of none, selective, full, and of the words of frameworks and papers for them."""
+    spelled = words.lower()
+    for level, names in (
+        (2, ("full", "all", "uniform", "block")),
+        (1, ("selective", "sac", "minimal", "attn", "core", "op")),
+    ):
+        if any(name in spelled for name in names):
+            return level
+    if spelled in ("none", "no", "off", "0", "false"):
+        return 0
+    raise Problem(f"recompute {words[:40]!r} is unknown", "none, selective or full")
+
+
+def sharding_named(words: str) -> Tuple[int, int]:
+    """Return ZeRO's stage and the ranks that share the states (0: all) of 1(dist-opt), fsdp-full(zero3), hsdp, fsdp-128, ..."""
+    spelled = words.lower()
+    if spelled in ("", "0", "none", "ddp", "no"):
+        return 0, 0
+    digits = re.search(r"(?:fsdp|hsdp)\D*?(\d+)(?!\d*\))", spelled.replace("fsdp2", "fsdp"))
+    shard = int(digits.group(1)) if digits and int(digits.group(1)) > 3 else (8 if spelled == "hsdp" else 0)
+    stage = re.search(r"(?:zero|stage|^)[ -]?([0-3])", spelled)
+    if "grad_op" in spelled or "zero2" in spelled:
+        return 2, shard
+    if "fsdp" in spelled or "hsdp" in spelled:
+        return 3, shard
+    if "dist" in spelled and "opt" in spelled:
+        return 1, 0
+    if stage:
+        return int(stage.group(1)), shard
+    raise Problem(f"sharding {words[:40]!r} is unknown", "0, 1, 2 or 3 (ZeRO's stage), fsdp or hsdp")
 
 
 def make_case(
@@ -46,10 +82,10 @@ def make_case(
     gpus = nodes * cluster.gpus_per_node
     conv = isinstance(described.model, ConvNet)
     framework = framework_named(wishes.framework or described.framework or ("fsdp" if not conv else "drumbeat"))
-    precision = wishes.precision or described.precision or _usual_precision(cluster)
+    precision = precision_named(wishes.precision or described.precision or _usual_precision(cluster))
     said = described.layout or Layout(dp=0, zero=-1, recompute=-1, micro=0)
     degrees = _degrees(said, parse_layout(wishes.layout, cluster.gpus_per_node) if wishes.layout else {}, gpus)
-    zero = wishes.zero if wishes.zero is not None else degrees.pop("zero_said", None)
+    zero, shard = sharding_named(wishes.zero) if wishes.zero else (degrees.pop("zero_said", None), 0)
     dp = degrees["dp"]
     batch = wishes.batch or described.batch or _usual_batch(described, wishes, dp)
     if batch < 1 or batch % dp:
@@ -64,9 +100,7 @@ def make_case(
         )
     share = batch // dp
     work = Work(wishes.seq or described.seq, batch)
-    level = _RECOMPUTE.get(wishes.recompute, int(said.recompute))
-    if wishes.recompute and wishes.recompute not in _RECOMPUTE:
-        raise Problem(f"recompute {wishes.recompute!r} is unknown", "none, selective or full")
+    level = recompute_named(wishes.recompute) if wishes.recompute else int(said.recompute)
     micro = wishes.micro or int(max(0, said.micro))
     if not micro and said.micro < 0:  # as a number of micro-batches
         if share % -said.micro:
@@ -76,11 +110,15 @@ def make_case(
         micro = share // -int(said.micro)
     layout = Layout(
         tp=degrees["tp"], pp=degrees["pp"], cp=degrees["cp"], ep=degrees["ep"], dp=dp, vp=degrees["vp"], zero=zero,
-        shard=degrees["shard"], micro=micro or 1, recompute=max(0, level),
+        shard=shard or degrees["shard"], micro=micro or 1, recompute=max(0, level),
         sp=int(degrees["tp"] > 1 and framework.name != "megatron-classic"),
     )  # fmt: skip
+    if described.layout is not None:
+        layout = dataclasses.replace(layout, bubble=said.bubble, flight=said.flight)
     if described.layout is not None and framework.name.startswith("megatron"):
-        layout = dataclasses.replace(layout, sp=described.layout.sp)
+        layout = dataclasses.replace(layout, sp=int(said.sp and degrees["tp"] > 1))
+    if wishes.schedule:
+        layout = scheduled(layout, wishes.schedule)
     if basis is UNCALIBRATED and framework.name == "drumbeat" and cluster.gpu == "H200":
         basis = OWN
     case = Case(described.model, work, layout, framework, cluster, precision, constants or framework.constants, basis)
@@ -115,6 +153,8 @@ def _usual_batch(described: Described, wishes: Wishes, dp: int) -> int:
     """Return a step of one micro-batch per replica, or of 32,768 tokens (256 images) per replica where nothing is said."""
     if isinstance(described.model, ConvNet):
         return 256 * dp
+    if described.per_replica:
+        return described.per_replica * dp
     if described.layout is not None and described.layout.micro > 0:
         return int(described.layout.micro) * dp
     seq = wishes.seq or described.seq

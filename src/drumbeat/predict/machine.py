@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Optional
 
 from drumbeat.base.light_dataclass import dataclass
@@ -28,7 +29,7 @@ class Cluster:
 
 def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int = 0, memory_gib: float = 0.0) -> Cluster:
     """Return the cluster that a GPU's name usually stands for, with what the caller knows better."""
-    spelled = gpu.lower().replace("gcd", "").replace("-sxm", "").replace("_", " ")
+    spelled = re.sub(r"[-_ ]+", " ", re.sub(r"-gcd|gcd|[-_ ]sxm\d?", "", gpu.lower()))
     peak = peak_of(spelled)
     if peak is None:
         raise Problem(f"unknown GPU {gpu!r}", f"known: {', '.join(sorted(set(known_gpus())))}")
@@ -50,6 +51,22 @@ def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int =
 
 # Precision of training -> that of its matrix products, by which the data sheet's peak is named.
 PRODUCTS = {"bf16-master": "bf16", "fp16-master": "fp16", "mxfp8": "fp8"}
+
+
+def precision_named(words: str) -> str:
+    """Return the precision that users and papers mean by amp_bf16, BF16-mixed, FP8-CS, MXFP8, float8, ..."""
+    spelled = words.lower().replace("float", "fp").replace("bfp16", "bf16").replace("bfloat16", "bf16")
+    spelled = spelled.replace("half", "fp16").replace("single", "fp32")
+    if spelled in ("bf16-master", "fp16-master"):
+        return spelled
+    if "fp4" in spelled:
+        raise Problem(f"precision {words}: 4-bit products are not modelled", "bf16, fp16, fp8, tf32 or fp32")
+    for name in ("fp8", "bf16", "fp16", "tf32", "fp32"):
+        if name in spelled:
+            return name
+    if spelled in ("amp", "mixed", "auto"):
+        return "fp16"
+    raise Problem(f"precision {words[:40]!r} is unknown", "bf16, fp16, fp8, tf32 or fp32")
 
 
 def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float] = None) -> Machine:

@@ -15,7 +15,8 @@ from drumbeat.predict.cost import Layout, Software, Work
 from drumbeat.predict.shapes import Model, Number
 
 SLICE = 2 << 30
-OVERHEAD = 1.5 * 2**30  # context, libraries and communicators, outside of what the framework's allocator counts
+CONTEXT = 1.5 * 2**30  # of the driver and the libraries
+COMMUNICATOR = 0.4 * 2**30  # buffers of one group of NCCL or RCCL: 0.3 to 0.5 GiB
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class States:
     copies: Number = 0  # 16-bit copies of full-precision weights, whole
     fused_loss: Number = 0  # 1: the logits never stand whole
     late_grads: Number = 0  # 1: gradients are freed after each step, so they grow while activations shrink
+    bucket: Number = 0  # bytes of the buffer that gradients are reduced from, where states are sharded
     narrow: Number = 0  # 1: inputs of products are kept in 8 bits, and so is a copy of the blocks' weights
 
 
 def in_flight(a: Layout, stage: Number, count: Number, x: Any) -> Number:
     """Return how many micro-batches a stage holds activations of."""
     interleaved = a.pp * (1 + (a.pp - 1) / (a.pp * a.vp)) - stage
-    return x.minimum(count, x.where(a.vp > 1, x.maximum(interleaved, 1), a.pp - stage))
+    usual = x.where(a.vp > 1, x.maximum(interleaved, 1), a.pp - stage)
+    return x.minimum(count, x.where(a.flight * (a.pp > 1) > 0, a.flight * a.pp, usual))
 
 
 def held_parameters(m: Model, a: Layout, stage: Number, last: Number, x: Any) -> Tuple[Number, Number]:
@@ -88,7 +91,7 @@ def parts(
     product = (4 + 1.5 * x.where(states.grads >= 4, states.grads, 0)) * m.hidden * x.maximum(m.ffn, m.expert_ffn) / a.tp
     weights = divided(states.weights, 3) + states.copies * dense + states.narrow * (dense - table * (2 - m.tied))
     grads = divided(states.grads, 2)
-    active = kept * layers * under_way + whole * under_way
+    active = kept * layers * under_way + whole * under_way * (1 + s.stage_inputs * (a.pp > 1))
     # Gradients that are made anew in each step are complete when the activations are gone: the larger of the two counts.
     hidden_grads = states.late_grads * x.minimum(grads, active + again + logits)
     product = product * (1 - states.late_grads)
@@ -98,7 +101,7 @@ def parts(
         "optimizer": divided(states.optimizer, 1),
         "activations": active,
         "logits": logits,
-        "working set": again + gathered + product,
+        "working set": again + gathered + product + states.bucket * (a.zero >= 1),
     }
 
 
@@ -120,8 +123,19 @@ def _selective(m: Model, a: Layout, s: Software, w: Work) -> Number:
     return m.classic * shapes.activation_bytes(m, a.tp, a.sp, 1, w.seq, a.cp) + (1 - m.classic) * outputs
 
 
+def libraries(m: Model, a: Layout, s: Software, x: Any = plain) -> Number:
+    """Return what a GPU holds beside what the framework allocates: the context, communicators, and a block kept by the allocator.
+
+    The gradient of the token table is made in one piece while other micro-batches' activations are there: it needs its own block.
+    """
+    kinds = 1.0 * (a.tp > 1) + (a.dp > 1) + (a.pp > 1) + (a.cp > 1) + (a.ep > 1)
+    pipeline = 1.0 * (a.pp > 1)  # a pipeline also has groups of neighbours, and one of its two ends
+    groups = (kinds > 0) + s.groups * kinds + (1 + 2 * (s.groups - 1)) * pipeline
+    return CONTEXT + COMMUNICATOR * groups + pipeline * 2 * m.vocab * m.hidden / a.tp
+
+
 def peak(m: Model, w: Work, a: Layout, s: Software, states: States, x: Any = plain) -> Number:
-    """Return the bytes of the stage that needs most, without OVERHEAD."""
+    """Return the bytes of the stage that needs most, without `libraries`."""
     first = _sum(parts(m, w, a, s, states, 0, x.where(a.pp == 1, 1, 0), x))
     last = _sum(parts(m, w, a, s, states, a.pp - 1, 1, x))
     return x.maximum(first, last)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory
 from drumbeat.predict.calibrate import need_numpy, take
 from drumbeat.predict.cost import Layout
-from drumbeat.predict.forecast import Case
+from drumbeat.predict.forecast import Case, Forecast, forecast
 from drumbeat.predict.frameworks import states_of
 from drumbeat.predict.machine import machine_of
 from drumbeat.predict.shapes import ConvNet, Model
 
+SAME = 0.03  # times that are predicted closer than this cannot be told apart
 _PIECE = 16384  # rows that are computed together: they stay in the processor's cache
 
 
@@ -34,12 +35,14 @@ def grid(case: Case) -> Layout:
     gpus, batch = case.gpus, int(case.work.batch)
     divisors = numpy.array([n for n in range(1, min(gpus, 4096) + 1) if gpus % n == 0])
     heads, kv = int(model.heads), int(model.kv_heads)
-    tps = [n for n in divisors if heads % n == 0 and (kv % n == 0 or n % kv == 0) and n <= 64]
-    pps = [n for n in divisors if n <= model.layers and model.layers % n == 0]
-    cps = [n for n in divisors if case.work.seq % (2 * n) == 0 and n <= 64] or [1]
-    eps = [n for n in range(1, int(model.experts) + 1) if model.experts % n == 0] if model.experts else [1]
-    vps = [n for n in range(1, int(model.layers) + 1) if model.layers % n == 0 and n <= 24]
-    zeros = [0, 1, 3] if case.framework.states.gathered or case.framework.name == "drumbeat" else [0, 1]
+    can = case.framework.degrees
+    tps = [n for n in divisors if heads % n == 0 and (kv % n == 0 or n % kv == 0) and n <= (64 if "tp" in can else 1)]
+    pps = [n for n in divisors if model.layers % n == 0 and n <= (model.layers if "pp" in can else 1)]
+    cps = [n for n in divisors if case.work.seq % (2 * n) == 0 and n <= (64 if "cp" in can else 1)] or [1]
+    most = int(model.experts) if model.experts and "ep" in can else 1
+    eps = [n for n in range(1, most + 1) if n == 1 or model.experts % n == 0]
+    vps = [n for n in range(1, (24 if "vp" in can else 1) + 1) if model.layers % n == 0]
+    zeros = list(case.framework.stages)
     micros = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if batch % n == 0]
     axes = numpy.meshgrid(tps, pps, cps, eps, vps, zeros, micros, [0, 1, 2], indexing="ij")
     tp, pp, cp, ep, vp, zero, micro, recompute = (axis.ravel().astype(numpy.float64) for axis in axes)
@@ -48,10 +51,13 @@ def grid(case: Case) -> Layout:
     share = batch / dp
     fits &= (batch % dp == 0) & (share % micro == 0)
     fits &= numpy.where(pp > 1, (model.layers % (pp * vp) == 0) & ((vp == 1) | (share / micro % pp == 0)), vp == 1)
+    if case.layout.flight == 1:  # schedules in the form of a V have two chunks per stage
+        fits &= (pp == 1) | (vp == 2)
     fits &= (dp * cp % ep == 0) & ~((zero > 0) & (dp * cp == 1)) & ~((zero == 3) & (pp > 1))
     rows = numpy.flatnonzero(fits)
     sp = (tp > 1) * float(case.framework.name != "megatron-classic")
-    return take(Layout(tp, pp, cp, ep, dp, vp, zero, numpy.zeros_like(tp), micro, recompute, sp), rows)  # type: ignore[no-any-return]
+    bubble, flight = case.layout.bubble, case.layout.flight
+    return take(Layout(tp, pp, cp, ep, dp, vp, zero, numpy.zeros_like(tp), micro, recompute, sp, bubble, flight), rows)  # type: ignore[no-any-return]
 
 
 def rank(case: Case, layouts: Layout) -> Ranking:
@@ -59,7 +65,7 @@ def rank(case: Case, layouts: Layout) -> Ranking:
     numpy = need_numpy()
     model = _transformer(case)
     machine = machine_of(case.cluster, case.precision)
-    room = case.framework.fits * case.cluster.memory_gib * 2**30 - memory.OVERHEAD
+    room = case.framework.fits * case.cluster.memory_gib * 2**30
     count = len(layouts.tp)
     seconds = numpy.full(count, numpy.inf)
     needed = numpy.zeros(count)
@@ -70,6 +76,7 @@ def rank(case: Case, layouts: Layout) -> Ranking:
         whole = memory.peak(model, case.work, part, software, plain, numpy)
         if plain != sharded:
             whole = numpy.where(part.zero >= 3, memory.peak(model, case.work, part, software, sharded, numpy), whole)
+        whole = whole + memory.libraries(model, part, software, numpy)
         needed[start : start + _PIECE] = whole
         fitting = numpy.flatnonzero(whole <= room)
         if len(fitting):
@@ -78,7 +85,7 @@ def rank(case: Case, layouts: Layout) -> Ranking:
     order = numpy.argsort(seconds, kind="stable")
     fitting = int(numpy.isfinite(seconds).sum())
     order = order[:fitting]
-    return Ranking(take(layouts, order), seconds[order], needed[order] + memory.OVERHEAD, count, fitting)
+    return Ranking(take(layouts, order), seconds[order], needed[order], count, fitting)
 
 
 def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
@@ -90,7 +97,7 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
         values = {
             field.name: _plain(getattr(ranking.layouts, field.name)[i])
             for field in dataclasses.fields(Layout)
-            if field.name not in ("bubble",)
+            if field.name not in ("bubble", "flight")
         }
         layout = dataclasses.replace(case.layout, **values)
         key = (layout.tp, layout.pp, layout.ep, layout.vp, layout.zero, layout.recompute, layout.micro / layout.cp)
@@ -101,6 +108,62 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
         if len(chosen) == many:
             break
     return chosen, ranking
+
+
+def usual(case: Case, winner: float) -> List[str]:
+    """Say why the layouts that people try first are not the best. `winner`: seconds of the best."""
+    gpus, node = case.gpus, min(case.gpus, case.cluster.gpus_per_node)
+    tries = {
+        "data parallelism alone": Layout(dp=gpus, zero=1 if gpus > 1 and 1 in case.framework.stages else 0),
+        "sharded data parallelism (ZeRO-3, FSDP)": Layout(dp=gpus, zero=3),
+        "tensor parallelism over a node": Layout(
+            tp=node, dp=gpus // node, zero=min(1, case.framework.stages[-1]), sp=1
+        ),
+        "pipeline over nodes, tensor parallelism inside": Layout(tp=node, pp=max(1, gpus // node), dp=1, sp=1),
+    }
+    lines = []
+    for name, layout in tries.items():
+        found: Optional[Forecast] = None
+        why = ""
+        for recompute in (0, 1, 2):
+            changed = dataclasses.replace(
+                layout, recompute=recompute, bubble=case.layout.bubble, flight=case.layout.flight
+            )
+            try:
+                found = forecast(dataclasses.replace(case, layout=changed), look_for_fix=False)
+            except Problem as problem:
+                why = f"not possible: {problem.what}"
+                break
+            if found.verdict == "fits":
+                break
+        if found is not None and not why:
+            cannot = layout.zero not in (*case.framework.stages, 0, 1)
+            if found.verdict != "fits":
+                why = f"{found.verdict}: {found.memory / 2**30:.0f} of {case.cluster.memory_gib:.0f} GiB"
+            elif cannot:
+                why = f"{case.framework.name} does not shard so"
+            else:
+                busy = ("products", "attention", "element-wise")
+                lost = {key: value for key, value in found.terms.items() if key not in busy}
+                most = max(lost, key=lambda key: lost[key]) if lost else "nothing"
+                part = lost.get(most, 0.0) / found.seconds
+                slower = found.seconds / winner - 1
+                why = f"{slower:+.0%}; largest loss: {most}, {part:.0%} of the step"
+                if slower <= SAME:
+                    why = f"{slower:+.0%}: as good, within what can be told apart"
+        lines.append(f"{name}: {why}")
+    return lines
+
+
+def pareto(points: Sequence[Tuple[float, float]]) -> List[bool]:
+    """Return which of (time, GPU-hours) no other point beats in both."""
+    return [not any((t <= a and g < b) or (t < a and g <= b) for t, g in points) for a, b in points]
+
+
+def simplest(layouts: Sequence[Layout], seconds: Sequence[float]) -> int:
+    """Return which layout to use: of those that cannot be told apart from the fastest, the one that divides the model least."""
+    near = [i for i in range(len(layouts)) if seconds[i] <= (1 + SAME) * min(seconds)]
+    return min(near, key=lambda i: (layouts[i].pp, layouts[i].tp, layouts[i].cp, layouts[i].micro, seconds[i]))
 
 
 def _plain(value: Any) -> Any:

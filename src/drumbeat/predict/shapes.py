@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 
 CONVENTION = "6 N + 12 L h s (causal: half) FLOPs per token, without recomputation"
 
@@ -46,6 +47,8 @@ class Model:
     window: Number = 0  # keys that a query of a local layer sees; 0: all
     window_layers: Number = 0  # layers that have such a window
     heads_out: Number = 1  # 0: no language-model head (ViT has `vocab` classes and one output per sample)
+    small: Number = -1  # norms and biases of a layer; -1: as usual
+    once: Number = -1  # parameters outside of layers and tables; -1: a last norm
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,32 @@ class ConvNet:
     activations: float  # elements kept for the backward pass, per image
     layers: int
     size: int
+
+
+def check(model: Model) -> Model:
+    """Refuse sizes that no model can have."""
+    needed = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab")
+    for name, value in vars(model).items():
+        if name in ("name", "small", "once"):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not int(name in needed) <= value <= 10_000_000:
+            raise Problem(
+                f"{model.name}: {name} is {str(value)[:40]}",
+                f"a whole number from {int(name in needed)} to 10,000,000 is needed",
+            )
+    if model.heads % model.kv_heads:
+        raise Problem(
+            f"{model.name}: {model.heads} heads do not divide by {model.kv_heads} key-value heads", "check the config"
+        )
+    if not model.ffn and not model.expert_ffn:
+        raise Problem(f"{model.name}: the width of its MLP is missing", "check the config")
+    if model.experts and not (0 < model.topk <= model.experts and model.dense_layers <= model.layers):
+        raise Problem(
+            f"{model.name}: {model.topk} of {model.experts} experts per token, {model.dense_layers} of {model.layers} layers "
+            "without experts",
+            "check the config",
+        )
+    return model
 
 
 def attention_parameters(m: Model) -> Number:
@@ -93,7 +122,8 @@ def moe_layers(m: Model) -> Number:
 def small_parameters(m: Model) -> Number:
     """Return the norms and biases of one layer."""
     biases = m.head_dim * (m.heads + 2 * m.kv_heads) + 2 * m.hidden + (1 + m.gated) * m.ffn
-    return 2 * m.hidden * (1 + m.classic) + m.classic * biases
+    usual = 2 * m.hidden * (1 + m.classic) + m.classic * biases
+    return (m.small < 0) * usual + (m.small >= 0) * m.small
 
 
 def parameters(m: Model) -> Number:
@@ -102,7 +132,8 @@ def parameters(m: Model) -> Number:
     layers = m.layers * (attention_parameters(m) + small_parameters(m))
     layers = layers + (m.layers - moe) * mlp_parameters(m)
     layers = layers + moe * (m.experts * expert_parameters(m) + shared_parameters(m))
-    return layers + (2 - m.tied) * m.vocab * m.hidden + m.positions * m.hidden + m.hidden * (1 + m.classic)
+    once = (m.once < 0) * m.hidden * (1 + m.classic) + (m.once >= 0) * m.once
+    return layers + (2 - m.tied) * m.vocab * m.hidden + m.positions * m.hidden + once
 
 
 def matmul_parameters(m: Model) -> Number:

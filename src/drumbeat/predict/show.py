@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.predict import shapes
-from drumbeat.predict.cost import Layout
+from drumbeat.predict.arguments import RECOMPUTE, arguments_of
+from drumbeat.predict.cost import NETWORK, Layout, schedule_name
 from drumbeat.predict.forecast import Case, Forecast
 from drumbeat.predict.goodput import Reliability, Whole, limit_words
 from drumbeat.predict.search import Ranking
@@ -16,7 +17,6 @@ NOT_MODELLED = (
     "data loading and checkpoints inside a step, other jobs on the network, uneven experts, memory fragmentation, "
     "compile time, offloading"
 )
-_RECOMPUTE = {0: "none", 1: "selective", 2: "full"}
 
 
 def layout_words(a: Layout) -> str:
@@ -26,9 +26,10 @@ def layout_words(a: Layout) -> str:
         if getattr(a, name) > 1 or name == "dp"
     ]
     parts += [f"vp {int(a.vp)}"] if a.vp > 1 else []
+    parts += [schedule_name(a)] if a.pp > 1 and (a.bubble, a.flight) != (1.0, 0) else []
     parts += [f"ZeRO-{int(a.zero)}"] if a.zero else []
     parts += [f"shards of {int(a.shard)}"] if a.shard and a.zero >= 3 else []
-    return f"{', '.join(parts)}, micro-batch {int(a.micro)}, recompute {_RECOMPUTE[int(a.recompute)]}"
+    return f"{', '.join(parts)}, micro-batch {int(a.micro)}, recompute {RECOMPUTE[int(a.recompute)]}"
 
 
 def model_words(case: Case) -> str:
@@ -50,10 +51,12 @@ def memory_words(found: Forecast) -> str:
     )
     where = f" on stage {stage} of {len(found.stages)}" if len(found.stages) > 1 else ""
     fix = f"; to make it fit: {found.fix}" if found.fix else ""
-    return f"{found.memory / 2**30:.1f} of {size:.0f} GiB{where} ({parts}, libraries 1.5){fix}"
+    return f"{found.memory / 2**30:.1f} of {size:.0f} GiB{where} ({parts}){fix}"
 
 
-def lines_of(found: Forecast, naive: Optional[float], whole: Optional[Whole], r: Reliability, past: str) -> List[str]:
+def lines_of(
+    found: Forecast, naive: Optional[float], whole: Optional[Whole], r: Reliability, past: str, assumed: str = ""
+) -> List[str]:
     """Return the prediction of one case. `naive`: seconds by the naive rule."""
     case, cluster = found.case, found.case.cluster
     total = sum(value for value in found.terms.values() if value > 0)
@@ -83,6 +86,7 @@ def lines_of(found: Forecast, naive: Optional[float], whole: Optional[Whole], r:
         rows.append(("naive", f"{seconds_words(naive)}: the same speed per GPU as on one node"))
     if whole is not None:
         rows += whole_lines(whole, found.unit, r)
+    rows += [("assumed", assumed)] if assumed else []
     rows += [("basis", f"{case.basis.name}: {case.basis.words}; {past}"), ("not in it", NOT_MODELLED)]
     return [f"{label:<13}{text}" for label, text in rows]
 
@@ -130,14 +134,6 @@ def scaling_lines(found: Sequence[Forecast], naive: Sequence[float]) -> List[str
 
 
 _DEGREES = ("tp", "pp", "vp", "cp", "ep", "dp", "zero", "micro")
-_NETWORK = (
-    "tensor parallel",
-    "context parallel",
-    "expert parallel",
-    "sharded weights",
-    "pipeline transfers",
-    "gradients",
-)
 
 
 def search_lines(found: Sequence[Forecast], ranking: Ranking, usual: Sequence[str]) -> List[str]:
@@ -146,11 +142,11 @@ def search_lines(found: Sequence[Forecast], ranking: Ranking, usual: Sequence[st
     rows = []
     for each in found:
         a, total = each.case.layout, each.seconds
-        exposed = sum(each.terms.get(name, 0.0) for name in _NETWORK)
+        exposed = sum(each.terms.get(name, 0.0) for name in NETWORK)
         degrees = [str(int(getattr(a, name))) for name in _DEGREES]
         rows.append(
             (
-                *degrees, _RECOMPUTE[int(a.recompute)], seconds_words(total),
+                *degrees, RECOMPUTE[int(a.recompute)], seconds_words(total),
                 f"{seconds_words(each.low)} to {seconds_words(each.high)}",
                 f"{each.rate / each.case.gpus:,.0f}", f"{each.mfu:.0%}", f"{each.terms.get('bubble', 0.0) / total:.0%}",
                 f"{exposed / total:.0%}", f"{each.memory / 2**30:.1f}",
@@ -160,32 +156,23 @@ def search_lines(found: Sequence[Forecast], ranking: Ranking, usual: Sequence[st
     return lines + table(titles, rows) + ([""] + list(usual) if usual else [])
 
 
-def arguments_of(case: Case) -> str:
-    """Return a layout as the arguments of its framework."""
-    a = case.layout
-    tp, pp, cp, dp, micro, batch = (int(n) for n in (a.tp, a.pp, a.cp, a.dp, a.micro, case.work.batch))
-    recompute = _RECOMPUTE[int(a.recompute)]
-    if case.framework.name.startswith("megatron"):
-        words = [
-            f"--tensor-model-parallel-size {tp}",
-            f"--pipeline-model-parallel-size {pp}",
-            f"--context-parallel-size {cp}",
-        ]
-        words += [f"--micro-batch-size {micro}", f"--global-batch-size {batch}"]
-        words += [f"--expert-model-parallel-size {int(a.ep)}"] if a.ep > 1 else []
-        layers = 0 if isinstance(case.model, ConvNet) else int(case.model.layers)
-        words += [f"--num-layers-per-virtual-pipeline-stage {layers // int(pp * a.vp)}"] if a.vp > 1 else []
-        words += ["--use-distributed-optimizer"] if a.zero else []
-        words += ["--sequence-parallel"] if a.sp else []
-        words += [f"--recompute-granularity {recompute}"] if a.recompute else []
-        return " ".join(words)
-    if case.framework.name == "torchtitan":
-        words = [f"--parallelism.tensor_parallel_degree {tp}", f"--parallelism.pipeline_parallel_degree {pp}"]
-        words += [f"--parallelism.context_parallel_degree {cp}", f"--training.local_batch_size {micro}"]
-        return " ".join([*words, f"--activation_checkpoint.mode {recompute}"])
-    shard = (int(a.shard) or dp) if a.zero >= 3 else 1
-    degrees = f"dp_replicate={dp // shard},dp_shard={shard},tp={tp},pp={pp},cp={cp}"
-    return f"--layout {degrees} --set batch={batch} accumulate={batch // (dp * micro)} recompute={recompute}"
+def pareto_lines(found: Sequence[Forecast], good: Sequence[bool]) -> List[str]:
+    """Return the best layout of each size: time and GPU-hours of a billion tokens, and which sizes pay for their speed."""
+    titles = ("GPUs", "layout", "hours per 1e9", "GPU-hours per 1e9", "")
+    rows = []
+    for each, pays in sorted(zip(found, good), key=lambda pair: pair[0].case.gpus):
+        hours = 1e9 / each.rate / 3600
+        words = layout_words(each.case.layout)
+        rows.append(
+            (str(each.case.gpus), words, f"{hours:.3g}", f"{hours * each.case.gpus:.3g}", "" if pays else "beaten")
+        )
+    return [f"time against GPU-hours, at the same batch (per 1e9 {found[0].unit}):", "", *table(titles, rows)]
+
+
+def arguments_words(case: Case) -> str:
+    """Return the arguments of a layout, or say that the framework has none."""
+    none = f"{case.framework.name} has no arguments for this layout; set it in the program: {layout_words(case.layout)}"
+    return arguments_of(case) or none
 
 
 def plain_of(found: Forecast, naive: Optional[float], whole: Optional[Whole]) -> Dict[str, Any]:

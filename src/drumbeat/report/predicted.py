@@ -7,20 +7,13 @@ from typing import Dict, Mapping, Optional
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.machine.model import Facts
+from drumbeat.predict.cost import NETWORK
 from drumbeat.predict.forecast import Case, forecast
 from drumbeat.predict.job import case_of_command
 from drumbeat.predict.past import Seen, remember
 from drumbeat.report.figures import Figures, Foreseen, Phases
 from drumbeat.runfolder.run import Run
 
-_NETWORK = (
-    "tensor parallel",
-    "context parallel",
-    "expert parallel",
-    "sharded weights",
-    "pipeline transfers",
-    "gradients",
-)
 _ADVICE = {
     "input": "the ranks wait for data: more workers, a faster store, or decoding on the GPU",
     "communication": "check which network carried it (drumbeat diagnose) and its bandwidth (drumbeat verify)",
@@ -76,7 +69,7 @@ def _off(
     lost = sum(ledger.get(name, 0.0) for name in ("lost", "restart", "hang"))
     if measured <= high:
         return "restarts" if spent and lost > 0.1 * spent else ""
-    network = sum(terms.get(name, 0.0) for name in _NETWORK)
+    network = sum(terms.get(name, 0.0) for name in NETWORK)
     excess: Dict[str, float] = {
         "input": (phases.input or 0.0) / 1e3,
         "communication": (phases.communication or 0.0) / 1e3 - network,

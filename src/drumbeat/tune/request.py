@@ -30,6 +30,7 @@ class Asked:
     rate: str = ""
     hooks: Tuple[str, ...] = HOOKS
     candidates: int = 6
+    layouts: Tuple[str, ...] = ()  # to try, in this order; none: the likeliest by rule
     parameters: Optional[float] = None  # of the model
     given: Dict[str, str] = field(default_factory=dict)  # --with NAME=VALUE
 

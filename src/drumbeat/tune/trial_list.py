@@ -203,7 +203,8 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
     refused: List[Result] = []
     if order.launcher == "once":
         raise Problem("the command starts its ranks itself, so which layouts they could have is not known")
-    for layout in ranked(order.world_size, order.ranks_per_node):
+    named = [read_layout(text, order.world_size, order.ranks_per_node) for text in asked.layouts]
+    for layout in named or ranked(order.world_size, order.ranks_per_node):
         point, why = _layout_point(layout, tunable, total)
         why = why or too_large(layout, asked.parameters, gpu_gib)
         if why:

@@ -1,0 +1,99 @@
+"""Lessons of run folders for predictions: step times, rates that verify measured, and how often nodes fail."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Collection, Dict, List, Mapping, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
+from drumbeat.desk.nodes import BAD, LOST, read_store
+from drumbeat.desk.runs import all_runs, find_run
+from drumbeat.desk.start.verify import RESULTS
+from drumbeat.machine.peaks import peak_of
+from drumbeat.predict.goodput import FAILURE_SOURCE, GPU_HOURS_PER_FAILURE
+from drumbeat.predict.past import Seen
+from drumbeat.report.gather import figures_of
+from drumbeat.report.predicted import case_of_run, seen_of
+from drumbeat.runfolder.run import Run
+
+_NEWEST = 40  # runs that are looked at
+_MOST = 8  # that are learned from
+
+
+@dataclass
+class Evidence:
+    seen: List[Seen] = field(default_factory=list)
+    verified: List[Tuple[Dict[str, Any], int]] = field(default_factory=list)  # results of verify, and its nodes
+
+
+def evidence(wanted: Sequence[str], environ: Mapping[str, str]) -> Evidence:
+    """Return what named runs teach; a Problem if one of them teaches nothing."""
+    found = Evidence()
+    for name in wanted:
+        run = find_run(name, environ)
+        results = run.results(RESULTS)
+        if results is not None:
+            if not (results.get("collectives") or results.get("gemm")):
+                raise Problem(f"{name}: this verify run measured no bandwidth and no product", "give a run on GPUs")
+            found.verified.append((results, len(run.nodes())))
+            continue
+        one = seen_of(run, figures_of(run))
+        if one is None:
+            raise Problem(
+                f"{name}: no model, layout or step time is known of this run",
+                "give runs of a framework that predict reads",
+            )
+        found.seen.append(one)
+    return found
+
+
+def own_runs(gpu: str, known: Collection[str], environ: Mapping[str, str]) -> Evidence:
+    """Return what this user's newest runs on such GPUs teach, without those that are known; damaged folders teach nothing."""
+    found = Evidence()
+    for run in all_runs(environ).runs[:_NEWEST]:
+        if run.run_id in known or len(found.seen) >= _MOST:
+            continue
+        try:
+            if not _on(run, gpu):
+                continue
+            results = run.results(RESULTS)
+            if results is not None:
+                found.verified = found.verified or [(results, len(run.nodes()))]  # the newest
+                continue
+            order, facts = run.order(), run.facts(0)
+            if order is None or case_of_run(order, facts, order.nodes, order.world_size) is None:
+                continue
+            one = seen_of(run, figures_of(run))
+        except (Problem, RecordError, OSError):
+            continue
+        found.seen += [one] if one else []
+    return found
+
+
+def _on(run: Run, gpu: str) -> bool:
+    facts = run.facts(0)
+    names = {each.name for each in facts.gpus if not each.integrated and each.name} if facts else set()
+    peaks = {peak.name for peak in map(peak_of, names) if peak}
+    return peaks == {gpu}
+
+
+def failure_rate(environ: Mapping[str, str]) -> Tuple[float, str]:
+    """Return the GPU-hours per failure and their source: the published rate, moved by what `drumbeat nodes` has seen here."""
+    try:
+        failures = sum(each.what in (LOST, BAD) for each in read_store(environ).sightings)
+    except Problem:
+        failures = 0
+    hours = 0.0
+    for run in all_runs(environ).runs:
+        try:
+            order, events = run.order(), run.run_events()
+        except RecordError:
+            continue
+        if order is not None and not order.emulated and events and order.world_size:
+            hours += order.world_size * max(0.0, events[-1].t - events[0].t) / 3600
+    if hours < 100:
+        return GPU_HOURS_PER_FAILURE, FAILURE_SOURCE
+    source = f"{failures} failures of nodes in {hours:,.0f} GPU-hours of earlier runs here, beside the published rate"
+    return (hours + GPU_HOURS_PER_FAILURE) / (failures + 1), source
