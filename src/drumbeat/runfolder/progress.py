@@ -221,6 +221,8 @@ class Progress:
             return self.reported_rate, self.reported_unit
         if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # how many steps an epoch has is not known
             return None
+        if self.step_is == "sample":  # one rank's, or all that the ranks have seen: the line does not say
+            return None
         if self.seconds > 0 and self.step is not None and self.first_step is not None and self.step > self.first_step:
             return (self.step - self.first_step) / (trained if trained > 0 else self.seconds), f"{self.counts}s/s"
         return None
