@@ -52,11 +52,11 @@ _ITEM = regex(
     r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
     r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
 )
-_NEXT_VALUE = regex(r"\s+[-+.]?\d")
+_NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
 _KEY_BEHIND = regex(r" ((?:avg |average |train )?(?:loss|LR|lr))(?=[,;|]|\s*$)")  # `2.45 avg loss, 0.001 LR`
 _REST_OF_WORD = regex(r"^\w+")
 _FRACTION = regex(r" \d+\.\d")
-_NO_VALUE = regex(r"\?|\s?\*\s?[A-Za-z(]")  # behind a number: a question, or code
+_NO_VALUE = regex(r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)")  # a question, code, or how many
 _KEY = regex(
     r"(?<![0-9A-Za-z_.])(?P<key>[A-Za-z_][\w@./#-]{0,60}(?: [A-Za-z(/][\w@./()-]{0,40}){0,6}?)\.?"
     r"\s{0,3}(?P<more>\([^()]{1,40}\))?['\"]?(?:\s{0,12}[:=#>|(\[-]{0,2}){1,3}\s{0,12}(?:is )?(?:tensor\(|['\"(\[]){0,2}$"
@@ -201,6 +201,7 @@ def parse(text: str) -> Optional[Line]:
 
 _FOR_VALIDATION = regex(
     r"(?i)[\s\[(*|>-]*(?:val(?:id(?:ation|ate)?)?|eval(?:uation)?|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
+    r"|.{0,400}?(?:name|mode|split|phase|stage|type|subset)['\"]?\s?[:=]\s?['\"]?(?:val|eval|test|dev)"
     r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
 )
 
@@ -237,7 +238,7 @@ def _strength(name: str, words: Set[str]) -> int:
     """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
     if name == "step":
         return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps"} else 1
-    return 2 if words & {"max", "peak"} else 1
+    return 2 if words & ({"max", "peak"} if name != "step_time" else _STEP | _BATCH) else 1
 
 
 def _fits(count: Any, total: Any) -> bool:
@@ -249,7 +250,7 @@ def _items(line: str) -> List[Item]:
     owed: Tuple[str, ...] = ()
     last = 0
     for match in _ITEM.finditer(line):
-        if _NO_VALUE.match(line, match.end()):
+        if not match["total"] and _NO_VALUE.match(line, match.end()):
             continue
         left = line[max(last, match.start() - 160) : match.start()]
         if found and left[:1].isalpha():
@@ -413,9 +414,10 @@ def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, me
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
     first = bool(pairs) and (pairs[0].opened in ("[", "(") or bar or not line[: pairs[0].start].strip(" |>*-"))
-    if pairs and not first and "epoch" in values:  # `epoch 5  1000 / 8223`
-        first = bool(_EPOCH_JUST_BEFORE.search(line[: pairs[0].start]))
-    if pairs and first and not counted and (bar or "epoch" in values or pairs[0].start < metric):
+    if pairs and "epoch" in values and _EPOCH_JUST_BEFORE.search(line[: pairs[0].start]):  # `epoch 5  1000 / 8223`
+        first = True
+    beside = first and counted == {"step"} and "epoch" in values and "steps" not in values  # num_updates=445
+    if pairs and first and (not counted or beside) and (bar or "epoch" in values or pairs[0].start < metric):
         single = _EPOCH_BEFORE.search(line)
         if single and "epoch" not in values:
             values["epoch"] = number("step", single[1])
@@ -439,7 +441,7 @@ def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, me
         values["step"] = number("step", single[1])
 
 
-_EPOCH_JUST_BEFORE = regex(r"(?i)epoch[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,4}$")
+_EPOCH_JUST_BEFORE = regex(r"(?i)epoch[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
 _EPOCHS_OF_BAR = regex(r"(?i)\s*epochs:?\s")
 _PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
