@@ -15,6 +15,7 @@ from drumbeat.report.text import lines_of
 from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.records import parse_metric, so_far_line
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
 from tests.runfolder.folders import events, make_run, metrics, order
@@ -63,6 +64,36 @@ def test_the_figures_are_those_of_the_folder(tmp_path):
     assert figures.gpu.joules_per_unit == pytest.approx(600 * run.progress().seconds / work, rel=0.02)
     assert figures.network["rdma"].received == 60e6 and figures.network["rdma"].sent == 120e6
     assert figures.slowest.rank == 1 and figures.slowest.ms == pytest.approx(100, abs=1)
+
+
+def test_a_large_run_is_read_in_part_and_says_the_same(tmp_path, monkeypatch):
+    """Of 12 nodes with two ranks each the metrics of all but the first are read in their middle and at their end."""
+    nodes, last = 12, 400
+    run = make_run(tmp_path / "run", nodes=nodes)
+    for node in range(nodes):
+        progress, lines = Progress(), []
+        for step in range(1, last + 1):
+            for rank in (2 * node, 2 * node + 1):
+                late = 0.2 if rank == 17 else 0.0
+                record = {"t": 1010.0 + STEP * step + late, "rank": rank, "kind": "step", "step": step, "steps": last}
+                lines.append(json.dumps({**record, "tokens": TOKENS, "loss": 2.0}) + "\n")
+                progress.add(parse_metric(json.loads(lines[-1]), node))
+            if step % 40 == 0:
+                lines.append(so_far_line(progress.snapshot(), record["t"]))
+        with open(run.folder.node(node).metrics, "w") as file:
+            file.writelines(lines)
+        with open(run.folder.node(node).telemetry, "w") as file:
+            for t in range(1005, 1066, 5):
+                gpus = [{"index": 0, "busy": 90.0, "power": 300.0}]
+                file.write(json.dumps({"t": float(t), "host": f"h{node}", "gpus": gpus}) + "\n")
+    run = Run.open(run.path)
+    whole = figures_of(run, now=1300.0)
+    monkeypatch.setattr("drumbeat.report.gather._MOST_METRICS", 96 << 10)
+    monkeypatch.setattr("drumbeat.report.gather._MOST_TELEMETRY", 2 << 10)
+    part = figures_of(run, now=1300.0)
+    assert (part.speed.value, part.speed.median, part.batch) == (whole.speed.value, whole.speed.median, whole.batch)
+    assert part.batch == nodes * 2 * TOKENS and part.step == last
+    assert part.slowest.rank == whole.slowest.rank == 17 and part.slowest.ms == pytest.approx(200, abs=5)
 
 
 def test_a_hang_is_no_step_time(tmp_path):
