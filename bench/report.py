@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:. python bench/report.py [--nodes 1250] [--gpus 8] [--steps 180] [--keep FOLDER]
 
-A run folder is written as agents write it (also the sums that each adds to its metrics), then each command is run once in a process
-of its own: processor time, and the most memory that it used.
+A run folder is written as agents write it (also the sums that each adds to its metrics), then each command is run once in
+a process of its own: processor time, and the most memory that it used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 
+from tests.trees.archetypes import build
+
+from drumbeat.base.record import to_plain
 from drumbeat.machine.gather import gather
 from drumbeat.machine.replay import FolderHost
-from drumbeat.base.record import to_plain
 from drumbeat.runfolder.files import EventLog, decode, replace_json
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import parse_metric, so_far_line
-from tests.trees.archetypes import build
 from watch import HISTORY, Recording
 
 SO_FAR_EVERY = 8 << 10
@@ -58,7 +59,10 @@ def record(path: str, nodes: int, gpus: int, steps: int) -> int:
                 lines += 1
         events = EventLog(at.events, node)
         for gpu in range(gpus):
-            events.write("rank-started", {"rank": node * gpus + gpu, "local_rank": gpu, "pid": 1000 + gpu, "cpus": "0-7", "attempt": 0})
+            events.write(
+                "rank-started",
+                {"rank": node * gpus + gpu, "local_rank": gpu, "pid": 1000 + gpu, "cpus": "0-7", "attempt": 0},
+            )
         events.close()
     return lines
 
@@ -85,7 +89,9 @@ def main() -> int:
                 "try:\n    code = main(sys.argv[1:])\nexcept SystemExit as end:\n    code = end.code\n"
                 "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)\n"
             )
-            done = subprocess.run([sys.executable, "-c", code, words[0], path, *words[1:]], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-c", code, words[0], path, *words[1:]], capture_output=True, text=True
+            )
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             memory = done.stderr.strip().rpartition("\n")[2]

@@ -179,9 +179,10 @@ def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
 def _used(name: str, data: bytes) -> Any:
     """Drop the examples of a rule: they are for readers and tests, and take a third of its room."""
     parsed = parse_yaml(data)
-    if not name.startswith("drumbeat/logs/rules/"):
+    if not name.startswith(("drumbeat/logs/rules/", "drumbeat/metrics/formats/rules")):
         return parsed
-    return [{key: value for key, value in rule.items() if key not in ("examples", "near")} for rule in parsed]
+    unused = ("examples", "near") if "/logs/" in name else ("example", "near", "source", "program")
+    return [{key: value for key, value in rule.items() if key not in unused} for rule in parsed]
 
 
 def _code_alone(sources: Dict[str, bytes]) -> Dict[str, bytes]:

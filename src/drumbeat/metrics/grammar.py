@@ -56,7 +56,9 @@ _NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
 _KEY_BEHIND = regex(r" ((?:avg |average |train )?(?:loss|LR|lr))(?=[,;|]|\s*$)")  # `2.45 avg loss, 0.001 LR`
 _REST_OF_WORD = regex(r"^\w+")
 _FRACTION = regex(r" \d+\.\d")
-_NO_VALUE = regex(r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)")  # a question, code, or how many
+_NO_VALUE = regex(
+    r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)"
+)  # a question, code, or how many
 _KEY = regex(
     r"(?<![0-9A-Za-z_.])(?P<key>[A-Za-z_][\w@./#-]{0,60}(?: [A-Za-z(/][\w@./()-]{0,40}){0,6}?)\.?"
     r"\s{0,3}(?P<more>\([^()]{1,40}\))?['\"]?(?:\s{0,12}[:=#>|(\[-]{0,2}){1,3}\s{0,12}(?:is )?(?:tensor\(|['\"(\[]){0,2}$"
@@ -75,14 +77,21 @@ _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating tes
 # Words that change nothing about what a key names.
 _NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
 _BEFORE = _set("at after")  # what comes before them belongs to something else: `loss at iteration`
-_LOSS = _NOISE | _set("total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter")
+_LOSS = _NOISE | _set(
+    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter"
+)
 _LR = _set("lr learning rate base optim group l r")
 _MEMORY = _set("mem memory vram max peak gpu allocated alloc active gib gb mb")
 _TFLOPS = _set("tflops tflop s per second sec model throughput") | _set("gpu gpus device chip worker")
 _ACCURACY = _NOISE | _set("top 1 sparse categorical binary avg average set approx")
 _NOUNS = {
     **dict.fromkeys(_set("tokens token tok toks words word"), "tokens_per_s"),
-    **dict.fromkeys(_set("samples sample images image imgs img examples example ex sequences sequence seqs seq sentences sents sent"), "samples_per_s"),
+    **dict.fromkeys(
+        _set(
+            "samples sample images image imgs img examples example ex sequences sequence seqs seq sentences sents sent"
+        ),
+        "samples_per_s",
+    ),
 }
 _SECOND = _set("s sec secs second seconds")
 _DEVICE = _set("gpu gpus device chip worker")
@@ -194,8 +203,8 @@ def parse(text: str) -> Optional[Line]:
     judged = _judged(values, validation, whose, bool(bar), label, line, items)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
     if judged and counted and counted.total and counted.text.isdigit() and "epoch" in values:
-        total = number("steps", counted.total)
-        judged = replace(judged, samples=(int(counted.text), int(total))) if int(counted.text) <= total else judged
+        samples = (int(counted.text), int(number("steps", counted.total)))
+        judged = replace(judged, samples=samples) if samples[0] <= samples[1] else judged
     return judged
 
 
@@ -224,7 +233,9 @@ def _judged(
     if set(values) <= ({*COUNTERS, "step_time", "tokens_per_s", "samples_per_s"} if bar else set(COUNTERS)):
         meant = [_meaning(item, items)[0] for item in items]
         first = next((place for place, name in enumerate(meant) if name in COUNTERS), -1)
-        others = [item for item, name in zip(items[first + 1 :], meant[first + 1 :]) if item.words and name not in COUNTERS]
+        others = [
+            item for item, name in zip(items[first + 1 :], meant[first + 1 :]) if item.words and name not in COUNTERS
+        ]
         if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
             others = [item for item in others if "." in item.text]
         done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1)
@@ -380,7 +391,13 @@ def _time(item: Item, unit: str, rest: Set[str], items: List[Item]) -> Optional[
         parts = [other for other in items if set(other.words) & {"forward", "backward"} and other.text[-1:].isdigit()]
         return round(value, 12) if value >= max((float(number("", part.text)) for part in parts), default=0.0) else None
     took = rest in ({"in"}, {"took"}) and unit in ("s", "sec", "secs", "seconds")
-    if rest not in ({"time"}, {"dt"}) and item.words != ("time", "data") and own != {"seconds"} and not took or "train" in own:
+    if (
+        rest not in ({"time"}, {"dt"})
+        and item.words != ("time", "data")
+        and own != {"seconds"}
+        and not took
+        or "train" in own
+    ):
         return None
     at = items.index(item)
     if took or unit == "ms" or rest == {"dt"} or own == {"seconds"} or any("data" in each.words for each in items):
@@ -447,5 +464,7 @@ _PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
 _EPOCH_BEFORE = regex(r"\[(\d{1,6})\] ?\[ *\d{1,9}/\d")
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
-_STEP_IN_FRONT = regex(r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)")  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
+_STEP_IN_FRONT = regex(
+    r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
+)  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
 _STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")

@@ -20,9 +20,9 @@ from drumbeat.report.predicted import compared
 from drumbeat.report.setting import gpus_of, setting_of, target_of
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
-from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words
 from drumbeat.runfolder.progress import Progress, slowest_rank
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
@@ -167,7 +167,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     return Figures(
         name=run.run_id,
         source=run.path,
-        outcome=state.status.state if state.goes_on or summary is None else summary.outcome,
+        outcome=state.condition.word,
         exit_code=summary.exit_code if summary else None,
         created=run.record.created or None,
         nodes=nodes,
@@ -225,9 +225,9 @@ def _unread(run: Run) -> List[Note]:
     return []
 
 
-# Of large runs a part is read, so that a report costs the same however long they were: of each node's metrics the middle and the
-# end, of telemetry some nodes. Steps, loss and speed are exact all the same: agents write sums into their metrics, and the node of
-# the lowest rank is read whole.
+# Of large runs a part is read, so that a report costs the same however long they were: of each node's metrics the middle
+# and the end, of telemetry some nodes. Steps, loss and speed are exact all the same: agents write sums into their
+# metrics, and the first node is read whole.
 
 
 _MOST_METRICS = 8 << 20  # bytes, over all nodes

@@ -8,6 +8,7 @@ from typing import List, Optional, Tuple
 from drumbeat.base.redact import printable
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
 from drumbeat.runfolder.lines import count, duration, ledger_words, speed
+from drumbeat.runfolder.state import GOING_ON
 
 NOT = "not measured"
 _LABEL = 11
@@ -81,7 +82,7 @@ def software_words(name: str, version: str, gpus: Optional[int]) -> str:
 
 
 def end_words(figures: Figures) -> str:
-    so_far = "for" if figures.outcome == "running" else "in"
+    so_far = "for" if figures.outcome in GOING_ON else "in"
     took = f" {so_far} {duration(figures.seconds)}" if figures.seconds is not None else ""
     code = f", exit code {figures.exit_code}" if figures.exit_code is not None else ""
     tries = f", {figures.attempts} attempts" if figures.attempts > 1 else ""
