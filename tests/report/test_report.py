@@ -11,7 +11,7 @@ from drumbeat.cli import main
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.report.gather import figures_of
 from drumbeat.report.scaling import compare
-from drumbeat.report.text import lines_of
+from drumbeat.report.text import lines_of, rows
 from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
@@ -64,6 +64,31 @@ def test_the_figures_are_those_of_the_folder(tmp_path):
     assert figures.gpu.joules_per_unit == pytest.approx(600 * run.progress().seconds / work, rel=0.02)
     assert figures.network["rdma"].received == 60e6 and figures.network["rdma"].sent == 120e6
     assert figures.slowest.rank == 1 and figures.slowest.ms == pytest.approx(100, abs=1)
+
+
+def test_the_ettr_of_a_job_that_was_queued_again(tmp_path):
+    """Two starts, the second after 30 s in the queue: 100 s of training in 160 s on its nodes."""
+    run = make_run(tmp_path / "run")
+    (tmp_path / "run" / "job.sbatch").write_text("")
+    about = {"run_id": "r", "nodes": 1, "ranks_per_node": 1, "launcher": "ranks", "launcher_why": ""}
+    meeting = {"world_size": 1, "master_addr": "h", "master_port": 1}
+    parts = [Progress(step=step, first_step=first, first_t=begin, last_t=end) for step, first, begin, end in
+             ((50, 1, 1020.0, 1070.0), (100, 51, 1130.0, 1180.0))]  # fmt: skip
+    for begin, part, outcome in ((1000.0, parts[0], "requeue"), (1110.0, parts[1], "finished")):
+        ended = {"outcome": outcome, "exit_code": 0, "progress": part.to_plain(), "t": begin + 80.0}
+        events(
+            run,
+            ("run-started", {**about, "t": begin, "job_began": begin}),
+            ("attempt-started", {**meeting, "t": begin + 5.0}),
+            ("attempt-ended", ended),
+        )
+    metrics(run, {"t": 1130.0, "rank": 0, "step": 51}, {"t": 1180.0, "rank": 0, "step": 100})
+    figures = figures_of(Run.open(run.path), now=1190.0)
+    assert figures.starts == 2 and sum(figures.ledger.values()) == pytest.approx(190.0)
+    words = next(text for label, text in rows(figures) if label == "ETTR")
+    assert words.startswith(
+        f"{figures.training_share:.1%} of the time on its nodes; over 2 starts of the job; the rest: "
+    )
 
 
 def test_a_large_run_is_read_in_part_and_says_the_same(tmp_path, monkeypatch):

@@ -188,7 +188,7 @@ def _used(name: str, data: bytes) -> Any:
     folder = name.rpartition("/")[0]
     if folder == "drumbeat/lint" and isinstance(parsed, list):
         return [{**rule, "bad": "", "good": ""} for rule in parsed]
-    if folder not in _EXAMPLES or name.endswith("/owners.yaml"):
+    if folder not in _EXAMPLES:
         return parsed
     return [{key: value for key, value in rule.items() if key not in _EXAMPLES[folder]} for rule in parsed]
 

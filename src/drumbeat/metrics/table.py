@@ -38,8 +38,8 @@ class Rule:
 class Owner:
     """A known program: whose its loss and its rates are."""
 
-    program: str
     has: Sequence[str]
+    program: str = ""
     loss: str = "rank"
     rate: str = ""  # '': as the line says
 

@@ -183,6 +183,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         step=progress.step,
         steps=progress.steps,
         step_is=progress.step_is,
+        starts=max(1, sum(isinstance(event, kinds.RunStarted) for event in events)),
         steps_of=progress.lap,
         loss=_both(progress.first_loss, progress.last_loss),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
