@@ -9,8 +9,10 @@ a process of its own: processor time, and the most memory that it used.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ import time
 
 from tests.trees.archetypes import build
 
+from drumbeat.base.proc import start_time
 from drumbeat.base.record import to_plain
 from drumbeat.machine.gather import gather
 from drumbeat.machine.replay import FolderHost
@@ -79,6 +82,10 @@ def main() -> int:
         if not os.path.exists(path):
             os.makedirs(path)
             print(f"{record(path, args.nodes, args.gpus, args.steps):,} records")
+        with open(os.path.join(path, "run.json"), encoding="utf-8") as file:
+            about = json.load(file)
+        about["desk"] = {"host": socket.gethostname(), "pid": os.getpid(), "started": start_time(os.getpid())}
+        replace_json(os.path.join(path, "run.json"), about)  # so it is running
         size = sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
         print(f"{size / 1e6:.0f} MB")
         for words in (["status"], ["watch", "--once"], ["report"], ["report", "--json"]):

@@ -65,7 +65,7 @@ class Loss:
     def _finding(self, loss: float) -> Finding:
         first, usual = self._odd[0], self._usual["loss"]
         since = f" since step {first['step']}" if "step" in first else ""
-        before = f"; {median(usual):.4g} over the {len(usual)} reports before" if usual else ""
+        before = f"; its median over {len(usual)} reports before was {median(usual):.4g}" if usual else ""
         spike = math.isfinite(loss)
         shown = [Evidence(f"loss {record['loss']}") for record in self._odd]
         for name, words in (("grad_norm", "gradient norm"), ("lr", "learning rate")):
