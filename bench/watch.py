@@ -26,7 +26,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.base.order import Order, dump_order
-from drumbeat.base.processes import start_time
+from drumbeat.base.proc import start_time
 from drumbeat.runfolder.files import EventLog, replace, replace_json
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.run import Run

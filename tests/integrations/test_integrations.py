@@ -91,6 +91,7 @@ def test_lightning(reports, monkeypatch):
     kinds = [record["kind"] for record in reports()]
     assert kinds.count("step") == 4 and kinds.count("validation") == 1
     assert all(record["loss"] > 0 for record in reports())
+    assert [record["step"] for record in reports()] == [1, 2, 3, 4, 4]  # steps made: the last is all of them
 
 
 def test_accelerate(reports):

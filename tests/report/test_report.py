@@ -11,10 +11,11 @@ from drumbeat.cli import main
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.report.gather import figures_of
 from drumbeat.report.scaling import compare
-from drumbeat.report.text import lines_of
+from drumbeat.report.text import lines_of, rows
 from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.records import parse_metric, so_far_line
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
 from tests.runfolder.folders import events, make_run, metrics, order
@@ -63,6 +64,61 @@ def test_the_figures_are_those_of_the_folder(tmp_path):
     assert figures.gpu.joules_per_unit == pytest.approx(600 * run.progress().seconds / work, rel=0.02)
     assert figures.network["rdma"].received == 60e6 and figures.network["rdma"].sent == 120e6
     assert figures.slowest.rank == 1 and figures.slowest.ms == pytest.approx(100, abs=1)
+
+
+def test_the_ettr_of_a_job_that_was_queued_again(tmp_path):
+    """Two starts, the second after 30 s in the queue: 100 s of training in 160 s on its nodes."""
+    run = make_run(tmp_path / "run")
+    (tmp_path / "run" / "job.sbatch").write_text("")
+    about = {"run_id": "r", "nodes": 1, "ranks_per_node": 1, "launcher": "ranks", "launcher_why": ""}
+    meeting = {"world_size": 1, "master_addr": "h", "master_port": 1}
+    parts = [Progress(step=step, first_step=first, first_t=begin, last_t=end) for step, first, begin, end in
+             ((50, 1, 1020.0, 1070.0), (100, 51, 1130.0, 1180.0))]  # fmt: skip
+    for begin, part, outcome in ((1000.0, parts[0], "requeue"), (1110.0, parts[1], "finished")):
+        ended = {"outcome": outcome, "exit_code": 0, "progress": part.to_plain(), "t": begin + 80.0}
+        events(
+            run,
+            ("run-started", {**about, "t": begin, "job_began": begin}),
+            ("attempt-started", {**meeting, "t": begin + 5.0}),
+            ("attempt-ended", ended),
+        )
+    metrics(run, {"t": 1130.0, "rank": 0, "step": 51}, {"t": 1180.0, "rank": 0, "step": 100})
+    figures = figures_of(Run.open(run.path), now=1190.0)
+    assert figures.starts == 2 and sum(figures.ledger.values()) == pytest.approx(190.0)
+    words = next(text for label, text in rows(figures) if label == "ETTR")
+    assert words.startswith(
+        f"{figures.training_share:.1%} of the time on its nodes; over 2 starts of the job; the rest: "
+    )
+
+
+def test_a_large_run_is_read_in_part_and_says_the_same(tmp_path, monkeypatch):
+    """Of 12 nodes with two ranks each the metrics of all but the first are read in their middle and at their end."""
+    nodes, last = 12, 400
+    run = make_run(tmp_path / "run", nodes=nodes)
+    for node in range(nodes):
+        progress, lines = Progress(), []
+        for step in range(1, last + 1):
+            for rank in (2 * node, 2 * node + 1):
+                late = 0.2 if rank == 17 else 0.0
+                record = {"t": 1010.0 + STEP * step + late, "rank": rank, "kind": "step", "step": step, "steps": last}
+                lines.append(json.dumps({**record, "tokens": TOKENS, "loss": 2.0}) + "\n")
+                progress.add(parse_metric(json.loads(lines[-1]), node))
+            if step % 40 == 0:
+                lines.append(so_far_line(progress.snapshot(), record["t"]))
+        with open(run.folder.node(node).metrics, "w") as file:
+            file.writelines(lines)
+        with open(run.folder.node(node).telemetry, "w") as file:
+            for t in range(1005, 1066, 5):
+                gpus = [{"index": 0, "busy": 90.0, "power": 300.0}]
+                file.write(json.dumps({"t": float(t), "host": f"h{node}", "gpus": gpus}) + "\n")
+    run = Run.open(run.path)
+    whole = figures_of(run, now=1300.0)
+    monkeypatch.setattr("drumbeat.report.gather._MOST_METRICS", 96 << 10)
+    monkeypatch.setattr("drumbeat.report.gather._MOST_TELEMETRY", 2 << 10)
+    part = figures_of(run, now=1300.0)
+    assert (part.speed.value, part.speed.median, part.batch) == (whole.speed.value, whole.speed.median, whole.batch)
+    assert part.batch == nodes * 2 * TOKENS and part.step == last
+    assert part.slowest.rank == whole.slowest.rank == 17 and part.slowest.ms == pytest.approx(200, abs=5)
 
 
 def test_a_hang_is_no_step_time(tmp_path):

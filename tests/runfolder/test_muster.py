@@ -1,7 +1,7 @@
 """Who has come, and who is waited for, from the lead's events."""
 
 from drumbeat.runfolder import events as kinds
-from drumbeat.runfolder.state import muster_of
+from drumbeat.runfolder.state import Course
 
 
 def event(kind, **more):
@@ -17,15 +17,15 @@ TOGETHER = event(kinds.Mustered, seconds=2.0, master_addr="n0", master_port=1)
 
 
 def test_it_counts_and_names():
-    assert muster_of([]) is None
-    assert muster_of([STARTED, *joined(0)]).words == "1 of 4 nodes are here; waiting for nodes 1-3"
+    assert Course([]).muster is None
+    assert Course([STARTED, *joined(0)]).muster.words == "1 of 4 nodes are here; waiting for nodes 1-3"
     told = event(kinds.Waiting, missing="n[1-3]", seconds=10.0, here=1)
-    assert muster_of([STARTED, *joined(0), told]).words == "1 of 4 nodes are here; waiting for n[1-3]"
-    later = muster_of([STARTED, *joined(0), told, *joined(1, 2)])
+    assert Course([STARTED, *joined(0), told]).muster.words == "1 of 4 nodes are here; waiting for n[1-3]"
+    later = Course([STARTED, *joined(0), told, *joined(1, 2)]).muster
     assert later.words == "3 of 4 nodes are here; waiting for node 3" and later.since == 100.0
 
 
 def test_not_after_they_have_come_together_but_again_after_a_restart():
     whole = [STARTED, *joined(0, 1, 2, 3), TOGETHER]
-    assert muster_of(whole) is None
-    assert muster_of([*whole, STARTED, *joined(0, 1)]).here == 2
+    assert Course(whole).muster is None
+    assert Course([*whole, STARTED, *joined(0, 1)]).muster.here == 2

@@ -27,7 +27,7 @@ from drumbeat.plan.world_seen import Planned, copies
 from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.lines import closing_lines, end_words, failure_lines
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.state import world_of
+from drumbeat.runfolder.state import Course, condition, world_of
 from drumbeat.runfolder.summary import (
     Affected,
     AttemptEnd,
@@ -122,10 +122,11 @@ def test_the_log_that_is_named_is_one_in_which_something_stands(tmp_path):
 
 def test_a_time_limit_and_a_doubt_have_one_word_everywhere():
     limit, doubt = Summary("r", "time-limit", 124, 13.0, 1), Summary("r", "doubtful", 0, 13.0, 1)
-    assert end_words(limit) == "time limit reached after 13 s, exit code 124"
+    assert end_words(limit) == "time-limit reached after 13 s, exit code 124"
     for summary, state in ((limit, "failed"), (doubt, "finished")):
-        shown = State("r", "f", Status("h", state), 0.0, None, Progress(), Ranks(), summary)
-        assert shown.word == as_plain(shown)["outcome"] == summary.outcome
+        said = condition(state, "", summary.outcome, Course(), "")
+        shown = State("r", "f", Status("h", state), 0.0, None, Progress(), Ranks(), summary, condition=said)
+        assert said.word == as_plain(shown)["outcome"] == summary.outcome
         assert table([shown], 80)[1].split()[1] == summary.outcome
 
 

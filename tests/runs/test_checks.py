@@ -81,3 +81,17 @@ def test_ranks_that_the_command_itself_starts_are_looked_at_too(drumbeat):
     done = drumbeat("run", "--launcher", "once", "--", "bash", "train.sh")
     assert done.returncode == 0, done.stderr
     assert "not pinned" in done.stderr and len(verdict(drumbeat)["rows"]) == 2, done.stderr
+
+
+NAN = """
+import sys, time
+for step in range(1, 2000):
+    print(f"step {step} loss {2.0 if step < 5 else 'nan'}", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def test_a_loss_that_is_no_number_ends_a_run_that_asks_for_it(drumbeat):
+    done = run(drumbeat, NAN, "checks: {loss: stop}\nstop-grace: 1s\n")
+    assert done.returncode == 1 and "the loss is nan since step 5" in done.stderr, done.stderr
+    assert "go on from a checkpoint before that step" in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -404,3 +406,29 @@ def test_an_optimizer_does_not_take_the_state_of_another(tmp_path: Path, saved: 
     first.save(str(tmp_path), wait=True)
     with pytest.raises(train.Refusal, match=f"holds the state of {saved}, and this run uses {resumed}"):
         trainer(resumed).load(str(tmp_path))
+
+
+LAST_STEP = """
+import torch
+from drumbeat import train
+
+model = torch.nn.Linear(4, 1)
+with train.setup(model, torch.optim.SGD(model.parameters(), lr=0.1)) as trainer:
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loss = lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+    for batch in trainer.batches(torch.utils.data.DataLoader(data, batch_size=4)):
+        trainer.report(trainer.step(batch, loss))
+"""
+
+
+def test_the_last_step_is_reported_whatever_the_interval(tmp_path: Path) -> None:
+    script, told = tmp_path / "train.py", tmp_path / "metrics.jsonl"
+    script.write_text(LAST_STEP)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, str(script)], env={**environ, "DRUMBEAT_METRICS": str(told)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "step"] == [10, 16]

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Sequence
 
 import drumbeat
 from drumbeat.base.data import parse_yaml
@@ -177,17 +177,24 @@ def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
     }
 
 
+_EXAMPLES = {
+    "drumbeat/logs/rules": ("examples", "near"),
+    "drumbeat/metrics/formats": ("example", "near", "source", "program"),
+}
+
+
 def _used(name: str, data: bytes) -> Any:
     """Drop what is for readers and tests only: the examples of a rule take a third of its room."""
     parsed = parse_yaml(data)
-    if name.startswith("drumbeat/findings/"):
-        return {key: _without(each, "source", "means") for key, each in parsed.items()}
-    return (
-        [_without(rule, "examples", "near") for rule in parsed] if name.startswith("drumbeat/logs/rules/") else parsed
-    )
+    folder = name.rpartition("/")[0]
+    if folder == "drumbeat/findings":
+        return {key: _without(each, ("source", "means")) for key, each in parsed.items()}
+    if folder == "drumbeat/lint" and isinstance(parsed, list):
+        return [{**rule, "bad": "", "good": ""} for rule in parsed]
+    return [_without(rule, _EXAMPLES[folder]) for rule in parsed] if folder in _EXAMPLES else parsed
 
 
-def _without(entry: Any, *left_out: str) -> Any:
+def _without(entry: Any, left_out: Sequence[str]) -> Any:
     return {key: value for key, value in entry.items() if key not in left_out} if isinstance(entry, dict) else entry
 
 

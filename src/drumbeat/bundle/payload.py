@@ -36,7 +36,7 @@ def packed(bundle: str) -> bytes:
     with zipfile.ZipFile(plain, "w", zipfile.ZIP_STORED) as target:
         for name, data in sorted(files.items(), key=lambda item: (item[0].rpartition(".")[2], item[0])):
             if name in needed or not name.startswith("drumbeat/"):
-                text = without_docstrings(data) if name.startswith("drumbeat/") and name.endswith(".py") else data
+                text = without_docstrings(data) if name.endswith(".py") else data
                 target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
             elif name.endswith(".yaml") and name[: -len("yaml")] + "json" in needed:
                 # Its JSON twin is what is read; the name alone is looked for.

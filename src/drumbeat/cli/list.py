@@ -107,7 +107,8 @@ def table(states: Sequence[State], columns: int) -> List[str]:
     from drumbeat.base.redact import printable
 
     told = [
-        (state.run_id, state.word, _step(state), _speed(state), _time(state.seconds), _left(state)) for state in states
+        (state.run_id, state.condition.word, _step(state), _speed(state), _time(state.seconds), _left(state))
+        for state in states
     ]
     rows = [tuple(map(printable, row)) for row in told]
     count = len(_HEAD) if any(row[-1] != "-" for row in rows) else len(_HEAD) - 1  # LEFT only if a run goes on

@@ -47,13 +47,10 @@ def run(args: Any) -> int:
         state = state if state.goes_on else replace(state, ranks=found.ranks())
         print(json.dumps(as_plain(state), indent=2))
         return 0
-    told = state.status
+    told, said = state.status, state.condition
     lines = [
         ("run", found.run_id),
-        (
-            "state",
-            state.word + (f": {told.detail}" if told.detail not in ("", told.state, state.word) else ""),
-        ),
+        ("state", f"{said.word}: {said.detail}" if said.detail and not (state.hang or state.muster) else said.word),
     ]
     if state.summary:
         lines += closing_lines(found, state.summary)
@@ -131,6 +128,6 @@ def as_plain(state: State) -> dict[str, Any]:
 
     rate = state.rate
     plain: dict[str, Any] = to_plain(state)
-    plain["outcome"] = None if state.goes_on else state.word
+    plain["outcome"] = None if state.goes_on else state.condition.word
     plain["throughput"] = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
     return plain

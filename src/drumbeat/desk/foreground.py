@@ -26,7 +26,7 @@ from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.layout import RunFolder, ask_to_stop
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.state import hang_of, hangs_of, ranks_seen, world_of
+from drumbeat.runfolder.state import Course, hangs_of, ranks_seen, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,
     Observations,
@@ -60,7 +60,7 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     progress = run.progress()
     queued = os.path.exists(run.folder.script)
     events = run.run_events()
-    parts, hang = ledger(order.created, now, events, queued, progress), hang_of(events)
+    parts, hang = ledger(order.created, now, events, queued, progress), Course(events).hang
     found = hang.finding if hang else None
     facts = [run.facts(node) for node in run.nodes()]
     known = [gpus_used(order, each) for each in facts if each]

@@ -22,11 +22,10 @@ from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run, lead_now
-from drumbeat.runfolder.state import Hang, Muster, hang_of, muster_of, world_of
+from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, world_of
 from drumbeat.runfolder.summary import Affected, Summary
 
 find = Catalog("lead")
-_OUTCOMES = ("doubtful", "time-limit")
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,11 @@ class State:
     muster: Optional[Muster] = None  # of a run whose nodes have not all come yet
     spares: int = 0  # nodes that wait without a role, of a run that goes on
     replaced: Tuple[str, ...] = ()  # which spares took whose place
+    condition: Condition = Condition("unknown", WARNING)
 
     @property
     def goes_on(self) -> bool:
         return self.status.state in ALIVE
-
-    @property
-    def word(self) -> str:
-        """State in one word; for an ended run its outcome: `doubtful` and `time-limit` say more than finished and failed."""
-        return self.summary.outcome if self.summary and self.summary.outcome in _OUTCOMES else self.status.state
 
     @property
     def rate(self) -> Optional[Tuple[float, str]]:
@@ -83,15 +78,16 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()
     events = run.run_events() if goes_on else []
-    muster = muster_of(events) if told.state == RUNNING else None
+    course = Course(events)
     gpus = gpu_use(run) if told.state == RUNNING else None
-    hang = hang_of(events)
+    hang, muster = course.hang, course.muster if told.state == RUNNING else None
+    said = condition(told.state, told.detail, summary.outcome if summary else "", course, progress.phase)
     world = summary.world if summary else world_of(events)
     quiet = progress.quiet(now) if told.state == RUNNING else None
     left = progress.seconds_left(now if told.state == RUNNING else None) if goes_on and hang is None else None
     return State(
         run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, world, quiet,
-        left, gpus, muster, spares_left(events), summary.replaced if summary else replaced_nodes(events),
+        left, gpus, muster, spares_left(events), summary.replaced if summary else replaced_nodes(events), said,
     )  # fmt: skip
 
 
@@ -142,7 +138,7 @@ def recorded_end(run: Run) -> Recorded:
             failed = failed or event.finding
         elif isinstance(event, kinds.RunEnded):
             outcome, code = event.outcome, event.exit_code
-    hang, stopped = hang_of(events), _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
+    hang, stopped = Course(events).hang, _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
     cause = _cause(failed, hang.finding if hang else None)
     return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped)
 
@@ -269,7 +265,7 @@ class Gathering:
     def _text(self, run: Run, status: Status) -> str:
         if status.state == QUEUED:
             return f"queued{': ' + status.detail if status.detail else ''}"
-        muster = muster_of(run.run_events())
+        muster = Course(run.run_events()).muster
         if muster is None:
             self.over = bool(run.attempts())
             return ""

@@ -86,6 +86,14 @@ class JobChecks:
         allowed=CHECK_LEVELS,
         default_text="stop; warn if drumbeat joins a job",
     )
+    loss: str = key(
+        "choice",
+        "Action if the loss is not a number, or stays far above its usual course (ten median deviations of its last 64 "
+        "reports), three reports in a row. Reported or printed losses count.",
+        "warn",
+        "off",
+        allowed=CHECK_LEVELS,
+    )
 
 
 # Keys of a job: how long it runs, how it stops and comes back, and what is checked meanwhile.

@@ -249,6 +249,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
             "hang": job.checks.hang,
             "transport": job.checks.transport or ("stop" if job.expect else "warn"),
             "world": job.checks.world or "stop",
+            **({"loss": job.checks.loss} if job.checks.loss != "off" else {}),
         },
     )
     return replace(order, meeting=run_identity(order, here))

@@ -7,6 +7,7 @@ the total behind a slash, and its unit. A key is a metric if all its words are k
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
@@ -28,10 +29,10 @@ Value = Union[int, float, bool]
 
 _TOO_LARGE = 1e15  # for a count, or an epoch
 NUMBER = (
-    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?![\d,])(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4})?(?:[KMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
+    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?![\d,])(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4})?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
     r"|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)(?![A-Za-z])"
 )
-_FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 MASK = "<t>"
 _STAMP = regex(
@@ -46,15 +47,20 @@ _CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
 
 _ITEM = regex(
     rf"(?<![\w.@%])(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
-    rf"(?:\s*(?:/|\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?![\w.]|\s*/))?"
+    rf"(?:\s*(?:/|\(?(?:\bout )?\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?![\w.]|\s*/))?"
     r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
     r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
-    r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
+    r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
 )
-_NEXT_VALUE = regex(r"\s+[-+.]?\d")
-_NO_VALUE = regex(r"\?|\s?\*\s?[A-Za-z(]")  # behind a number: a question, or code
+_NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
+_KEY_BEHIND = regex(r" ((?:avg |average |train )?(?:loss|LR|lr))(?=[,;|]|\s*$)")  # `2.45 avg loss, 0.001 LR`
+_REST_OF_WORD = regex(r"^\w+")
+_FRACTION = regex(r" \d+\.\d")
+_NO_VALUE = regex(
+    r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)"
+)  # a question, code, or how many
 _KEY = regex(
-    r"(?P<key>[A-Za-z_][\w@./#-]{0,60}(?: [A-Za-z(/][\w@./()-]{0,40}){0,6}?)\.?"
+    r"(?<![0-9A-Za-z_.])(?P<key>[A-Za-z_][\w@./#-]{0,60}(?: [A-Za-z(/][\w@./()-]{0,40}){0,6}?)\.?"
     r"\s{0,3}(?P<more>\([^()]{1,40}\))?['\"]?(?:\s{0,12}[:=#>|(\[-]{0,2}){1,3}\s{0,12}(?:is )?(?:tensor\(|['\"(\[]){0,2}$"
 )
 _WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
@@ -64,18 +70,28 @@ def _set(words: str) -> FrozenSet[str]:
     return frozenset(words.split())
 
 
-_STEP = _set("step steps iter iters iteration iterations it itr update updates")
+_STEP = _set("step steps iter iters iteration iterations it itr update updates nupdates")
 _BATCH = _set("batch batches minibatch")
 _EPOCH = _set("epoch epochs ep")
-_VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate")
+_VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
 # Words that change nothing about what a key names.
 _NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
 _BEFORE = _set("at after")  # what comes before them belongs to something else: `loss at iteration`
-_LOSS = _NOISE | _set("total tot avg avr average mean running reduced batch epoch step lm ce cross entropy per iter")
+_LOSS = _NOISE | _set(
+    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter"
+)
+_LR = _set("lr learning rate base optim group l r")
+_MEMORY = _set("mem memory vram max peak gpu allocated alloc active gib gb mb")
+_TFLOPS = _set("tflops tflop s per second sec model throughput") | _set("gpu gpus device chip worker")
 _ACCURACY = _NOISE | _set("top 1 sparse categorical binary avg average set approx")
 _NOUNS = {
     **dict.fromkeys(_set("tokens token tok toks words word"), "tokens_per_s"),
-    **dict.fromkeys(_set("samples sample images image imgs img examples example sequences seqs"), "samples_per_s"),
+    **dict.fromkeys(
+        _set(
+            "samples sample images image imgs img examples example ex sequences sequence seqs seq sentences sents sent"
+        ),
+        "samples_per_s",
+    ),
 }
 _SECOND = _set("s sec secs second seconds")
 _DEVICE = _set("gpu gpus device chip worker")
@@ -103,7 +119,7 @@ class Item:
     unit: str
     start: int
     end: int
-    bracket: bool = False  # it stands in brackets, without a key
+    opened: str = ""  # the bracket that it stands behind
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,7 @@ class Line:
     bare: bool = False
     label: str = ""  # what stands before a bar
     known: bool = False  # a line of a known program
+    samples: Tuple[int, int] = (0, 0)  # of the epoch, so far and in all: `Train Epoch: 1 [640/60000 (1%)]`
     loss: str = "rank"  # whose it is
 
 
@@ -128,7 +145,7 @@ def masked(text: str) -> str:
 def number(name: str, text: str) -> Union[int, float]:
     """A count is an int, unless it is not whole, not finite or too large."""
     factor = _FACTORS.get(text[-1:], 1.0)
-    value = float(text.rstrip("KMBT").replace(",", "")) * factor
+    value = float(text.rstrip("kKMBT").replace(",", "")) * factor
     if name not in WHOLE:
         return value
     whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
@@ -183,11 +200,17 @@ def parse(text: str) -> Optional[Line]:
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
-    return _judged(values, validation, whose, bool(bar), label, line, items)
+    judged = _judged(values, validation, whose, bool(bar), label, line, items)
+    counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
+    if judged and counted and counted.total and counted.text.isdigit() and "epoch" in values:
+        samples = (int(counted.text), int(number("steps", counted.total)))
+        judged = replace(judged, samples=samples) if samples[0] <= samples[1] else judged
+    return judged
 
 
 _FOR_VALIDATION = regex(
     r"(?i)[\s\[(*|>-]*(?:val(?:id(?:ation|ate)?)?|eval(?:uation)?|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
+    r"|.{0,400}?(?:name|mode|split|phase|stage|type|subset)['\"]?\s?[:=]\s?['\"]?(?:val|eval|test|dev)"
     r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
 )
 
@@ -207,10 +230,14 @@ def _judged(
         del values["epoch"]
     if not values:
         return None
-    if set(values) <= ({*COUNTERS, "step_time"} if bar else set(COUNTERS)):
+    if set(values) <= ({*COUNTERS, "step_time", "tokens_per_s", "samples_per_s"} if bar else set(COUNTERS)):
         meant = [_meaning(item, items)[0] for item in items]
-        first = next((place for place, name in enumerate(meant) if name in COUNTERS), len(items))
-        others = [item for item, name in zip(items[first:], meant[first:]) if item.words and name not in COUNTERS]
+        first = next((place for place, name in enumerate(meant) if name in COUNTERS), -1)
+        others = [
+            item for item, name in zip(items[first + 1 :], meant[first + 1 :]) if item.words and name not in COUNTERS
+        ]
+        if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
+            others = [item for item in others if "." in item.text]
         done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1)
         if not done and not bar and len(_words(line)) > 12:
             return None
@@ -222,7 +249,7 @@ def _strength(name: str, words: Set[str]) -> int:
     """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
     if name == "step":
         return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps"} else 1
-    return 2 if words & {"max", "peak"} else 1
+    return 2 if words & ({"max", "peak"} if name != "step_time" else _STEP | _BATCH) else 1
 
 
 def _fits(count: Any, total: Any) -> bool:
@@ -231,19 +258,28 @@ def _fits(count: Any, total: Any) -> bool:
 
 def _items(line: str) -> List[Item]:
     found: List[Item] = []
+    owed: Tuple[str, ...] = ()
     last = 0
     for match in _ITEM.finditer(line):
-        if _NO_VALUE.match(line, match.end()):
+        if not match["total"] and _NO_VALUE.match(line, match.end()):
             continue
         left = line[max(last, match.start() - 160) : match.start()]
+        if found and left[:1].isalpha():
+            left = _REST_OF_WORD.sub("", left, 1)  # `12.0it/10.0kit`
         key = _KEY.search(left[-120:])
         words = tuple(_words(f"{key['key']} {key['more'] or ''}")) if key else ()
         text = match["until"] or match["number"]
-        bracket = left.rstrip().endswith("[")
+        opened = left.rstrip()[-1:]
         unit, end = match["unit"] or "", match.end()
         if words and unit[:1].isspace() and "/" in unit and _NEXT_VALUE.match(line, end):
             unit, end = "", match.end("number")  # `loss 0.1 tokens/s 1010`: the key of the next value
-        found.append(Item(words, text, match["total"] or "", unit, match.start(), end, bracket))
+        if not words and not match["total"] and not unit:
+            behind = _KEY_BEHIND.match(line, end) if "." in text else None
+            words = tuple(_words(behind[1])) if behind else owed
+        owed = ()
+        if words[-1:] == ("loss",) and text.isdigit() and _FRACTION.match(line, end):  # `loss 12 0.51`: step and loss
+            words, owed = ("step",), words
+        found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened))
         last = end
     return found
 
@@ -280,37 +316,13 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
             name = "val_accuracy" if known & _VALIDATION else "accuracy"
             return name, round(value / 100, 12) if unit == "%" or value > 1 else value
         return "", None
-    if (known & {"lr"} or {"learning", "rate"} <= known) and rest <= {
-        "lr",
-        "learning",
-        "rate",
-        "base",
-        "optim",
-        "group",
-    }:
+    if (known & {"lr"} or {"learning", "rate"} <= known or words == ("l", "r")) and rest <= _LR:
         return "lr", number("lr", item.text)
     if rest and rest <= {"grad", "gradient", "norm", "gnorm", "total"} and rest & {"grad", "gradient", "norm", "gnorm"}:
         return "grad_norm", number("grad_norm", item.text)
-    if known & {"tflops", "tflop"} and rest <= {"tflops", "tflop", "s"} | _DEVICE | {
-        "per",
-        "second",
-        "sec",
-        "model",
-        "throughput",
-    }:
+    if known & {"tflops", "tflop"} and rest <= _TFLOPS:
         return "tflops_per_device", number("tflops_per_device", item.text)
-    if known & {"mem", "memory"} and rest <= {
-        "mem",
-        "memory",
-        "max",
-        "peak",
-        "gpu",
-        "allocated",
-        "alloc",
-        "active",
-        "gib",
-        "gb",
-    }:
+    if known & {"mem", "memory", "vram"} and rest <= _MEMORY:
         return _memory(item, unit)
     time = _time(item, unit, rest, items)
     if time is not None:
@@ -361,27 +373,39 @@ def _rate(known: Set[str], unit: str) -> str:
 def _time(item: Item, unit: str, rest: Set[str], items: List[Item]) -> Optional[float]:
     """Seconds per step. A bare `time` may be that of anything: it counts where its neighbours show what it is."""
     factor = _TIMES.get(unit) or next((_TIMES[word] for word in item.words if word in ("ms", "us")), 1.0)
-    if unit and unit not in _TIMES or not item.text[-1:].isdigit():
-        return None
     own = set(item.words)
+    if unit and unit not in _TIMES or item.text[-1:] not in "0123456789kK":
+        return None
+    if item.text.isdigit() and not unit and not own & set(_TIMES):  # `time/batch: 12` counts
+        return None
     counted = own & (_STEP | _BATCH | _EPOCH)
     rest = rest - set(_TIMES) - {"elapsed", "per", "average", "avg"}
     value = float(number("step_time", item.text)) * factor
-    if rest - (_STEP | _BATCH) <= {"time", "dt", "cost", "timing", "in"} and counted & (_STEP | _BATCH):
-        if not rest & {"time", "dt", "cost", "timing"} and not own & {"ms", "us"} and unit not in ("ms", "us"):
-            return round(value, 12) if rest == {"iter"} and "." in item.text else None
+    if not unit and rest and rest <= _STEP and own & _SECOND:
+        if item.words[-1] in _SECOND:  # `steps/s: 1.2`; the other way round, it is the time itself
+            return round(1 / value, 12) if value > 0 else None
+        return round(value, 12)
+    if rest - (_STEP | _BATCH) <= {"time", "dt", "t", "cost", "timing", "in"} and counted & (_STEP | _BATCH):
+        if not rest & {"time", "dt", "t", "cost", "timing"} and not own & {"ms", "us"} and unit not in ("ms", "us"):
+            return round(value, 12) if rest == {"iter"} and "." in item.text and item.text[-1] not in "kK" else None
         parts = [other for other in items if set(other.words) & {"forward", "backward"} and other.text[-1:].isdigit()]
         return round(value, 12) if value >= max((float(number("", part.text)) for part in parts), default=0.0) else None
     took = rest in ({"in"}, {"took"}) and unit in ("s", "sec", "secs", "seconds")
-    if rest not in ({"time"}, {"dt"}) and own != {"seconds"} and not took or "train" in own:
+    if (
+        rest not in ({"time"}, {"dt"})
+        and item.words != ("time", "data")
+        and own != {"seconds"}
+        and not took
+        or "train" in own
+    ):
         return None
     at = items.index(item)
     if took or unit == "ms" or rest == {"dt"} or own == {"seconds"} or any("data" in each.words for each in items):
         return round(value, 12)
     after = [each for each in items[at + 1 : at + 3] if not each.words]
-    if any(each.unit.strip().startswith("/s") or each.start - item.end < 4 for each in after):
+    if any(each.unit.strip().startswith("/s") or each.opened == "(" for each in after[:1]):
         return round(value, 12)
-    counters = [each for each in items if set(each.words) & (_STEP | _BATCH | _EPOCH) or each.total]
+    counters = [each for each in items if set(each.words) & (_STEP | _BATCH | _EPOCH | {"up"}) or each.total]
     return round(value, 12) if len(counters) == 1 and set(counters[0].words) & _EPOCH else None  # of the whole epoch
 
 
@@ -406,29 +430,41 @@ def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, me
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
-    first = bool(pairs) and (pairs[0].bracket or bar or not line[: pairs[0].start].strip(" |>*-"))
-    if pairs and first and not counted and (bar or "epoch" in values or pairs[0].start < metric):
+    first = bool(pairs) and (pairs[0].opened in ("[", "(") or bar or not line[: pairs[0].start].strip(" |>*-"))
+    if pairs and "epoch" in values and _EPOCH_JUST_BEFORE.search(line[: pairs[0].start]):  # `epoch 5  1000 / 8223`
+        first = True
+    beside = first and counted == {"step"} and "epoch" in values and "steps" not in values  # num_updates=445
+    if pairs and first and (not counted or beside) and (bar or "epoch" in values or pairs[0].start < metric):
         single = _EPOCH_BEFORE.search(line)
         if single and "epoch" not in values:
             values["epoch"] = number("step", single[1])
         if len(pairs) > 1 and "epoch" not in values:  # `[0/300][10/1251]`
             values.update(epoch=number("epoch", pairs[0].text), epochs=number("epochs", pairs.pop(0).total))
-        keras = not pairs[0].bracket and not line[: pairs[0].start].strip() and not _PERCENT_BAR.search(line)
+        keras = pairs[0].opened != "[" and not line[: pairs[0].start].strip() and not _PERCENT_BAR.search(line)
         if keras and "/sample" in line:
             return
         name = ("batch", "batches") if "epoch" in values or keras else ("step", "steps")
+        name = ("epoch", "epochs") if bar and _EPOCHS_OF_BAR.match(line) else name
         values.update(zip(name, (number("step", pairs[-1].text), number("steps", pairs[-1].total))))
         return
     both = _EPOCH_AND_BATCH.match(line)
     if both and not counted and "epoch" not in values:
         values.update(epoch=number("epoch", both[1]), batch=number("batch", both[2]))
     single = _STEP_IN_BRACKETS.match(line)
-    if single and not counted and "epoch" not in values and len(values) > 1:
+    if single and not (len(values) > 1 or values and single.start(1) > 1):  # `[0] loss 0.5` may be a rank's label
+        single = None
+    single = single or (_STEP_IN_FRONT.match(line) if "loss" in values else None)
+    if single and not counted and "epoch" not in values:
         values["step"] = number("step", single[1])
 
 
+_EPOCH_JUST_BEFORE = regex(r"(?i)epoch[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
+_EPOCHS_OF_BAR = regex(r"(?i)\s*epochs:?\s")
 _PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
 _EPOCH_BEFORE = regex(r"\[(\d{1,6})\] ?\[ *\d{1,9}/\d")
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
+_STEP_IN_FRONT = regex(
+    r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
+)  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
 _STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")

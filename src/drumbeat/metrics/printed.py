@@ -183,6 +183,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._steps = EpochSteps()
+        self._samples = EpochSteps()
         self._held: Dict[Tuple[str, ...], Record] = {}  # form -> a record whose counter has not been seen to advance
         self._trusted: Set[Tuple[str, ...]] = set()
         self._heading: Record = {}
@@ -204,6 +205,11 @@ class Lines:
             return []
         found: List[Record] = []
         for record in _records(line):
+            if record["kind"] == "step" and line.samples[1] and not set(record) & {"step", "batch"}:
+                count, total = line.samples
+                record = self._samples.counted({**record, "batch": count, "batches": total})
+                record = {name: value for name, value in record.items() if name not in ("batch", "batches")}
+                record["step_is"] = "sample"
             found += self._step(record, line.known) if record["kind"] in ("step", "throughput") else [record]
         return found
 
@@ -298,7 +304,7 @@ class Lines:
         held = self._held.get(form)
         if form == ("epoch",) and not isinstance(record["epoch"], int):
             return [record]  # a share of the epochs, which is no counter
-        if known or form in self._trusted or (held is not None and _place(record) > _place(held)):
+        if known or form in self._trusted or (held is not None and _goes_on(held, record)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
             return [self._in_steps(each) for each in (*before, record)]
@@ -318,6 +324,13 @@ class Lines:
 def _without_count(record: Optional[Record]) -> List[Record]:
     rest = {name: value for name, value in (record or {}).items() if name not in ("step", "steps", "batch", "batches")}
     return [rest] if set(rest) & _WORTH else []
+
+
+def _goes_on(held: Record, record: Record) -> bool:
+    """Whether the counter has advanced towards the same total: `Batch 4/100`, then `Batch 5/0`, is none."""
+    totals = [(held[name], record[name]) for name in ("steps", "batches") if name in held and name in record]
+    same = all(first == second for first, second in totals) or held.get("epoch") != record.get("epoch")
+    return same and _place(record) > _place(held)
 
 
 def _place(record: Record) -> Tuple[float, float]:

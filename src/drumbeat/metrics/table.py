@@ -22,13 +22,13 @@ FORMATS = "drumbeat.metrics.formats"
 class Rule:
     id: str
     has: str  # plain text that every line of this format contains
-    program: str
-    source: str
     find: str
-    example: str
-    near: str  # looks similar, and must not be read
     gives: Mapping[str, Value]
     kind: str = "step"
+    program: str = ""  # this and the next three are for readers and tests, and do not travel to nodes
+    source: str = ""
+    example: str = ""
+    near: str = ""  # looks similar, and must not be read
     also: Sequence[str] = ()  # what else the line may hold
     scale: Mapping[str, float] = field(default_factory=dict)  # from the line's unit to the record's
     per: Mapping[str, str] = field(default_factory=dict)  # whose the loss and the rates are: one of WHOSE
@@ -38,8 +38,8 @@ class Rule:
 class Owner:
     """A known program: whose its loss and its rates are."""
 
-    program: str
     has: Sequence[str]
+    program: str = ""
     loss: str = "rank"
     rate: str = ""  # '': as the line says
 

@@ -20,10 +20,12 @@ from drumbeat.report.predicted import compared
 from drumbeat.report.setting import gpus_of, setting_of, target_of
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.files import decode
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words
 from drumbeat.runfolder.progress import Progress, slowest_rank
-from drumbeat.runfolder.records import Sample
+from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
 from drumbeat.runfolder.state import Hang, hangs_of, ranks_seen, seconds_of
 
@@ -35,6 +37,7 @@ _LONGEST_GAP = 60.0  # seconds between two samples over which power is taken to 
 
 @dataclass
 class Devices:
+    of: float = 1.0  # nodes for each of those whose samples were read
     count: int = 0  # samples with at least one GPU
     _gpus: Dict[Tuple[int, int], List[Tuple[float, GpuSample]]] = field(default_factory=dict)  # node, index -> readings
     _ports: Dict[Tuple[str, str], List[Tuple[Optional[int], Optional[int]]]] = field(default_factory=dict)
@@ -67,9 +70,11 @@ class Devices:
                 high = min(second, end if end is not None else second)
                 if high > low:
                     total, measured = total + joules * (high - low) / (second - first), True
-        return total if measured else None
+        return total * self.of if measured else None
 
     def energy_how(self) -> str:
+        if self.of > 1:
+            return f"measured on {len({node for node, _ in self._gpus})} nodes, times {self.of:.4g}"
         counters = sum(_counts(readings) for readings in self._gpus.values())
         sensors = sum(any(gpu.power is not None for _, gpu in readings) for readings in self._gpus.values())
         if counters == len(self._gpus):
@@ -94,7 +99,7 @@ class Devices:
             if passed[0] is not None and passed[1] is not None:
                 found.setdefault("rdma" if ":" in port else "ethernet", []).append((passed[0], passed[1]))
         return {
-            kind: Traffic(len(ports), sum(received for received, _ in ports), sum(sent for _, sent in ports))
+            kind: Traffic(*(round(part * self.of) for part in (len(ports), *map(sum, zip(*ports)))))
             for kind, ports in found.items()
         }
 
@@ -129,6 +134,7 @@ def _whole(value: object) -> Optional[int]:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+_AT = RunFolder("")  # names relative to the run folder
 _PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 _LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
 _READ_MS = 250.0  # to which the times of printed lines are known
@@ -138,14 +144,12 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     now = lead_now(run) if now is None else now
     state, events, order = state_of(run, now), run.run_events(), _order(run)
     progress, summary = state.progress, state.summary
-    ledger = run.ledger(now)
+    ledger = run.ledger(now, progress)
     reports = _reports(run, events, progress)
-    devices = Devices()
-    for node in run.nodes():
-        for sample in run.telemetry(node):
-            devices.add(sample)
-    facts = {node: run.facts(node) for node in run.nodes()}
-    gpus = gpus_of(order, facts)
+    devices = _devices(run)
+    nodes_here = run.nodes()
+    facts = {node: run.facts(node) for node in nodes_here[:: 1 + len(nodes_here) // _MANY]}
+    gpus = gpus_of(order, facts, len(nodes_here))
     planned = sum(member.ranks for member in run.members()) or None
     ranks = summary.ranks if summary else ranks_seen(events) or planned
     seconds = sum(ledger.values()) - ledger.get(QUEUE, 0.0) if ledger else state.seconds
@@ -163,7 +167,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     return Figures(
         name=run.run_id,
         source=run.path,
-        outcome=state.status.state if state.goes_on or summary is None else summary.outcome,
+        outcome=state.condition.word,
         exit_code=summary.exit_code if summary else None,
         created=run.record.created or None,
         nodes=nodes,
@@ -179,6 +183,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         step=progress.step,
         steps=progress.steps,
         step_is=progress.step_is,
+        starts=max(1, sum(isinstance(event, kinds.RunStarted) for event in events)),
         steps_of=progress.lap,
         loss=_both(progress.first_loss, progress.last_loss),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
@@ -221,6 +226,68 @@ def _unread(run: Run) -> List[Note]:
     return []
 
 
+# Of large runs a part is read, so that a report costs the same however long they were: of each node's metrics the middle
+# and the end, of telemetry some nodes. Steps, loss and speed are exact all the same: agents write sums into their
+# metrics, and the first node is read whole.
+
+
+_MOST_METRICS = 8 << 20  # bytes, over all nodes
+_MOST_TELEMETRY = 4 << 20
+_MANY = 128  # nodes: of more, not all hardware is read
+
+
+def _size(run: Run, name: str) -> int:
+    found = run.files.chunk(name, 0, 0)
+    return found.size if found else 0
+
+
+def _devices(run: Run) -> Devices:
+    nodes = run.nodes()
+    whole = sum(_size(run, _AT.node(node).telemetry) for node in nodes)
+    chosen = nodes[:: max(1, math.ceil(whole / _MOST_TELEMETRY))]
+    devices = Devices(len(nodes) / len(chosen) if chosen else 1.0)
+    for node in chosen:
+        for sample in run.telemetry(node):
+            devices.add(sample)
+    return devices
+
+
+def _part(run: Run, node: int, most: int) -> Iterator[Metric]:
+    """Yield the metrics in the middle and at the end of a long file."""
+    name = _AT.node(node).metrics
+    size = _size(run, name)
+    for begin in (size // 2, size - most // 2):
+        chunk = run.files.chunk(name, begin, most // 2)
+        for line in (chunk.data if chunk else b"").decode("utf-8", "replace").split("\n")[1:-1]:
+            metric = parse_metric(decode(line) or {}, node)
+            if metric:
+                yield metric
+
+
+def _all_reports(run: Run, progress: Progress, reports: Reports) -> Iterator[Metric]:
+    """Yield the metrics of all nodes. Where some of them are left out, the work of the first node's ranks stands for all."""
+    nodes = run.nodes()
+    sizes = {node: _size(run, _AT.node(node).metrics) for node in nodes}
+    if sum(sizes.values()) <= _MOST_METRICS:
+        for node in nodes:
+            yield from run.metrics(node)
+        return
+    most, first, reports.last_step = max(6 << 10, _MOST_METRICS // len(nodes)), True, 0
+    for node in nodes:
+        if sizes[node] and first:
+            own, first = Progress(), False
+            for metric in run.metrics(node):
+                own.add(metric)
+                yield metric
+            for name in ("tokens", "samples"):
+                if getattr(own, name):
+                    reports.times = getattr(progress, name) / getattr(own, name)
+        elif sizes[node] <= most:
+            yield from (metric._replace(tokens=None, samples=None) for metric in run.metrics(node))
+        else:
+            yield from (metric._replace(tokens=None, samples=None) for metric in _part(run, node, most))
+
+
 def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
     starts = [event.t for event in events if isinstance(event, kinds.AttemptStarted)]
     since = starts[-1] if starts else 0.0
@@ -228,10 +295,9 @@ def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
     hangs = tuple((event.t - event.seconds, event.t) for event in over if not event.ended)
     reports = Reports(last_step=progress.steps or progress.step, since=since, hangs=hangs)
     offsets = run.clock_offsets()
-    for node in run.nodes():
-        shift = offsets.get(node, 0.0)
-        for metric in run.metrics(node):
-            reports.add(metric._replace(t=metric.t + shift) if shift else metric)
+    for metric in _all_reports(run, progress, reports):
+        shift = offsets.get(metric.node, 0.0)
+        reports.add(metric._replace(t=metric.t + shift) if shift else metric)
     return reports
 
 

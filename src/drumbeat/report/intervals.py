@@ -66,6 +66,7 @@ class Reports:
     summary: Dict[str, float] = field(default_factory=dict)  # what the program printed at its end
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     hangs: Tuple[Tuple[float, float], ...] = ()  # from, to: reported and over
+    times: float = 1.0  # work of all ranks, for each part that was added
 
     def add(self, metric: Metric) -> None:
         rank = metric.rank
@@ -136,14 +137,15 @@ class Reports:
         for (before, first), (number, second) in zip(made, made[1:]):
             seconds = second.t - first.t
             if seconds > 0 and (hangs or not self._spans_hang(first.t, second.t)):
-                found.append((second.t, (second.work or (0.0 if self.unit else number - before)) / seconds))
+                work = second.work * self.times
+                found.append((second.t, (work or (0.0 if self.unit else number - before)) / seconds))
         if any(rate for _, rate in found):
             return found
         return self.stated[min(self.stated)] if self.stated else []
 
     def work_per_step(self) -> Optional[float]:
         """Return tokens or samples of one step, all ranks; a report may cover several steps."""
-        made = sorted((number, step.work) for number, step in self.steps.items() if step.work)
+        made = sorted((number, step.work * self.times) for number, step in self.steps.items() if step.work)
         each = [work / (number - before) for (before, _), (number, work) in zip(made, made[1:])]
         return statistics.median(each) if each else None
 
@@ -158,8 +160,8 @@ class Reports:
         whole = [times for times in self.arrivals.values() if len(times) == len(ranks)]
         if len(ranks) < 2 or len(whole) < 3:
             return {}
-        late = {rank: [times[rank] - min(times.values()) for times in whole] for rank in ranks}
-        return {rank: statistics.fmean(values) for rank, values in late.items()}
+        firsts = [min(times.values()) for times in whole]
+        return {rank: statistics.fmean(times[rank] - first for times, first in zip(whole, firsts)) for rank in ranks}
 
 
 def _is_number(value: Any) -> bool:

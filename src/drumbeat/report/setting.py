@@ -49,12 +49,15 @@ def target_of(command: Sequence[str]) -> Optional[float]:
         return None
 
 
-def gpus_of(order: Optional[Order], facts: Mapping[int, Optional[Facts]]) -> Optional[int]:
-    """Count the GPUs of all nodes that the job used; None if a node's facts are missing."""
+def gpus_of(order: Optional[Order], facts: Mapping[int, Optional[Facts]], nodes: int) -> Optional[int]:
+    """Count the GPUs of all nodes that the job used; None if a node's facts are missing, or if only some nodes' were read
+    and these differ."""
     if order is None or not facts:
         return None
     known = [gpus_used(order, each) for each in facts.values() if each]
-    return gpus_of_run(order, known) if len(known) == len(facts) else None
+    if len(known) < len(facts) or (len(facts) < nodes and len(set(known)) > 1):
+        return None
+    return gpus_of_run(order, known if len(facts) == nodes else known[:1] * nodes)
 
 
 def _image(code: Mapping[str, Any], order: Optional[Order]) -> str:

@@ -6,12 +6,16 @@ import textwrap
 from typing import List, Optional, Tuple
 
 from drumbeat.base.redact import printable
+from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
+from drumbeat.runfolder.ledger import QUEUE, TRAINING
 from drumbeat.runfolder.lines import count, duration, ledger_words, speed
+from drumbeat.runfolder.state import GOING_ON
 
 NOT = "not measured"
 _LABEL = 11
 _MOST_NOTES = 12
+_LONG = 3600.0  # seconds: a shorter run is not compared with what is expected of long ones
 
 
 def lines_of(figures: Figures, width: int = 80) -> List[str]:
@@ -27,6 +31,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     found = [("run", figures.name), ("end", end_words(figures)), ("size", size_words(figures))]
     if figures.ledger:
         found.append(("time", ledger_words(figures.ledger, figures.training_share)))
+    if figures.training_share is not None:
+        found.append(("ETTR", ettr_words(figures)))
     found.append(("GPU-hours", _gpu_hours(figures)))
     if figures.step is not None:
         counted = f" of this {figures.steps_of}" if figures.steps_of else ""
@@ -80,8 +86,25 @@ def software_words(name: str, version: str, gpus: Optional[int]) -> str:
     return f"{what.get(name, name)} {version}{unused}"
 
 
+def ettr_words(figures: Figures) -> str:
+    """Return the effective training time ratio with its parts; of a job that was queued again, over all of its starts."""
+    parts, held = figures.ledger, sum(figures.ledger.values()) - figures.ledger.get(QUEUE, 0.0)
+    lost = {
+        name: seconds for name, seconds in parts.items() if name not in (QUEUE, TRAINING) and seconds >= held / 1000
+    }
+    most = sorted(lost, key=lambda name: -lost[name])
+    words = [f"{figures.training_share:.1%} of the time on its nodes"]
+    words += [f"over {figures.starts} starts of the job"] if figures.starts > 1 else []
+    words += [f"the rest: {', '.join(f'{name} {lost[name] / held:.1%}' for name in most)}"] if most else []
+    if parts.get(QUEUE, 0.0) > 0:
+        words.append(f"{parts[TRAINING] / sum(parts.values()):.1%} with the queue")
+    if figures.gpus and held > _LONG:
+        words.append(f"{reliability_of(figures.gpus).goodput.share:.1%} expected ({FAILURE_SOURCE})")
+    return "; ".join(words)
+
+
 def end_words(figures: Figures) -> str:
-    so_far = "for" if figures.outcome == "running" else "in"
+    so_far = "for" if figures.outcome in GOING_ON else "in"
     took = f" {so_far} {duration(figures.seconds)}" if figures.seconds is not None else ""
     code = f", exit code {figures.exit_code}" if figures.exit_code is not None else ""
     tries = f", {figures.attempts} attempts" if figures.attempts > 1 else ""

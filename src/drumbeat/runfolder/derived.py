@@ -15,7 +15,7 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import Files, decode
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.progress import Progress, merged
-from drumbeat.runfolder.records import Line, Metric, parse_metric, parse_so_far
+from drumbeat.runfolder.records import SO_FAR, Line, Metric, parse_metric, parse_so_far
 from drumbeat.runfolder.state import ranks_seen
 from drumbeat.runfolder.summary import AttemptEnd
 
@@ -67,6 +67,7 @@ def list_logs(files: Files, node: NodeFolder, attempt: int) -> List[Log]:
 
 _RECENT = 1 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
 _HEAD = 16 << 10  # bytes of each node's metrics that tell how it began
+_MANY = 64  # nodes: of more, not every one is asked how it began
 _AT = RunFolder("")  # names relative to the run folder
 
 
@@ -192,19 +193,19 @@ def progress(run: Records) -> Progress:
     offsets = run.clock_offsets()
     first = Progress()
     parts: Dict[int, Progress] = {}
-    ends: Dict[int, List[Metric]] = {}
+    ends: Dict[int, List[str]] = {}
     exact = True
     for node in nodes:
-        head, tail, whole = _ends(run, _AT.node(node).metrics, size)
-        for metric in (_metric(line, node) for line in head):
-            if metric:
+        head, ends[node], whole = _ends(run, _AT.node(node).metrics, size)
+        if len(nodes) <= _MANY or first.first_loss is None:
+            for metric in _metrics(head, node):
                 first.add(metric)
-        parts[node], ends[node], counted = _part(tail, node)
+        parts[node], counted = _part(ends[node], node)
         exact = exact and (counted or whole)
     if exact:
         total = merged((parts[node], offsets.get(node, 0.0)) for node in nodes)
     else:
-        total = _recent(ends, offsets)
+        total = _recent({node: list(_metrics(lines, node)) for node, lines in ends.items()}, offsets)
     if first.first_loss is not None:
         total.first_loss, total.first_loss_step = first.first_loss, first.first_loss_step
     if first.first_validation is not None:
@@ -212,22 +213,20 @@ def progress(run: Records) -> Progress:
     return total
 
 
-def _part(lines: Sequence[str], node: int) -> Tuple[Progress, List[Metric], bool]:
-    """Return what a node's last lines add up to, its metrics, and whether one of the lines says what came before."""
-    part, metrics, counted = Progress(), [], False
-    for line in lines:
-        data = decode(line) or {}
-        so_far = parse_so_far(data, node)
-        metric = None if so_far else parse_metric(data, node)
+def _part(lines: Sequence[str], node: int) -> Tuple[Progress, bool]:
+    """Return what a node's last lines add up to, and whether one of them says what came before."""
+    part, counted, begin = Progress(), False, 0
+    for at in range(len(lines) - 1, -1, -1):
+        so_far = parse_so_far(decode(lines[at]) or {}, node) if SO_FAR in lines[at] else None
         if so_far:
             try:
-                part, counted = Progress.restored(so_far.progress), True
+                part, counted, begin = Progress.restored(so_far.progress), True, at + 1
+                break
             except RecordError:
                 continue
-        elif metric:
-            part.add(metric)
-            metrics.append(metric)
-    return part, metrics, counted
+    for metric in _metrics(lines[begin:], node):
+        part.add(metric)
+    return part, counted
 
 
 def _recent(ends: Mapping[int, Sequence[Metric]], offsets: Mapping[int, float]) -> Progress:
@@ -260,6 +259,8 @@ def _ends(run: Records, name: str, size: int) -> Tuple[List[str], List[str], boo
     return head, texts if whole else texts[1:], whole
 
 
-def _metric(line: str, node: int) -> Optional[Metric]:
-    data = decode(line)
-    return None if data is None else parse_metric(data, node)
+def _metrics(lines: Iterable[str], node: int) -> Iterator[Metric]:
+    for line in lines:
+        metric = parse_metric(decode(line) or {}, node)
+        if metric:
+            yield metric

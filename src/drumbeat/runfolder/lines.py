@@ -207,18 +207,20 @@ def end_words(summary: Summary) -> str:
     took = duration(summary.elapsed)
     if summary.outcome == "requeue":
         return (
-            f"stopped after {took}; its ranks ask to be started again (exit code 75): start the same command to go on"
+            f"cancelled after {took}; its ranks ask to be started again (exit code 75): start the same command to go on"
         )
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "stage-failed":
-        return f"finished in {took}, although a stage of the script had failed; exit code {summary.exit_code}"
+        return f"doubtful: finished in {took}, although a stage of the script had failed; exit code {summary.exit_code}"
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "launcher-unended":
-        return f"finished in {took}, but a launcher in the script had not ended; exit code {summary.exit_code}"
+        return (
+            f"doubtful: finished in {took}, but a launcher in the script had not ended; exit code {summary.exit_code}"
+        )
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "early-exit":
-        return f"finished in {took}, but a rank ended before it had made its steps; exit code {summary.exit_code}"
+        return f"doubtful: finished in {took}, but a rank ended before it had made its steps; exit code {summary.exit_code}"
     if summary.outcome == "doubtful":
-        return f"finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
+        return f"doubtful: finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":
-        return f"time limit reached after {took}, exit code {summary.exit_code}"
+        return f"time-limit reached after {took}, exit code {summary.exit_code}"
     return f"{summary.outcome} in {took}, exit code {summary.exit_code}"
 
 

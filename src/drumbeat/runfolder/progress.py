@@ -27,6 +27,7 @@ _OF_FIRST_NODE = (
     ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since"),
     ("first_validation", "last_validation", "validation_not_finite"),
     ("saved",),
+    ("phase",),
 )
 
 
@@ -34,7 +35,8 @@ _OF_FIRST_NODE = (
 class Progress:
     step: Optional[int] = None
     steps: Optional[int] = None
-    step_is: str = ""  # `epoch` where the script counts nothing but epochs
+    step_is: str = ""  # `epoch` or `sample` where the script counts nothing else
+    phase: str = ""  # what the lowest rank has announced, and is not over: checkpoint, validation
     first_loss: Optional[float] = None
     first_loss_step: Optional[int] = None  # at which it was reported; None: its report names no step
     last_loss: Optional[float] = None  # the last finite one
@@ -80,6 +82,8 @@ class Progress:
         if self._lowest is None or rank < self._lowest:
             self._lowest, self._previous, self.reports = rank, (None, None), None
         lowest = rank == self._lowest
+        if lowest:
+            self.phase = metric.kind if metric.announces else ""
         if metric.seconds is not None and lowest and (metric.kind in self.spent or len(self.spent) < _MOST_KINDS):
             self.spent[metric.kind] = self.spent.get(metric.kind, 0.0) + metric.seconds
         if metric.accuracy is not None:
@@ -220,6 +224,8 @@ class Progress:
         if self.reported_rate:
             return self.reported_rate, self.reported_unit
         if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # how many steps an epoch has is not known
+            return None
+        if self.step_is == "sample":  # one rank's, or all that the ranks have seen: the line does not say
             return None
         if self.seconds > 0 and self.step is not None and self.first_step is not None and self.step > self.first_step:
             return (self.step - self.first_step) / (trained if trained > 0 else self.seconds), f"{self.counts}s/s"

@@ -52,8 +52,9 @@ class Metric(NamedTuple):
 
     @property
     def step_is(self) -> str:
-        """`epoch` where the script counts nothing but epochs; '' for a step."""
-        return "epoch" if self.more.get("step_is") == "epoch" else ""
+        """`epoch` or `sample` where the script counts nothing else; '' for a step."""
+        told = self.more.get("step_is")
+        return told if told in ("epoch", "sample") else ""
 
     @property
     def announces(self) -> bool:

@@ -267,7 +267,7 @@ class Run:
         """Return progress and recent speed: from the first and the last metrics of each node, however many there are."""
         return derived.progress(self)
 
-    def ledger(self, now: float) -> Dict[str, float]:
+    def ledger(self, now: float, progress: Progress) -> Dict[str, float]:
         """Return the time spent in each part of ledger.py: by the summary, else as far as the events tell at `now`."""
         try:
             summary = self.summary()
@@ -278,7 +278,7 @@ class Run:
         queued = self.files.chunk(_AT.script, 0, 0) is not None
         events = self.run_events()
         begin = self.record.created or (events[0].t if events else now)
-        return ledger(begin, now, events, queued, self.progress())
+        return ledger(begin, now, events, queued, progress)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

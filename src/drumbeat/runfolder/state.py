@@ -1,4 +1,4 @@
-"""Hangs as a run's lead recorded them: the current one, and the duration of each."""
+"""State of a run by its lead's records: the one word that every view says, hangs, the muster, the world."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Iterable, List, Optional, Set
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import ranges
-from drumbeat.findings.model import Finding
+from drumbeat.findings.model import ERROR, INFO, OK, WARNING, Finding
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.progress import Progress
@@ -22,15 +22,99 @@ class Hang:
     seconds: Optional[float] = None  # from the last step before it to the next one, or to the end; None: it is not over
 
 
-def hang_of(events: Iterable[Event]) -> Optional[Hang]:
-    """Return the hang of the last attempt, while that attempt goes on."""
-    found: Optional[Hang] = None
-    for event in events:
+@dataclass(frozen=True)
+class Muster:
+    here: int
+    nodes: int
+    missing: str  # host names as a node list, or node ranks
+    since: float  # seconds since 1970
+
+    @property
+    def words(self) -> str:
+        return f"{self.here} of {self.nodes} nodes are here; waiting for {self.missing}"
+
+
+class Course:
+    """The moment of a run, by its lead's events: add them in their order."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.hang: Optional[Hang] = None  # of the last attempt, while it goes on
+        self.stopping = ""  # why
+        self.next = ""  # what follows an attempt that has ended
+        self._started: Optional[kinds.RunStarted] = None
+        self._here: Set[int] = set()
+        self._named: Optional[kinds.Waiting] = None
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
         if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
-            found = Hang(event.t, event.finding)
+            self.hang = Hang(event.t, event.finding)
         elif isinstance(event, (kinds.Resumed, kinds.AttemptStarted, kinds.AttemptEnded, kinds.RunEnded)):
-            found = None
-    return found
+            self.hang = None
+        if isinstance(event, kinds.Stopping):
+            self.stopping = event.why or "asked to"
+        elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
+            self.stopping, self.next = "", "restarting" if event.action == "restart" else "waiting to be queued again"
+        elif isinstance(event, (kinds.RunStarted, kinds.AttemptStarted, kinds.RunEnded)):
+            self.stopping = self.next = ""
+        if isinstance(event, kinds.RunStarted):
+            self._started, self._here, self._named = event, set(), None
+        elif isinstance(event, (kinds.Mustered, kinds.RunEnded)):
+            self._started = None
+        elif isinstance(event, kinds.NodeJoined):
+            self._here.add(event.peer)
+        elif isinstance(event, kinds.Waiting):
+            self._named = event
+
+    @property
+    def muster(self) -> Optional[Muster]:
+        """The muster; None for a run whose nodes have joined, or that has not started or has ended."""
+        started, here, named = self._started, self._here, self._named
+        if started is None or len(here) >= started.nodes:
+            return None
+        absent = ranges([node for node in range(started.nodes) if node not in here])
+        missing = f"node{'' if absent.isdigit() else 's'} {absent}"
+        missing = named.missing if named and named.here == len(here) else missing
+        return Muster(len(here), started.nodes, missing, started.t)
+
+
+QUEUED, WAITING, RUNNING, SAVING = "queued", "waiting for node", "running", "saving"
+HANGING, STOPPING, RESTARTING = "hanging", "stopping", "restarting"
+GOING_ON = (QUEUED, WAITING, RUNNING, SAVING, HANGING, STOPPING, RESTARTING)
+_SAY_MORE = ("doubtful", "time-limit")  # outcomes that say more than `finished` and `failed`
+_SEVERITY = {"finished": OK, "failed": ERROR, HANGING: ERROR, QUEUED: INFO, WAITING: INFO, RUNNING: OK, SAVING: OK}
+SAVES = "checkpoint"  # the kind of report with which a rank announces that it saves
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A run's state as every view says it."""
+
+    word: str
+    severity: str  # of findings/model.py
+    detail: str = ""
+
+
+def condition(told: str, detail: str, outcome: str, course: Course, phase: str) -> Condition:
+    """Say a run's state. `told` is what its folder and its scheduler say (queued, running, or how it ended); `outcome` is its
+    summary's; `phase` is the kind of work that its ranks have announced last."""
+    word = told
+    if told not in (QUEUED, RUNNING):
+        word = outcome if outcome in _SAY_MORE else told
+    elif told == RUNNING:
+        muster = course.muster
+        if course.stopping:
+            word, detail = STOPPING, course.stopping
+        elif course.hang:
+            word, detail = HANGING, course.hang.finding.title
+        elif course.next:
+            word, detail = RESTARTING, course.next if course.next != RESTARTING else detail
+        elif muster:
+            word, detail = WAITING, muster.words
+        elif phase == SAVES:
+            word = SAVING
+    return Condition(word, _SEVERITY.get(word, WARNING), "" if detail in (word, told) else detail)
 
 
 def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Optional[Progress] = None) -> List[Hang]:
@@ -98,39 +182,3 @@ def ranks_seen(events: Iterable[Event]) -> Optional[int]:
         elif isinstance(event, kinds.VerdictGiven) and event.verdict.check == "world":
             seen = event.verdict.count if event.verdict.count is not None else seen
     return seen
-
-
-# State of the muster, from the lead's events.
-
-
-@dataclass(frozen=True)
-class Muster:
-    here: int
-    nodes: int
-    missing: str  # host names as a node list, or node ranks
-    since: float  # seconds since 1970
-
-    @property
-    def words(self) -> str:
-        return f"{self.here} of {self.nodes} nodes are here; waiting for {self.missing}"
-
-
-def muster_of(events: Iterable[kinds.Event]) -> Optional[Muster]:
-    """Return the state of the muster; None for a run whose nodes have joined, or that has not started or has ended."""
-    started: Optional[kinds.RunStarted] = None
-    here: Set[int] = set()
-    named: Optional[kinds.Waiting] = None
-    for event in events:
-        if isinstance(event, kinds.RunStarted):
-            started, here, named = event, set(), None
-        elif isinstance(event, (kinds.Mustered, kinds.RunEnded)):
-            started = None
-        elif isinstance(event, kinds.NodeJoined):
-            here.add(event.peer)
-        elif isinstance(event, kinds.Waiting):
-            named = event
-    if started is None or len(here) >= started.nodes:
-        return None
-    absent = ranges([node for node in range(started.nodes) if node not in here])
-    missing = named.missing if named and named.here == len(here) else f"node{'' if absent.isdigit() else 's'} {absent}"
-    return Muster(len(here), started.nodes, missing, started.t)

@@ -103,6 +103,7 @@ class Trainer:
         self._stop: Optional[StopTogether] = None
         self._profiler = Profiler(Profile.parse(profile), world.rank, world.device) if profile else None
         self._leave, self._samples, self.weights = leave_at_end, 0, weights
+        self._unreported: Optional[Result] = None
 
     @property
     def module(self) -> nn.Module:
@@ -366,8 +367,11 @@ class Trainer:
 
     def report(self, result: Result, every: int = 10) -> None:
         """Every so many steps: a line on rank 0, and the figures for drumbeat's own views (`drumbeat status`)."""
-        if result.step % every:
-            return
+        self._unreported = result if result.step % every else None
+        if self._unreported is None:
+            self._report(result)
+
+    def _report(self, result: Result) -> None:
         values = {"loss": float(result.loss), "grad_norm": float(result.norm)}
         values.update({name: float(value) for name, value in result.metrics.items()})
         metrics.report(result.step, samples=self._samples, **(values if self.world.lead else {}))  # type: ignore[arg-type]
@@ -380,7 +384,10 @@ class Trainer:
             print(text, flush=True)
 
     def close(self) -> None:
-        """Wait for a checkpoint that is being written, and leave the other ranks."""
+        """Report the last step, wait for a checkpoint that is being written, and leave the other ranks."""
+        if self._unreported is not None:
+            self._report(self._unreported)
+            self._unreported = None
         for checkpoints in self._checkpoints.values():
             ended = checkpoints.finish()
             if ended is not None and ended.error:

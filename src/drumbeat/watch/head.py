@@ -9,6 +9,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import Finding
 from drumbeat.runfolder.lines import not_finite_words
 from drumbeat.runfolder.progress import Slowest
+from drumbeat.runfolder.state import condition
 from drumbeat.watch.model import Check, RunView
 
 
@@ -34,7 +35,9 @@ class Standing:
 class Head:
     run_id: str
     name: str
-    state: str
+    state: str  # as its scheduler or its folder says
+    word: str  # as every view says
+    severity: str
     detail: str
     phase: str
     attempt: int
@@ -83,11 +86,15 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
     weighted = [(use * count, count) for use, count in used if use is not None]
     reporter = min(view.ranks, default=None)
     step_seconds = view.ranks[reporter].step_seconds if reporter is not None else None
+    outcome = view.summary.outcome if view.summary else ""
+    said = condition(standing.state, standing.detail, outcome, view.course, progress.phase)
     return Head(
         run_id=standing.run_id,
         name=standing.name,
         state=standing.state,
-        detail=standing.detail,
+        word=said.word,
+        severity=said.severity,
+        detail=said.detail or (view.phase if said.word == RUNNING and view.phase not in ("training", "ended") else ""),
         phase=_phase(view, standing),
         attempt=view.attempt,
         step=progress.step,
@@ -104,7 +111,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         steps_of=progress.lap,
         recent_rate=view.recent_rate() if standing.goes_on else None,
         step_seconds=None if progress.rough else step_seconds,
-        seconds_left=progress.seconds_left(now) if standing.goes_on and not view.hangs else None,
+        seconds_left=progress.seconds_left(now) if standing.goes_on and not view.course.hang else None,
         quiet=progress.quiet(now) if standing.state == RUNNING else None,
         elapsed=_elapsed(view, standing, now),
         nodes=view.planned_nodes,

@@ -18,7 +18,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.progress import SKEW, Progress, Slowest, merged, slowest_rank
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
-from drumbeat.runfolder.state import CODE as HANG
+from drumbeat.runfolder.state import Course
 from drumbeat.runfolder.summary import Summary, shortened
 from drumbeat.watch.curve import Curve, Point, rates
 from drumbeat.watch.node_view import MOST_NODES, MOST_RANKS, NodeView, RankView
@@ -66,7 +66,7 @@ class RunState:
         self.cluster = {"gpu_use": Curve(5.0), "power": Curve(5.0), "memory": Curve(5.0), "network": Curve(5.0)}
         self.ended_ranks = 0
         self.changes = 0  # goes up with every record
-        self.hangs = False  # a hang was reported and is not over
+        self.course = Course()
         self._parts: Dict[int, Progress] = {}  # node -> what it has reported in this attempt
         self._total: Tuple[int, Progress] = (0, Progress())  # their sum, after so many changes
         self.verdicts: Dict[str, Dict[int, Verdict]] = {}
@@ -108,6 +108,7 @@ _LONGEST = 300  # characters of a reason or a name
 
 def apply_event(view: RunState, event: Event, t: float) -> None:
     """Apply an event. `t`: when it happened, by the lead's clock."""
+    view.course.add(event)
     if isinstance(event, kinds.RunStarted):
         _run_started(view, event, t)
     elif isinstance(event, kinds.NodeJoined):
@@ -125,7 +126,6 @@ def apply_event(view: RunState, event: Event, t: float) -> None:
         _verdict(view, event)
     elif isinstance(event, kinds.FindingMade):
         view.findings.append(shortened(event.finding))
-        view.hangs = view.hangs or event.finding.code.startswith(HANG)
         view.mark(t, "finding", event.finding.title)
     else:
         _trouble(view, event, t)
@@ -144,8 +144,6 @@ def _trouble(view: RunState, event: Event, t: float) -> None:
     elif isinstance(event, kinds.Excluded):
         view.node(event.peer).idle = f"excluded: {event.why}"[:_LONGEST]
         view.mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
-    elif isinstance(event, kinds.Resumed):
-        view.hangs = False
     elif isinstance(event, kinds.Stopping):
         view.phase = "stopping"
         view.mark(t, "stop", event.why)
@@ -177,7 +175,7 @@ def _joined(view: RunState, event: kinds.NodeJoined) -> None:
 def _attempt_started(view: RunState, event: kinds.AttemptStarted, t: float) -> None:
     view.go_to(event.attempt)
     _failure_is_past(view, event.attempt)
-    view.world, view.hangs = event.world_size, False
+    view.world = event.world_size
     view.phase = "waiting for the first step"
     for node in view.nodes.values():
         if not node.idle.startswith("excluded"):

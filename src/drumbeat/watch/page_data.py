@@ -61,6 +61,7 @@ def curves(session: Session, since: Optional[float] = None) -> Dict[str, Any]:
 def heat(session: Session, show: str) -> Dict[str, Any]:
     """Return one value per node and GPU, or per node and rank; None is unknown."""
     label, unit, limits = HEAT[show]
+    hang = session.view.course.hang
     nodes = [session.view.nodes[number] for number in sorted(session.view.nodes)]
     rows = [_heat_row(node, show) for node in nodes]
     known = [value for row in rows for value in row if value is not None]
@@ -75,6 +76,7 @@ def heat(session: Session, show: str) -> Dict[str, Any]:
         "nodes": [node.node for node in nodes],
         "hosts": [node.host for node in nodes],
         "lost": [node.node for node in nodes if node.lost],
+        "hanging": hang.finding.rank if hang else None,
         "ranks": [min(node.ranks, default=None) for node in nodes],
         "values": rows,
     }

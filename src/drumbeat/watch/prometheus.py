@@ -17,12 +17,13 @@ from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import GOING_ON
 from drumbeat.watch.head import Head, Standing, head_of
 from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView
 
 GAUGE, COUNTER = "gauge", "counter"
-STATES = ("queued", "running", "finished", "failed", "cancelled", "unknown")
+STATES = (*GOING_ON, "finished", "failed", "cancelled", "doubtful", "time-limit", "unknown")
 Samples = List[Tuple[Tuple[str, ...], float]]  # values of the labels, value
 
 
@@ -96,7 +97,7 @@ def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
     if head.validation_not_finite:
         values["validation_loss"] = float(head.validation_not_finite)
     found = [_gauge(f"drumbeat_{name}", words, [((), values[field])]) for name, words, field in _OF_RUN]
-    states = [((state,), float(state == head.state)) for state in STATES]
+    states = [((state,), float(state == head.word)) for state in STATES]
     found.append(_gauge("drumbeat_state", "1 for the state that the run is in.", states, ("state",)))
     found += _throughput(head)
     slow = head.slowest

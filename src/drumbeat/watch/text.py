@@ -65,11 +65,10 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
 
 
 def _title(head: Head) -> str:
-    words = head.phase if head.phase == head.state else f"{head.state}, {head.phase}"
-    detail = f": {head.detail}" if head.detail and head.detail not in (head.state, head.phase) else ""
+    detail = f": {head.detail}" if head.detail else ""
     again = f", attempt {head.attempt + 1}" if head.attempt else ""
     took = f", {duration(head.elapsed)}" if head.elapsed is not None else ""
-    return f"{head.run_id}  {words}{again}{took}{detail}"
+    return f"{head.run_id}  {head.word}{again}{took}{detail}"
 
 
 def _progress(head: Head) -> str:

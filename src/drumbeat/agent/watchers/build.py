@@ -8,6 +8,7 @@ from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.contract import Record, Sensor, Tell, WatchedAttempt, Watcher, Watching
 from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.kernel_log import GpuErrors
+from drumbeat.agent.watchers.loss import Loss
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.watchers.transport import OpenGate
 from drumbeat.agent.watchers.world import Census, CensusLooks
@@ -47,6 +48,9 @@ def build_watchers(
         census = CensusLooks(scene, order.emulated)
         watchers.append(Census(scene.node, census.look_soon))
         sensors.append(census)
+    level = order.checks.get("loss", "off")
+    if level != "off" and scene.node == 0:  # where the lowest rank is
+        watchers.append(Loss(level, scene.node, scene.facts.host))
     if scene.kernel_log:
         watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host))
         sensors += scene.kernel_log

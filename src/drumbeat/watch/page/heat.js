@@ -61,10 +61,11 @@ export class Heat {
     const span = data.high - data.low || 1, lost = new Set(data.lost), texts = s.wide >= 34 && s.tall > 12;
     data.values.forEach((row, index) => {
       const [x, top] = place(s, data, index), gone = lost.has(data.nodes[index]);
+      const hung = data.hanging === null || data.ranks[index] === null ? -1 : data.hanging - data.ranks[index];
       for (let cell = 0; cell < data.columns; cell++) {
         const value = row[cell], y = top + cell * s.tall, which = index * data.columns + cell;
         const share = value === null || value === undefined ? null : Math.min(1, Math.max(0, (value - data.low) / span));
-        const colour = gone ? LOST : share === null ? EMPTY : Math.round(share * (SHADES - 1));
+        const colour = gone || cell === hung ? LOST : share === null ? EMPTY : Math.round(share * (SHADES - 1));
         if (!texts && this.painted[which] === colour) continue;
         this.painted[which] = colour;
         pen.fillStyle = this.palette[colour];

@@ -71,11 +71,11 @@ function take(message) {
 
 function showHead(head) {
   setText($("run"), head.run_id);
-  const title = head.step === null ? `${head.run_id} · ${head.state}` : `${head.step}${head.steps ? "/" + head.steps : ""} · ${head.run_id}`;
+  const title = head.step === null ? `${head.run_id} · ${head.word}` : `${head.step}${head.steps ? "/" + head.steps : ""} · ${head.run_id}`;
   if (document.title !== title) document.title = title;
-  setText($("state"), head.state === "running" && head.phase ? head.phase : head.state);
-  $("state").className = `chip ${head.state}`;
-  setText($("detail"), head.detail === head.state ? "" : head.detail);
+  setText($("state"), head.word);
+  $("state").className = `chip ${head.severity}`;
+  setText($("detail"), head.detail);
   document.body.classList.toggle("live", head.state === "running");
   const share = head.steps && head.step !== null ? Math.min(100, (100 * head.step) / head.steps) : 0;
   $("bar").firstElementChild.style.transform = `scaleX(${share / 100})`;

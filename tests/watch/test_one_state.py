@@ -1,0 +1,99 @@
+"""One recorded folder per state: every view says the same word for it."""
+
+import json
+import time
+
+import pytest
+
+from drumbeat.backends.contract import Status
+from drumbeat.cli import main
+from drumbeat.cli.list import table
+from drumbeat.desk.state import state_of
+from drumbeat.report.gather import figures_of
+from drumbeat.report.text import end_words as report_end
+from drumbeat.runfolder.lines import end_words
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import Course, condition
+from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
+from drumbeat.watch.page_data import head_data, heat
+from drumbeat.watch.prometheus import families
+from drumbeat.watch.session import Session
+from drumbeat.watch.text import glance
+from tests.runfolder.folders import events, make_run, metrics, order
+
+STARTED = ("run-started", {"run_id": "r", "nodes": 2, "ranks_per_node": 1, "launcher": "ranks", "launcher_why": ""})
+MEETING = {"master_addr": "h", "master_port": 1}
+TRAINS = (
+    STARTED,
+    *(("node-joined", {"peer": n, "peer_host": f"h{n}", "address": "", "clock_offset": 0.0}) for n in (0, 1)),
+    ("mustered", {"seconds": 1.0, **MEETING}),
+    ("attempt-started", {"world_size": 2, **MEETING}),
+    ("rank-started", {"rank": 0, "local_rank": 0, "pid": 1, "cpus": []}),
+    ("first-step", {"seconds": 1.0}),
+)
+HANG = {"code": "hang-stopped", "severity": "warning", "title": "rank 1 is stopped", "rank": 1, "cause": "", "fix": ""}
+STEP = {"t": 1.0, "rank": 0, "step": 3, "steps": 10, "loss": 1.0}
+STATES = {
+    "queued": ("queued", (), ()),
+    "waiting for node": ("running", (STARTED, TRAINS[1]), ()),
+    "running": ("running", TRAINS, (STEP,)),
+    "saving": ("running", TRAINS, (STEP, {"t": 2.0, "rank": 0, "kind": "checkpoint", "step": 3})),
+    "hanging": ("running", (*TRAINS, ("finding", {"finding": HANG})), (STEP,)),
+    "stopping": ("running", (*TRAINS, ("stopping", {"why": "drumbeat cancel", "signal": 15, "grace": 60.0})), (STEP,)),
+    "restarting": ("running", (*TRAINS, ("decided", {"action": "restart", "why": "a node was lost"})), (STEP,)),
+    "finished": ("finished", TRAINS, (STEP,)),
+    "failed": ("failed", TRAINS, (STEP,)),
+    "cancelled": ("cancelled", TRAINS, (STEP,)),
+    "doubtful": ("finished", TRAINS, (STEP,)),
+    "time-limit": ("failed", TRAINS, (STEP,)),
+}
+ENDED = ("finished", "failed", "cancelled", "doubtful", "time-limit")
+
+
+def recorded(path, word):
+    told, written, reports = STATES[word]
+    run = make_run(path, nodes=2)
+    events(run, *((kind, dict(data)) for kind, data in written))
+    now = time.time()
+    metrics(run, *({**report, "t": now + report["t"]} for report in reports))
+    if word in ENDED:
+        progress = Progress()
+        for metric in run.metrics(0):
+            progress.add(metric)
+        write_summary(run.folder, summarize(order(path), [AttemptEnd(0, word, 0)], [], (), progress, {}))
+    return Run.open(str(path)), Status("local://h/1", told)
+
+
+@pytest.mark.parametrize("word", STATES)
+def test_every_view_says_the_same_word(tmp_path, word, monkeypatch, capsys):
+    run, told = recorded(tmp_path / "run", word)
+    for place in ("drumbeat.desk.state.status", "drumbeat.watch.session.status"):
+        monkeypatch.setattr(place, lambda run: told)
+    state = state_of(run)
+    assert state.condition.word == word
+    assert any(f" {word} " in f" {line} " for line in table([state], 120))
+    assert main(["status", run.path]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("state ") and line.split(None, 1)[1].partition(":")[0] == word for line in lines), lines
+    assert main(["status", run.path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["condition"]["word"] == word
+    session = Session(run)
+    session.load()
+    session.tick()
+    head = session.head()
+    assert head.word == word and head.severity == state.condition.severity
+    assert dict(glance(head, session.view))["run"].split("  ", 1)[1].startswith(word)
+    assert head_data(session)["head"]["word"] == word
+    samples = next(each for each in families(head, []) if each.name == "drumbeat_state").samples
+    assert [labels for labels, value in samples if value] == [(word,)]
+    figures = figures_of(run)
+    assert figures.outcome == word and report_end(figures).startswith(word)
+    if word in ENDED:
+        assert end_words(state.summary).startswith(word)
+    assert heat(session, "step")["hanging"] == (1 if word == "hanging" else None)
+
+
+def test_a_hang_is_red_and_a_run_that_goes_on_is_not():
+    red = {word: condition(told, "", "", Course(), "").severity for word, (told, _, _) in STATES.items()}
+    assert red["failed"] == "error" and red["running"] == red["finished"] == "ok"
