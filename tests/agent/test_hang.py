@@ -455,7 +455,7 @@ def test_a_rank_that_computes_while_the_others_wait_is_stated_as_a_fact():
     world.run(60)
     assert not world.said()
     ((at, fact),) = [(at, action) for at, action in world.actions if isinstance(action, Emit)]
-    assert 9 <= at - began <= 15 and fact.kind == "activity" and fact.data["stepped"]
+    assert at - began <= 15 and fact.kind == "activity" and fact.data["stepped"]
     assert fact.data["what"] == (
         "ranks 0-1,3 are waiting in all_reduce 8 at train.py:20 step; rank 2 is busy at train.py:30 validate"
     )

@@ -138,7 +138,7 @@ def read_ranks(
 
 
 def _place(look: RankLook) -> str:
-    return look.place or look.call or look.waits_in
+    return "a loop" if look.spins else look.place or look.call or look.waits_in
 
 
 def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str) -> Dict[int, Usage]:

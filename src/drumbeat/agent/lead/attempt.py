@@ -28,7 +28,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import named_commands, named_ranks, ranges
 from drumbeat.base.record import to_plain
-from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
+from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
 from drumbeat.causes.first import First, first
 from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
@@ -248,6 +248,7 @@ class Attempt:
     left_told: int = 0  # how many had ended when it was said that others still run
     broken: List[Finding] = field(default_factory=list)  # hardware that was seen to fail while the ranks ran
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
+    judged: bool = False  # `finding` is a watcher's, which ended the attempt before anybody asked for it
     world: Optional[WorldCount] = None  # from the first report of what runs
 
     def __post_init__(self) -> None:
@@ -482,7 +483,7 @@ _OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limi
 
 
 def concluded(
-    attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], now: float
+    attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], now: float, doubtful_ok: bool = False
 ) -> Tuple[Outcome, List[Act]]:
     """The outcome, and what is recorded about it: a hang that was none, the first failure, what followed
     from it, how far the attempt came."""
@@ -495,6 +496,8 @@ def concluded(
         behind = hardware_behind(outcome.finding, outcome.exit_code, attempt.broken)
         outcome = replace(outcome, finding=behind or outcome.finding)
     outcome = replace(outcome, member=attempt.member_of(outcome.finding))
+    if outcome.outcome == DOUBTFUL and doubtful_ok:
+        outcome = replace(outcome, exit_code=0)
     acts: List[Act] = []
     if attempt.suspected and outcome.outcome in (FINISHED, DOUBTFUL):
         attempt.suspected = None
@@ -513,7 +516,7 @@ def attempt_outcome(
     own = _own_failure(attempt) if requests.way == LAUNCHER or (requests.outcome and attempt.failed_unasked) else None
     if own:  # where its guard was killed with it, nobody has seen its exit code
         return Outcome(FAILED, own.exit_code or 1, own.finding)
-    if requests.outcome:
+    if requests.outcome and not attempt.judged:
         return _stopped(attempt, requests)
     if attempt.finding:
         lost = any(members[number].lost for number in attempt.assignment)
@@ -522,7 +525,7 @@ def attempt_outcome(
     one = attempt.cause()
     if one is None:
         doubt = attempt.doubt(progress)
-        return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
+        return Outcome(DOUBTFUL, EXIT_DOUBTFUL, doubt) if doubt else Outcome(FINISHED, 0)
     if one.exit_code == EXIT_REQUEUE:
         return Outcome(REQUEUE, EXIT_REQUEUE)
     cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host)

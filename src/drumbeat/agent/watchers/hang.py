@@ -33,7 +33,7 @@ TIMES = 5.0  # or this many times the usual time between two reports
 _LEARNED = 1.5  # or this many times the longest pause that went well
 _UNKNOWN = 30.0  # seconds without a report while nobody knows yet how far apart reports are
 _PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an answer from elsewhere, before that ends a run
-_FACT = 9.0  # seconds after which it is said what the ranks do, although it may be right
+_FACT = SHORTEST  # seconds after which it is said what the ranks do, although it may be right
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before anybody looks
 _ANSWERS = 11.0  # seconds for all members to answer
 _LOOKS = (10.0, 20.0, PATIENCE + 2.0)  # seconds of silence at which the agents look again; then every half minute
@@ -205,6 +205,8 @@ class Hang:
         if stepped is not None:
             later = [at for at in _LOOKS if at > stepped + 2.0]
             self._next_look = now + (later[0] - stepped if later else _AGAIN)
+            due = [PATIENCE - look.still for each in self._answers.values() for look in each if look.still < PATIENCE]
+            self._next_look = min(self._next_look, now + max(3.0, min(due, default=_AGAIN)))
         self._looks += 1
         self._waiting = None
         looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
