@@ -348,6 +348,8 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         working = any(what[look.key] == BUSY for look in looks if look not in odd)
         early = working and silence.seconds < _WORKING_PATIENCE
         return None if early else _unless_working(odd, looks, what, silence)
+    if all(what[look.key] in (LOOP, GPU) and _stands(look, LOOP, silence) for look in looks):
+        return held_up(what[looks[0].key], looks, looks, silence)
     quiet = all(look.network < _NETWORK for look in looks)  # else something still comes or goes for them
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
         if all(look.call in FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
