@@ -49,7 +49,7 @@ class Row:
     absent: str = ""  # a file of the row's folder that must not be there
 
 
-# At once: stopped and dead peers, and collectives that do not match. After 35 s without progress: everything else.
+# At once: stopped and dead peers, and collectives that do not match. After 32 s without progress: everything else.
 _AT_ONCE, _STANDS = 15.0, 45.0
 
 HANGS = (

@@ -9,12 +9,13 @@ import time
 from typing import List, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
-from drumbeat.agent.lead.attempt import no_room_finding, storage_finding
+from drumbeat.agent.lead.attempt import no_room_finding, os_finding
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member.preflight import task_meeting
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
-from drumbeat.base.signals import EXIT_MUSTER, EXIT_STORAGE
+from drumbeat.base.record import to_plain
+from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 
 _TICK = 0.25  # seconds
 _SERVE = 0.2  # for messages in one turn
@@ -64,11 +65,14 @@ class Loop:
         except Stopped:
             return self._leave()
         except OSError as error:  # before the ranks were started, or after they have ended
-            if not self.storage_until:
-                agent.complain(f"{error}; ending")
             if agent.node:
                 agent.node.kill()
-            return agent.exit_code or EXIT_STORAGE
+            if self.storage_until:
+                return agent.exit_code or EXIT_STORAGE
+            finding = os_finding(error, agent.number, os.uname().nodename)
+            agent.complain(f"{error}; ending")
+            agent.report({"failed": agent.number, "finding": to_plain(finding)})
+            return agent.exit_code or (EXIT_STORAGE if finding.code == "storage" else EXIT_PREFLIGHT)
 
     def _storage_lost(self, error: OSError) -> None:
         """A full disk or a run folder that is gone: nothing can be recorded any more, so the job must not go on. Checkpoints are
@@ -85,7 +89,7 @@ class Loop:
             f"the run folder cannot be written: {error}; the ranks have {grace:g} s to save, then the run ends"
         )
         agent.node.mute()
-        self.side.storage_lost(storage_finding(str(error), agent.number, agent.facts.host))
+        self.side.storage_lost(os_finding(error, agent.number, agent.facts.host))
 
     def _no_room(self, error: BlockingIOError) -> None:
         """No process can be started, for ranks or for a look at them: the run cannot go on, but what it writes is kept."""

@@ -17,7 +17,7 @@ from drumbeat.base import clock
 from drumbeat.base.order import Order
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, sweep
-from drumbeat.base.record import RecordError
+from drumbeat.base.record import RecordError, from_plain
 from drumbeat.base.signals import EXIT_STORAGE, STOPS, stops_held_back
 from drumbeat.desk.console import Console
 from drumbeat.findings.model import ERROR, Evidence, Finding
@@ -32,11 +32,13 @@ from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_us
 # holds.
 
 
-def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: str = "") -> Summary:
+def summary_without_lead(
+    run: Run, order: Order, code: int, now: float, hung: str = "", said: Optional[Finding] = None
+) -> Summary:
     """Summarize a run whose lead wrote no summary. `code` is the exit of the lead's agent, negative or above 128 for a
-    signal; `now` is the wall clock; `hung` says why we ended it ourselves."""
+    signal; `now` is the wall clock; `hung` says why we ended it ourselves, `said` is its own last word."""
     number = code - 128 if code > 128 else -code if code < 0 else 0
-    finding = _hung(hung) if hung else _finding(number, code)
+    finding = _hung(hung) if hung else said or _finding(number, code)
     attempts = run.attempt_ends()
     if attempts and attempts[-1].outcome == "cut off":
         attempts.pop()
@@ -119,6 +121,7 @@ class Foreground:
         self.heard: Dict[int, float] = {}  # node -> when its guard last said that it is alive
         self.told: Set[int] = set()  # nodes whose early end the lead was told of
         self.hung: Dict[int, str] = {}  # node -> why its agent was ended by us
+        self.failure: Optional[Finding] = None  # that ended the lead's agent, as it said itself
         self.looked = time.monotonic()
         self.folder: Optional[RunFolder] = None
         self.console = Console(order, self.nodes, joined, by_mpirun)
@@ -253,6 +256,8 @@ class Foreground:
                 self.heard[int(report["alive"])] = time.monotonic()
             if "hung" in report:
                 self.hung[int(report["hung"])] = str(report["why"])
+            if report.get("failed") == 0:
+                self.failure = from_plain(Finding, report["finding"])
             self.ended_by_lead = self.ended_by_lead or "ended" in report
             self.again = self.again or bool(report.get("again"))
 
@@ -267,7 +272,9 @@ class Foreground:
             print(f"drumbeat: {error}", file=sys.stderr)
             return None
         if summary is None:
-            summary = summary_without_lead(run, self.order, codes[0], clock.now(), self.hung.get(0, ""))
+            summary = summary_without_lead(
+                run, self.order, codes[0], clock.now(), self.hung.get(0, ""), self.failure
+            )
             try:
                 write_summary(run.folder, summary)
             except OSError as error:

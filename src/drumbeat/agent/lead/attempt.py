@@ -31,7 +31,7 @@ from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
 from drumbeat.causes.first import First, first
-from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
+from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, OF_ERRNO, PROGRAM, UNCLEAR, cause_of, kind_of
 from drumbeat.findings.model import CAUGHT, ENDED_BY_US, ERROR, LIKELY, STOPPED, WARNING, Evidence, Finding
 from drumbeat.inspector.record import Row
 from drumbeat.plan.argv import has_driver
@@ -160,10 +160,23 @@ def gone_finding(why: str) -> Finding:
     )  # fmt: skip
 
 
-def storage_finding(why: str, node: int, host: str) -> Finding:
+_NO_ROOM = {
+    "file-descriptors": ("no further file could be opened", "a higher limit of open files: ulimit -n, LimitNOFILE"),
+    "host-out-of-memory": ("no memory was left", "more memory for the job, or fewer processes per rank"),
+    "port-in-use": ("no port was free", "end what holds the ports of the run: ss -tlnp shows it"),
+}
+
+
+def os_finding(error: OSError, node: int, host: str) -> Finding:
+    """A call of the agent that failed, which no rank has caused. What is not known is the run folder's storage."""
+    code, why = OF_ERRNO.get(error.errno or 0, ""), str(error)
+    about = (Evidence(why),)
+    if code in _NO_ROOM:
+        title, fix = _NO_ROOM[code]
+        return Finding(code, ERROR, f"{title} on node {node} ({host})", why, fix, about, node=node, host=host)
     return Finding(
         "storage", ERROR, "the run folder could not be written any more", f"node {node}: {why}",
-        "make room, or choose another place with --runs; start the run again", (Evidence(why),), node=node, host=host,
+        "make room, or choose another place with --runs; start the run again", about, node=node, host=host,
     )  # fmt: skip
 
 
@@ -372,6 +385,8 @@ def _starts_each_rank(order: Order) -> bool:
     return order.launcher in ("ranks", "tasks")
 
 
+_WITHOUT_MEANING = ("exception", "exit-code", "unknown")
+_DIGITS = re.compile(r"\d+")
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
 # Failures that look like a bug of the program, and that a broken GPU causes as well.
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
@@ -383,13 +398,33 @@ def earliest(ends: Sequence[RankEnd]) -> Tuple[First, Optional[RankEnd]]:
     A rank that was asked to stop while it was failing counts only if nothing but its peers' loss is known."""
     if not any(end.failed and not end.by_us for end in ends):
         return First(None), None
-    events = [(end.event, end) for end in ends]
+    alike = set(map(id, _alike(ends)))
+    events = [(_as_consequence(end.event) if id(end) in alike else end.event, end) for end in ends]
     found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
     if found.event is not None and found.event.kind in order.WAITS:
         failing = [end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED]
         events += [(replace(end, by_us=False).event, end) for end in failing if not _was_told(end)]
         found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
     return found, next((end for event, end in events if event is found.event), None)
+
+
+def _as_consequence(event: order.Event) -> order.Event:
+    return replace(event, kind=order.RAISED_IN_COMMUNICATION)
+
+
+def _alike(ends: Sequence[RankEnd]) -> List[RankEnd]:
+    """Ranks that failed together in the same way, with words that no rule knows, while a few ended otherwise and no later: what
+    the many have in common is that they lost the few."""
+    groups: Dict[Tuple[int, str], List[RankEnd]] = {}
+    for end in ends:
+        if end.failed and not (end.by_us or end.signal) and (end.finding is None or end.finding.code in _WITHOUT_MEANING):
+            words = _DIGITS.sub("", end.finding.title) if end.finding else ""
+            groups.setdefault((end.code, words), []).append(end)
+    many = max(groups.values(), key=len, default=[])
+    few = [end for end in ends if not end.by_us and end not in many]
+    if not few or len(many) <= len(few) or any(end.at > min(one.at for one in many) + NOISE for end in few):
+        return []
+    return many
 
 
 def _was_told(end: RankEnd) -> bool:

@@ -2,7 +2,7 @@
 
 A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, whatever the clock says. A stopped
 rank, one that has left and collectives that do not match hang at once; a rank that stands still, spins or waits hangs when it
-has shown no progress for 35 s; one that computes, polls or moves a few bytes after minutes; one that moves many never. After the
+has shown no progress for 32 s; one that computes, polls or moves a few bytes after minutes; one that moves many never. After the
 last announced step, only ranks that wait in a collective hang.
 """
 
@@ -311,7 +311,7 @@ def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
 Key = Tuple[int, int]  # RankLook.key
 
 _NETWORK = 1e6  # bytes per second of a node: below it nothing worth waiting for is on its way
-PATIENCE = 35.0  # seconds without any sign of progress
+PATIENCE = 32.0  # seconds without any sign of progress
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
 _WORKING_PATIENCE = 60.0  # seconds: a rank rests while others work
 _POLLS = 1.5  # times per second: a rank that sleeps and wakes more often may be waiting for another
