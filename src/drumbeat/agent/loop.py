@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import signal
 import time
 from typing import List, Tuple, Union
@@ -67,6 +68,7 @@ class Loop:
         except OSError as error:  # before the ranks were started, or after they have ended
             if agent.node:
                 agent.node.kill()
+                shutil.rmtree(agent.node.local, ignore_errors=True)
             if self.storage_until:
                 return agent.exit_code or EXIT_STORAGE
             finding = os_finding(error, agent.number, os.uname().nodename)

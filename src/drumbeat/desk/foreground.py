@@ -114,6 +114,7 @@ class Foreground:
     ) -> None:
         self.every = every
         self.ended_by_lead = False
+        self.failed_here = False  # a rank of this node failed by itself
         self.again = False  # the lead comes back, or was lost and may be replaced
         self.interrupted: Optional[float] = None  # when the last Ctrl-C came
         self.order, self.nodes, self.bundle, self.token = order, list(nodes), bundle, token
@@ -260,6 +261,7 @@ class Foreground:
                 self.failure = from_plain(Finding, report["finding"])
             self.ended_by_lead = self.ended_by_lead or "ended" in report
             self.again = self.again or bool(report.get("again"))
+            self.failed_here = self.failed_here or bool(report.get("failed_here"))
 
     def _ended(self, codes: Dict[int, int]) -> Optional[Tuple[Run, Summary]]:
         """Return the lead's summary, or write one if the lead was killed before it could."""
