@@ -274,9 +274,7 @@ class Foreground:
             print(f"drumbeat: {error}", file=sys.stderr)
             return None
         if summary is None:
-            summary = summary_without_lead(
-                run, self.order, codes[0], clock.now(), self.hung.get(0, ""), self.failure
-            )
+            summary = summary_without_lead(run, self.order, codes[0], clock.now(), self.hung.get(0, ""), self.failure)
             try:
                 write_summary(run.folder, summary)
             except OSError as error:

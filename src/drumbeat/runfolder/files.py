@@ -247,6 +247,14 @@ class Tail:
             torn = self._new(keep).find(b"\n")
             self.position = self.position + torn + 1 if torn >= 0 else size
 
+    def leave_out(self, keep: int) -> int:
+        """Skip what is more than `keep` bytes before the end; return how many bytes that were."""
+        before, chunk = self.position, self.files.chunk(self.path, 0, 0)
+        if chunk is None or chunk.size - before <= keep:
+            return 0
+        self.skip(keep)
+        return max(0, self.position - before)
+
     def _new(self, limit: int) -> bytes:
         known = len(self._anchor)
         chunk = self.files.chunk(self.path, self.position - known, known + limit)

@@ -417,7 +417,11 @@ def _alike(ends: Sequence[RankEnd]) -> List[RankEnd]:
     the many have in common is that they lost the few."""
     groups: Dict[Tuple[int, str], List[RankEnd]] = {}
     for end in ends:
-        if end.failed and not (end.by_us or end.signal) and (end.finding is None or end.finding.code in _WITHOUT_MEANING):
+        if (
+            end.failed
+            and not (end.by_us or end.signal)
+            and (end.finding is None or end.finding.code in _WITHOUT_MEANING)
+        ):
             words = _DIGITS.sub("", end.finding.title) if end.finding else ""
             groups.setdefault((end.code, words), []).append(end)
     many = max(groups.values(), key=len, default=[])

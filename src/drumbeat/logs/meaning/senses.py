@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import Dict, Optional, Tuple
+from typing import Optional, Tuple
 
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import OF_ERRNO
