@@ -287,7 +287,9 @@ def test_an_error_written_last_is_a_doubt_only_if_steps_are_missing(step, steps,
     for rank in range(4):
         lead.rank_ended(rank // 2, RankEnded(0, rank, 0, None, 5.0, False, words if rank == 1 else None), 20.0)
     progress = {"step": step, "steps": steps, "first_step": 1, "widest": 1}
-    assert finish([*done(lead, 0, 20.0, progress=progress), *done(lead, 1, 20.0)]) == [EXIT_DOUBTFUL * (outcome == DOUBTFUL)]
+    assert finish([*done(lead, 0, 20.0, progress=progress), *done(lead, 1, 20.0)]) == [
+        EXIT_DOUBTFUL * (outcome == DOUBTFUL)
+    ]
     last = lead.history[-1]
     assert last.outcome == outcome
     if outcome == DOUBTFUL:

@@ -11,7 +11,9 @@ SHOWN = STEERS.replace("\x1b", "\\x1b").replace("\x07", "\\x07")
 
 
 def test_control_sequences_of_ranks_are_shown_and_not_obeyed(drumbeat):
-    code = f"import sys; print({RED!r}, {STEERS!r}); print('a', {STEERS!r}, file=sys.stderr); print('b', file=sys.stderr)"
+    code = (
+        f"import sys; print({RED!r}, {STEERS!r}); print('a', {STEERS!r}, file=sys.stderr); print('b', file=sys.stderr)"
+    )
     done = drumbeat("run", "--ranks-per-node", 2, "--", sys.executable, "-c", code)
     assert done.returncode == 0 and f"{RED} {SHOWN}" in done.stdout and SHOWN in done.stderr, done.stdout + done.stderr
     assert STEERS[:4] not in done.stdout + done.stderr
