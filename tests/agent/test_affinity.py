@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -167,7 +168,7 @@ def test_what_was_seen_of_a_rank_before_it_ended_counts():
 
 def test_looks_become_rarer(monkeypatch, tmp_path):
     times = []
-    monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", lambda *_: times.append(clock[0]) or [])
+    monkeypatch.setattr(RankLooks, "_look", lambda self, now: times.append(now) or [])
     looks, clock = RankLooks("r", 0, TWO, lambda: True), [0.0]
     while clock[0] < 300:
         looks.poll(clock[0])
@@ -177,6 +178,14 @@ def test_looks_become_rarer(monkeypatch, tmp_path):
     looks.look_soon(clock[0])
     looks.poll(clock[0])
     assert len(times) == before + 1
+
+
+def test_a_process_that_hangs_in_the_kernel_does_not_hold_the_agent(monkeypatch):
+    monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", lambda *_: time.sleep(600))
+    monkeypatch.setattr("drumbeat.agent.watchers.affinity._LOOK_WITHIN", 0.3)
+    beats = []
+    looks = RankLooks("r", 0, TWO, lambda: True, beat=lambda: beats.append(1))
+    assert [looks.poll(now) for now in (0.0, 2.0)] == [[], []] and beats
 
 
 def test_what_is_new_is_looked_at_again_soon(monkeypatch, tmp_path):

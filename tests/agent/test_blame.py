@@ -27,6 +27,20 @@ def test_a_rank_that_left_early_is_the_cause_of_lost_peers():
     assert cause(end(0), end(2, 0, 20.0, None), end(3)) is None  # it ended well after the failure
 
 
+def test_what_many_have_in_common_with_unknown_words_is_that_they_lost_one():
+    many = [end(rank, 1, 10.0 + rank / 10, "exception") for rank in (0, 1, 3)]
+    assert cause(*many, end(2, 0, 10.5, None)) == ("early-exit", 2, "h1")
+    assert earliest([*many, end(2, 3, 10.5, "exit-code")])[1].rank == 2
+    odd = replace(end(2, 1, 10.5), finding=Finding("exception", ERROR, "ValueError: label 1201 is out of range"))
+    assert earliest([*many, odd])[1].rank == 2
+    assert cause(*many, end(2, 0, 20.0, None)) is None, "it went on, and ended well"
+    assert cause(many[0], end(2, 0, 10.5, None)) is None, "of two, nobody knows"
+    bare = [end(rank, 1, 10.0, None) for rank in (0, 1, 3)]
+    assert cause(*bare, end(2, 0, 10.5, None)) == ("early-exit", 2, "h1")
+    known = [end(rank, 1, 10.0, "gpu-out-of-memory") for rank in (0, 1, 3)]
+    assert cause(*known, end(2, 0, 9.5, None)) is None
+
+
 def test_the_cause_of_an_early_exit_is_likely_and_no_time_between_exits_is_told():
     left, lost = end(1, 0, 3.0, None), end(0, 1, 18.8)
     cause = blame([left, lost], None, str).cause

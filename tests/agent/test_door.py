@@ -2,14 +2,16 @@
 
 import selectors
 import socket
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from drumbeat.agent.lead.connections import Connections
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.meet import Door, _origin, free_port, listen, most_strangers
-from drumbeat.agent.wire.messages import StopAsked, WireError
+from drumbeat.agent.wire.meet import Door, _origin, dial, free_port, listen, most_strangers
+from drumbeat.agent.wire.messages import Refuse, StopAsked, WireError
 from tests.agent.test_lead import order
 
 TOKEN = "a" * 32
@@ -152,6 +154,34 @@ def test_the_lead_closes_its_door_when_no_stranger_is_there():
         connections.close_door()
         with pytest.raises(ConnectionRefusedError):
             knock(port)
+
+
+def test_a_message_that_was_changed_on_its_way_is_named_on_both_sides():
+    """The node knows the token; what it says first does not arrive as it was said."""
+    port, said, heard = free_port("127.0.0.1", ()), [], []
+
+    def node():
+        channel = dial("127.0.0.1", (port,), TOKEN, 60.0, lambda: None, lambda text: None)
+        channel.sock.sendall(b"0" * 32 + b' {"type":"pong","t":1}\n')
+        while not channel.closed and not heard:
+            heard.extend(channel.receive())
+            time.sleep(0.01)
+
+    with selectors.DefaultSelector() as selector:
+        asked = order(master="127.0.0.1", emulated=True, muster_ports=(port,))
+        connections = Connections(asked, selector, TOKEN, SimpleNamespace(broken=said.append))
+        connections.open()
+        thread = threading.Thread(target=node, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not said and time.monotonic() < deadline:
+            for key, _ in selector.select(0.1):
+                key.data()
+        thread.join(60)
+        connections.close_door()
+    (why,) = said
+    assert why.startswith("a node at 127.0.0.1 was sent away: a message was changed")
+    assert isinstance(heard[0], Refuse) and "a message was changed" in heard[0].why
 
 
 def test_open_files_must_suffice():

@@ -30,7 +30,7 @@ def waits(rank, number=8, **more):
 
 
 def look(rank, state="S", **more):
-    return RankLook(rank, 100 + rank, f"h{rank // 2}", rank // 2, **{"state": state, **more})
+    return RankLook(rank, 100 + rank, f"h{rank // 2}", rank // 2, **{"state": state, "still": 40.0, **more})
 
 
 def busy(rank, **more):
@@ -63,7 +63,17 @@ def test_the_odd_rank_is_named_with_what_it_does():
 def test_who_works_alone_is_given_time_unless_it_spins_in_one_place():
     assert verdict(busy(2)) is None
     assert verdict(busy(2), seconds=400.0) == ("hang-busy", 2)
-    assert verdict(busy(2, steady=True, spins=True)) == ("hang-loop", 2)
+    assert verdict(busy(2, spins=True, still=20.0)) is None
+    assert verdict(busy(2, spins=True)) == ("hang-loop", 2)
+    assert verdict(busy(2), seconds=400.0, longest=150.0) is None
+    assert verdict(busy(2, asked=False)) == ("hang-loop", 2), "a C loop that holds the interpreter"
+    assert verdict(busy(2, asked=False, still=0.0)) is None, "it touches new memory"
+    in_kernel = look(2, "R", cpu=1.0, gpu=100.0, power=0.17, traffic=0.0, place="train.py:9 f", stack=("train.py:9 f",))
+    assert verdict(in_kernel) == ("hang-gpu-kernel", 2)  # as one H200 shows an endless kernel: 126 of 700 W
+    assert judge([in_kernel], Silence(40.0)).code == "hang-gpu-kernel", "a job of one rank"
+    assert judge([busy(0, spins=True)], Silence(40.0)).code == "hang-loop"
+    assert judge([busy(0)], Silence(400.0)) is None
+    assert verdict(look(2, "R", cpu=1.0, gpu=100.0, power=0.3, traffic=40.0, stack=("train.py:9 f",))) is None
     assert verdict(look(0, io=5e6, call="write", place="train.py:50 save", stack=("train.py:50 save",))) is None
     assert verdict(look(0, compiler="ptxas", call="wait4", place="x.py:1 f", stack=("x.py:1 f",))) is None
     assert verdict(look(0, gpu=99.0, power=0.9, call="poll", place="x.py:1 f", stack=("x.py:1 f",))) is None
@@ -77,8 +87,9 @@ def test_storage_may_hold_a_rank_for_a_while():
 
 def test_all_busy_alike_is_no_hang_and_all_idle_is_one():
     assert judge([busy(rank) for rank in range(4)], Silence(60.0)) is None
-    assert judge([waits(rank) for rank in range(4)], Silence(8.0)).code == "hang-all-idle"
-    assert judge([waits(rank, network=5e6) for rank in range(4)], Silence(8.0)) is None  # something comes or goes
+    assert judge([waits(rank) for rank in range(4)], Silence(8.0)) is None
+    assert judge([waits(rank) for rank in range(4)], Silence(38.0)).code == "hang-all-idle"
+    assert judge([waits(rank, network=5e6) for rank in range(4)], Silence(38.0)) is None  # something comes or goes
     assert judge([busy(0), *(waits(rank) for rank in (1, 2, 3))], Silence(8.0)) is None
     assert judge([waits(0), *(busy(rank) for rank in (1, 2, 3))], Silence(8.0)) is None  # it has done its share
     resting = look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))
@@ -251,7 +262,7 @@ def test_ranks_that_all_wait_end_a_run_when_that_has_lasted_a_minute():
     began, world.looks = world.now, lambda: [waits(rank) for rank in range(4)]
     world.run(70)
     (first, warned), (last, ended) = world.said()
-    assert isinstance(warned, Warn) and first - began <= 7
+    assert isinstance(warned, Warn) and first - began <= 40
     assert isinstance(ended, Stop) and 60 <= last - began <= 63
 
 
@@ -420,7 +431,7 @@ def test_a_look_at_real_processes_tells_a_long_sleep_from_a_poll(tmp_path):
             code = f"import time; open({name!r}, 'w').close(); {text}"
             made.append(subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path))
         wait_for(lambda: all((tmp_path / name).exists() for name in names), 60, "both")
-        looks, _ = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), [])
+        looks, _, _ = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), [])
     finally:
         for each in made:
             each.kill()
@@ -428,13 +439,16 @@ def test_a_look_at_real_processes_tells_a_long_sleep_from_a_poll(tmp_path):
     assert looks[0].wakes < 1.5 < looks[1].wakes
 
 
-def test_signs_of_work_give_a_rank_that_rests_a_minute():
-    polls = look(0, call="clock_nanosleep", place="a.py:1 f", stack=("a.py:1 f",), signs="it woke 7 times in 7 s")
-    assert verdict(polls, seconds=30.0) is None
-    assert verdict(polls, seconds=61.0) == ("hang-asleep", 0)
-    assert verdict(waits(0, number=7, signs="it woke 7 times in 7 s")) == ("hang-waits", 0), "in a collective"
-    assert judge([polls], Silence(30.0, again=True)) is None
-    assert judge([polls], Silence(61.0, again=True)).evidence[0].text.count("it woke 7 times in 7 s") == 1
+def test_a_rank_that_shows_progress_is_given_minutes():
+    polls = look(
+        0, call="clock_nanosleep", place="a.py:1 f", stack=("a.py:1 f",), signs="it woke 7 times in 7 s", still=0.0
+    )
+    assert verdict(polls, seconds=120.0) is None
+    assert verdict(polls, seconds=301.0) == ("hang-asleep", 0)
+    assert verdict(waits(0, number=7, still=0.0), seconds=38.0) == ("hang-waits", 0), "in a collective"
+    assert judge([polls], Silence(120.0, again=True)) is None
+    assert judge([polls], Silence(301.0, again=True)).evidence[0].text.count("it woke 7 times in 7 s") == 1
+    assert verdict(look(0, io=5e6, call="futex", stack=("a.py:1 f",)), seconds=3000.0) is None, "an upload"
 
 
 def test_a_rank_that_computes_while_the_others_wait_is_stated_as_a_fact():
@@ -444,7 +458,7 @@ def test_a_rank_that_computes_while_the_others_wait_is_stated_as_a_fact():
     world.run(60)
     assert not world.said()
     ((at, fact),) = [(at, action) for at, action in world.actions if isinstance(action, Emit)]
-    assert 30 <= at - began <= 33 and fact.kind == "activity" and fact.data["stepped"]
+    assert at - began <= 15 and fact.kind == "activity" and fact.data["stepped"]
     assert fact.data["what"] == (
         "ranks 0-1,3 are waiting in all_reduce 8 at train.py:20 step; rank 2 is busy at train.py:30 validate"
     )
@@ -458,7 +472,7 @@ def test_a_rank_that_computes_while_the_others_wait_is_stated_as_a_fact():
 def test_an_interpreter_that_computes_and_does_not_answer_is_said_to():
     world = World()
     world.train(20)
-    world.looks = lambda: sorted(others(look(2, "R", cpu=1.0, asked=False)), key=lambda each: each.rank)
+    world.looks = lambda: sorted(others(look(2, "R", cpu=1.0, asked=False, still=0.0)), key=lambda each: each.rank)
     world.run(60)
     (fact,) = [action for _, action in world.actions if isinstance(action, Emit)]
     assert "rank 2 is busy, and its interpreter does not answer" in fact.data["what"]
@@ -470,6 +484,9 @@ RESTING = {
     "into, out = os.pipe(); os.read(into, 1)": "",
     "subprocess.run(['sleep', '600'])": "",
     "[time.sleep(0.5) for _ in range(6000)]": "it woke ",
+    "s = socket.create_server(('', 0)); a = socket.create_connection(s.getsockname()); b, _ = s.accept(); "
+    "threading.Thread(target=lambda: [(time.sleep(0.5), b.send(b'x')) for _ in range(6000)]).start(); "
+    "a.recv(9999, socket.MSG_WAITALL)": "it has sent or received ",
     "a, b = socket.socketpair(); a.recv(1)": "it waits for an answer over the network",
     "subprocess.run([sys.executable, '-S', '-c', 'import time\\nwhile True: time.sleep(0.5)'])": "it waits for a process of",
     "[(open('grows', 'a').write('x'), time.sleep(0.5)) for _ in range(6000)]": "it has read or written ",
@@ -494,11 +511,13 @@ def test_signs_of_work_of_real_processes(tmp_path, text):
             wait_for(lambda: is_still(about), 60, "rest")
         earlier = Earlier(time.monotonic(), read_usage(*about))
         time.sleep(2.0)
-        ((seen,), _) = read_ranks(*about, [], earlier)
+        (seen,), _, last = read_ranks(*about, [], earlier)
     finally:
         os.killpg(rank.pid, 9)
         rank.wait()
     assert seen.signs.startswith(RESTING[text]) and bool(seen.signs) == bool(RESTING[text]), seen
+    assert (seen.still >= 2.0) == (not seen.signs or "answer" in seen.signs), seen
+    assert last.still[rank.pid] == seen.still
 
 
 def test_the_work_of_short_lived_processes_is_counted(tmp_path):

@@ -12,7 +12,7 @@ from drumbeat.agent.lead.model import DOUBTFUL, FINISHED, SIGNAL, TIME_LIMIT, Fi
 from drumbeat.agent.lead_side import RanksMeeting
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start, Stop
 from drumbeat.base.order import Order
-from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT
+from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT
 from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
 from drumbeat.inspector.record import Row
 
@@ -285,7 +285,9 @@ def test_an_error_written_last_is_a_doubt_only_if_steps_are_missing(step, steps,
     for rank in range(4):
         lead.rank_ended(rank // 2, RankEnded(0, rank, 0, None, 5.0, False, words if rank == 1 else None), 20.0)
     progress = {"step": step, "steps": steps, "first_step": 1, "widest": 1}
-    assert finish([*done(lead, 0, 20.0, progress=progress), *done(lead, 1, 20.0)]) == [0]
+    assert finish([*done(lead, 0, 20.0, progress=progress), *done(lead, 1, 20.0)]) == [
+        EXIT_DOUBTFUL * (outcome == DOUBTFUL)
+    ]
     last = lead.history[-1]
     assert last.outcome == outcome
     if outcome == DOUBTFUL:

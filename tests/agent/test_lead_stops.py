@@ -49,6 +49,16 @@ def test_a_rank_that_failed_before_anybody_asked_is_the_failure():
     assert [act for act in acts if isinstance(act, Record) and act.kind == "finding"] == [], "it was not asked to save"
 
 
+def test_a_run_that_a_check_has_ended_is_not_cancelled_by_a_signal_meanwhile():
+    lead, _ = mustered(restarts=3)
+    lead.watcher_stop(Finding("hang-stopped", ERROR, "rank 2 is stopped", rank=2), 12.0)
+    lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 12.5)
+    for rank in range(4):
+        lead.rank_ended(rank // 2, ended(rank, number=signal.SIGTERM, by_us=True), 13.0)
+    done(lead, 0, 13.0)
+    assert finish(done(lead, 1, 13.0)) == [1] and lead.history[-1].finding.code == "hang-stopped"
+
+
 def test_a_rank_that_fails_at_a_signal_that_is_not_passed_on_yet_was_asked():
     lead, _ = mustered()
     lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 12.0)  # the scheduler signals ranks and agents at once

@@ -15,6 +15,9 @@ class Files:
     def read(self, path):
         return self.files.get(path)
 
+    def list(self, path):
+        return sorted({name[len(path) + 1 :].split("/")[0] for name in self.files if name.startswith(path + "/")})
+
 
 @pytest.mark.parametrize(
     "files, count",
@@ -23,8 +26,10 @@ class Files:
             {
                 "/proc/self/cgroup": V1,
                 "/sys/fs/cgroup/memory/slurm/job_7/memory.oom_control": "under_oom 0\noom_kill 3\n",
+                "/sys/fs/cgroup/memory/slurm/job_7/step_0/memory.oom_control": "oom_kill 0\n",
+                "/sys/fs/cgroup/memory/slurm/job_7/step_0/task_1/memory.oom_control": "oom_kill 2\n",
             },
-            3,
+            5,
         ),
         (
             {

@@ -188,7 +188,7 @@ def spins(rank, pid=None):
 
 def test_its_counts_tell_who_is_behind_where_nothing_else_does():
     looks = [spins(rank) for rank in range(8)]
-    waiting = RankLook(2, 102, "h0", 0, state="S", call="futex")
+    waiting = RankLook(2, 102, "h0", 0, state="S", call="futex", still=40.0)
     looks[2] = waiting
     assert judge(looks, Silence(8.0)) is None
     found = judge(with_ras(looks, notes(ANSWER)), Silence(8.0))

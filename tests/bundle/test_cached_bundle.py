@@ -117,6 +117,15 @@ def test_a_folder_that_others_can_write_to_is_refused(planted):
         cached_bundle(environ)
 
 
+def test_a_folder_in_one_that_everybody_can_write_to_is_refused(planted, tmp_path):
+    _, environ, _, _ = planted
+    tmp_path.chmod(0o777)
+    with pytest.raises(Problem, match="can be written to by everybody"):
+        cached_bundle(environ)
+    tmp_path.chmod(0o1777)
+    cached_bundle(environ)
+
+
 def test_no_umask_makes_it_writable(planted):
     path, environ, _, _ = planted
     path.unlink()

@@ -108,6 +108,19 @@ def loop():
         pass
 
 
+def calls():
+    while True:
+        len("x")
+        nothing()
+
+
+def c_loop():
+    """A loop in C that holds Python's lock."""
+    import re
+
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
 def lock():
     held = threading.Lock()
     held.acquire()
@@ -289,7 +302,7 @@ FAULTS = {
     "kill": kill, "crash": crash, "idle": lock, "leave": exit_early, "segfault": segfault, "abort": abort, "code": code,
     "gpu-memory": gpu_memory, "host-memory": host_memory, "nan": nan, "module": missing_module, "bad-gpu": bad_gpu,
     "full-disk": full_disk, "forks": forks, "output": output, "bad-metrics": bad_metrics, "daemon": daemon, "ras": ras,
-    "outside": nothing, "xid": xid, "amd-reset": amd_reset, "own-xid": own_xid,
+    "outside": nothing, "calls": calls, "c-loop": c_loop, "xid": xid, "amd-reset": amd_reset, "own-xid": own_xid,
 }  # fmt: skip
 
 
@@ -323,13 +336,42 @@ def uploads(until):
     subprocess.run([sys.executable, "-S", "-c", code, seconds], check=True)
 
 
+def sends(until):
+    """It sends slowly over a socket, as an upload does that is held back."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+        while time.monotonic() < until:
+            client.sendall(b"x" * 512)
+            server.recv(512)
+            time.sleep(3)
+
+
+def own_work(until):
+    """It computes, in Python and outside it."""
+    total = 0
+    while time.monotonic() < until:
+        for number in range(100_000):
+            total += number * number
+        sorted(range(200_000), key=lambda each: -each)
+
+
+def waits_for_file(until):
+    while time.monotonic() < until:
+        os.path.exists(os.environ["FAULT_FILE"] + ".none")
+        time.sleep(0.5)
+
+
 def computes(until):
     """One short process after the other computes for it."""
     while time.monotonic() < until:
         subprocess.run([sys.executable, "-S", "-c", "sum(range(5_000_000))"], check=True, env={})
 
 
-ALONE = {"paced": paced, "polls": polls, "reply": reply, "uploads": uploads, "computes": computes}
+ALONE = {
+    "paced": paced, "polls": polls, "reply": reply, "uploads": uploads, "computes": computes, "sends": sends,
+    "own-work": own_work, "file": waits_for_file,
+}  # fmt: skip
 
 
 def healthy(kind, world, step):
@@ -377,6 +419,8 @@ def main():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "saves" in how:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    if "prints" in how:  # and reports nothing
+        metrics.report = lambda step, **_: print(f"step {step} loss {1 / step:.4f}", flush=True)
     if kind == "ras" and RANK == 0:
         threading.Thread(target=serve_ras, daemon=True).start()
     world = None if alone else Gloo() if torch else Star()
@@ -390,6 +434,9 @@ def main():
         if step == at and kind in ("desync", "behind") and rank == RANK:
             began()
             world.dist.barrier() if kind == "desync" else time.sleep(600)
+        elif step == at and kind == "skipped" and rank == RANK:  # the others make no such call
+            began()
+            world.dist.broadcast(world.one, 0)
         elif step == at and kind in FAULTS and rank == RANK and not again:
             began()
             FAULTS[kind]()

@@ -49,33 +49,49 @@ class Row:
     absent: str = ""  # a file of the row's folder that must not be there
 
 
+# At once: stopped and dead peers, and collectives that do not match. After 32 s without progress: everything else.
+_AT_ONCE, _STANDS = 15.0, 45.0
+
 HANGS = (
-    Row("rank stopped (SIGSTOP)", "stop", "hang-stopped", quick=True),
-    Row("rank asleep", "sleep", "hang-asleep", place="sleep"),
-    Row("endless loop", "loop", "hang-loop", place="loop", within=12),
-    Row("deadlock on a lock", "lock", "hang-waits", place="lock"),
-    Row("data loader without an answer", "loader", "hang-waits", place="loader"),
-    Row("extension holds Python's lock", "gil", "hang-no-answer"),
-    Row("all ranks deadlock", "idle", "hang-all-idle", rank=None, place="lock"),
-    Row("one of ranks that do not wait for each other", "sleep", "hang-asleep", place="sleep", world="alone"),
-    Row("rank ends with 0 early, the others wait", "leave", "hang-early-exit", quick=True),
-    Row(
-        "torch: rank asleep before a collective",
-        "behind",
-        "hang-asleep",
-        place="all_reduce 12",
-        world="torch",
-        quick=True,
+    Row("rank stopped (SIGSTOP)", "stop", "hang-stopped", within=_AT_ONCE, quick=True, job={"stop-grace": "600s"}),
+    Row("rank asleep", "sleep", "hang-asleep", place="sleep", within=_STANDS),
+    Row("endless loop", "loop", "hang-loop", place="loop", within=_STANDS),
+    Row("endless loop that calls functions", "calls", "hang-loop", place="calls", within=_STANDS),
+    Row("endless loop in C", "c-loop", "hang-loop", within=_STANDS),
+    Row("deadlock on a lock", "lock", "hang-waits", place="lock", within=_STANDS),
+    Row("data loader without an answer", "loader", "hang-waits", place="loader", within=_STANDS),
+    Row("extension holds Python's lock", "gil", "hang-no-answer", within=_STANDS),
+    Row("all ranks deadlock", "idle", "hang-all-idle", rank=None, place="lock", within=_STANDS),
+    Row("one of ranks that do not wait for each other", "sleep", "hang-asleep", place="sleep", world="alone", within=_STANDS),
+    Row("rank ends with 0 early, the others wait", "leave", "hang-early-exit", quick=True, within=_AT_ONCE),
+    Row("torch: rank asleep before a collective", "behind", "hang-asleep", place="all_reduce 12", world="torch", quick=True,
+        within=_STANDS),
+    Row("torch: rank in an endless loop", "loop", "hang-loop", place="loop", world="torch", within=_STANDS),
+    Row("torch: rank stopped", "stop", "hang-stopped", place="all_reduce 12", world="torch", within=_AT_ONCE),
+    Row("torch: deadlock on a lock", "lock", "hang-waits", place="lock", world="torch", within=_STANDS),
+    Row("torch: one rank calls barrier, the others all_reduce", "desync", "hang-desync", place="barrier", world="torch",
+        within=_AT_ONCE),
+    Row("torch: one rank makes a call more", "skipped", "hang-desync", place="broadcast", world="torch", within=_AT_ONCE),
+    Row("torchrun: rank asleep", "behind", "hang-asleep", place="all_reduce 12", world="torch", launcher="torchrun",
+        within=_STANDS),
+    Row("rank asleep, only warned of", "sleep", "hang-asleep", place="sleep", hang="warn", exit_code=143, within=_STANDS),
+    # The same where a program only prints its steps.
+    *(
+        Row(f"printed steps: {kind}", kind, code, place=place, how="prints", within=within)
+        for kind, code, place, within in (
+            ("stop", "hang-stopped", "", _AT_ONCE), ("sleep", "hang-asleep", "sleep", _STANDS),
+            ("loop", "hang-loop", "loop", _STANDS), ("calls", "hang-loop", "calls", _STANDS),
+            ("c-loop", "hang-loop", "", _STANDS), ("lock", "hang-waits", "lock", _STANDS),
+            ("gil", "hang-no-answer", "", _STANDS), ("leave", "hang-early-exit", "", _AT_ONCE),
+        )
     ),
-    Row("torch: rank in an endless loop", "loop", "hang-loop", place="loop", world="torch", within=12),
-    Row("torch: rank stopped", "stop", "hang-stopped", place="all_reduce 12", world="torch"),
-    Row("torch: deadlock on a lock", "lock", "hang-waits", place="lock", world="torch"),
-    Row(
-        "torch: one rank calls barrier, the others all_reduce", "desync", "hang-desync", place="barrier", world="torch"
-    ),
-    Row("torchrun: rank asleep", "behind", "hang-asleep", place="all_reduce 12", world="torch", launcher="torchrun"),
-    Row("rank asleep, only warned of", "sleep", "hang-asleep", place="sleep", hang="warn", exit_code=143),
-)
+    Row("printed steps, torch: one rank calls barrier", "desync", "hang-desync", place="barrier", world="torch", how="prints",
+        within=_AT_ONCE),
+    Row("printed steps, torch: one rank makes a call more", "skipped", "hang-desync", place="broadcast", world="torch",
+        how="prints", within=_AT_ONCE),
+    Row("printed steps, torch: rank asleep", "behind", "hang-asleep", place="main", world="torch", how="prints",
+        within=_STANDS),
+)  # fmt: skip
 
 # The first real failure must be named, whatever else follows from it.
 BLAME = (
@@ -266,6 +282,7 @@ HEALTHY = tuple(
     )
     for kind in (
         "validation", "announced", "checkpoint", "compile", "uneven", "paced", "polls", "reply", "uploads", "computes",
+        "sends", "own-work", "file",
     )
     for world in ("", "torch")
 )  # fmt: skip

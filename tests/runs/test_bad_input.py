@@ -7,6 +7,12 @@ import sys
 import pytest
 
 
+def test_arguments_that_are_not_utf_8_reach_the_ranks(drumbeat):
+    code = "import os, sys; print([os.fsencode(each) for each in sys.argv[1:]])"
+    done = drumbeat("run", "--", sys.executable, "-c", code, os.fsdecode(b"a\xff.txt"))
+    assert done.returncode == 0 and r"[b'a\xff.txt']" in done.stdout, done.stderr
+
+
 def refused(drumbeat, *words, says):
     done = drumbeat.here(*words)
     assert done.returncode == 2, done.stderr

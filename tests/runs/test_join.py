@@ -106,6 +106,19 @@ def test_a_failure_on_one_machine_ends_the_other(drumbeat, hosts):
     assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["failure"]["rank"] == 1
 
 
+@pytest.mark.parametrize("rank, codes", [(0, [5, 0]), (1, [5, 5])])
+def test_a_pod_fails_where_its_ranks_failed(drumbeat, hosts, rank, codes):
+    code = f"import os, sys, time; sys.exit(5) if os.environ['RANK'] == '{rank}' else time.sleep(60)"
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_NNODES": "2", "MASTER_ADDR": "10.91.0.9", "MASTER_PORT": "29571"}
+    pod |= {"RUNAI_JOB_NAME": f"job-{rank}", "DRUMBEAT_TOKEN": "t" * 40}
+    started = [
+        drumbeat.start("run", "--", PY, "-c", code, env={**os.environ, **pod, "RANK": str(node)}, prefix=prefix)
+        for node, prefix in enumerate(hosts)
+    ]
+    outputs = [process.communicate(timeout=330)[0] for process in started]
+    assert [process.returncode for process in started] == codes, outputs
+
+
 def test_a_repeated_node_rank_is_refused_by_name(drumbeat, hosts):
     flags = ("--nodes", 3, "--master", "10.91.0.9")
     command = ("--", PY, "-c", "pass")

@@ -36,11 +36,18 @@ for step in range(1, 31):
 def test_a_rank_that_was_told_to_end_from_outside(drumbeat):
     (drumbeat.folder / "t.py").write_text(PROGRAM)
     done = drumbeat("run", "--ranks-per-node", "2", "--", "python", "t.py")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 65, done.stderr
     (run,) = (drumbeat.folder / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["outcome"], summary["failure"]["code"], summary["failure"]["rank"]) == ("doubtful", "early-exit", 0)
     assert "rank 0 ended with exit code 0 at step 5 of 30, others at step 30" in summary["failure"]["title"]
+
+
+def test_a_job_may_say_that_a_doubtful_end_is_fine(drumbeat):
+    (drumbeat.folder / "t.py").write_text(PROGRAM)
+    (drumbeat.folder / "job.yaml").write_text("command: python t.py\nranks-per-node: 2\ndoubtful: ok\n")
+    done = drumbeat("run", "job.yaml")
+    assert done.returncode == 0 and "a rank ended before it had made its steps" in done.stderr, done.stderr
 
 
 def reported(rank, steps, of=30):

@@ -227,7 +227,7 @@ def test_a_failed_stage_that_was_made_up_for_is_told_with_its_rank_and_cause(dru
     script = "if ! torchrun --nproc_per_node=2 f.py > log.txt 2>&1; then\n  python3 -c 1\n  python3 ok.py\nfi\n"
     (drumbeat.folder / "ok.py").write_text("print('made up for')\n")
     done = run(drumbeat, environ, script, "--nodes", 1)
-    assert done.returncode == 0 and "made up for" in done.stdout, done.stderr
+    assert done.returncode == 65 and "made up for" in done.stdout, done.stderr
     assert (
         "doubt      rank 1 on " in done.stderr
         and "torchrun --nproc_per_node=2 f.py failed (exit code 1)" in done.stderr
@@ -275,7 +275,7 @@ def test_a_failure_that_only_the_text_shows(drumbeat, environ):
     fails = f"import sys\nprint('Traceback (most recent call last):\\n  File \"x.py\", line 1, in <module>\\n{OOM}')\nsys.exit(1)"
     (drumbeat.folder / "f.py").write_text(fails)
     done = run(drumbeat, environ, "python3 f.py | tee log.txt\necho done\n", "--nodes", 1)
-    assert done.returncode == 0 and "but what was written last is a failure" in done.stderr, done.stderr
+    assert done.returncode == 65 and "but what was written last is a failure" in done.stderr, done.stderr
     assert "doubt      rank 0" in done.stderr and "the GPU ran out of memory" in done.stderr
     (folder,) = drumbeat.runs()
     assert json.loads((folder / "summary.json").read_text())["outcome"] == "doubtful"

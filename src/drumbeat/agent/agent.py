@@ -187,7 +187,8 @@ class Agent:
             self.node.look(message)
         elif isinstance(message, End) and self.exit_code is None:
             self.exit_code = message.exit_code
-            self.report({"ended": self.exit_code, "again": message.again})
+            failed = self.node.failed_in == self.node.attempt
+            self.report({"ended": self.exit_code, "again": message.again, "failed_here": failed})
 
     def beat(self) -> None:
         """Tell the guard and the lead that this agent is alive."""

@@ -36,12 +36,19 @@ def guard(
         os._exit(_run(agent, beat_write))
     os.close(beat_write)
     for number in STOPS:
-        signal.signal(number, lambda number, frame: os.kill(child, number))
+        signal.signal(number, lambda number, frame: _pass_on(child, number))
     let_stops_in()
     status = _watch(child, beat_read, deadline, alive, hung)
     for stuck in sweep():
         warn(f"cannot be ended: {stuck}")
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def _pass_on(child: int, number: int) -> None:
+    try:
+        os.kill(child, number)
+    except ProcessLookupError:
+        pass  # it has ended, and what it left is being ended
 
 
 def warn(text: str) -> None:

@@ -442,6 +442,11 @@ class LeadSide:
             self.meeting.address = self.connections.reached  # proved: a member has reached us by it
         self._do(self.lead.hello(hello, clock_offset, time.monotonic()))
 
+    def broken(self, why: str) -> None:
+        """A node that knows the token cannot join: what it says arrives changed."""
+        warn(why)
+        self._do(self.lead.waits_in_vain(why))
+
     def from_member(self, member: int, message: Message) -> None:
         self.messages.handle(member, message)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import signal
 import time
 from typing import List, Tuple, Union
@@ -13,11 +14,14 @@ from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member.preflight import task_meeting
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
-from drumbeat.base.signals import EXIT_MUSTER, EXIT_STORAGE
+from drumbeat.base.record import to_plain
+from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
+from drumbeat.causes.table import OF_ERRNO
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 
 find = Catalog("lead")
+_NO_ROOM = ("file-descriptors", "host-out-of-memory", "port-in-use")  # what the kernel refuses, apart from storage
 _TICK = 0.25  # seconds
 _SERVE = 0.2  # for messages in one turn
 _PATIENCE, _FEW = 0.02, 64  # seconds to wait for more, after a turn with no more messages than these
@@ -66,11 +70,15 @@ class Loop:
         except Stopped:
             return self._leave()
         except OSError as error:  # before the ranks were started, or after they have ended
-            if not self.storage_until:
-                agent.complain(f"{error}; ending")
             if agent.node:
                 agent.node.kill()
-            return agent.exit_code or EXIT_STORAGE
+                shutil.rmtree(agent.node.local, ignore_errors=True)
+            if self.storage_until:
+                return agent.exit_code or EXIT_STORAGE
+            finding = self._refused(error)
+            agent.complain(f"{error}; ending")
+            agent.report({"failed": agent.number, "finding": to_plain(finding)})
+            return agent.exit_code or (EXIT_STORAGE if finding.code == "storage" else EXIT_PREFLIGHT)
 
     def _storage_lost(self, error: OSError) -> None:
         """A full disk or a run folder that is gone: nothing can be recorded any more, so the job must not go on. Checkpoints are
@@ -87,7 +95,7 @@ class Loop:
             f"the run folder cannot be written: {error}; the ranks have {grace:g} s to save, then the run ends"
         )
         agent.node.mute()
-        self.side.storage_lost(self._finding("storage", str(error)))
+        self.side.storage_lost(self._refused(error))
 
     def _no_room(self, error: BlockingIOError) -> None:
         """No process can be started, for ranks or for a look at them: the run cannot go on, but what it writes is kept."""
@@ -99,8 +107,14 @@ class Loop:
             agent.complain(str(error.strerror))
             self.side.tell(Found(self._finding("process-limit", str(error.strerror)), stop=True))
 
+    def _refused(self, error: OSError) -> Finding:
+        """Return the finding of a call of the agent that the kernel refused, which no rank has caused."""
+        code = OF_ERRNO.get(error.errno or 0, "")
+        return self._finding(code if code in _NO_ROOM else "storage", str(error))
+
     def _finding(self, code: str, why: str) -> Finding:
-        return find(code, why=why, evidence=[why], node=self.agent.number, host=self.agent.facts.host)
+        host = self.agent.facts.host if hasattr(self.agent, "facts") else os.uname().nodename
+        return find(code, why=why, evidence=[why], node=self.agent.number, host=host)
 
     def _come_together(self) -> None:
         agent = self.agent

@@ -20,6 +20,7 @@ class Stat(NamedTuple):
     cpu: float  # seconds of a core that it has had
     waited: float  # seconds of a core that its children have had which ended and were waited for
     started: str  # clock ticks since boot; with the pid it names a process for good
+    faults: int = 0  # pages that it has touched for the first time
 
     @property
     def alive(self) -> bool:
@@ -36,7 +37,7 @@ def stat(pid: int) -> Optional[Stat]:
         return None
     fields = data[data.rindex(b")") + 2 :].split()  # the name before may itself hold blanks and brackets
     own, waited = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
-    return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode())
+    return Stat(fields[0].decode(), int(fields[1]), own / _TICKS, waited / _TICKS, fields[19].decode(), int(fields[7]))
 
 
 def stats() -> Dict[int, Stat]:
@@ -118,8 +119,14 @@ def moved(pid: int) -> int:
     return sum(int(about.get(name, "0")) for name in ("rchar", "wchar"))
 
 
+def queued(pid: int) -> float:
+    """Seconds that its main thread could have run, and got no core."""
+    fields = word(pid, "schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
 def word(pid: int, name: str) -> str:
-    """A file of one short line: comm, wchan or syscall. None of them can block."""
+    """A file of one short line: comm, wchan, schedstat or syscall. None of them can block."""
     return (_read(pid, name, 4096) or b"").decode("utf-8", "replace").strip()
 
 

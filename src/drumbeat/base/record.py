@@ -36,7 +36,17 @@ def to_plain(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:
-    return json.dumps(to_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return plain_json(to_plain(value), indent=indent, allow_nan=False)
+
+
+def plain_json(plain: Any, **how: Any) -> str:
+    """Write letters as they are, unless one is none: a file name may hold bytes that are not UTF-8."""
+    text = json.dumps(plain, ensure_ascii=False, **how)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(plain, **how)
+    return text
 
 
 def from_plain(cls: Type[T], data: Any, where: str = "") -> T:

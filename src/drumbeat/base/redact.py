@@ -8,6 +8,8 @@ from typing import Iterator, Optional, Sequence, Tuple
 from drumbeat.base.regex import regex
 
 _ESCAPES = regex(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\^_])?")
+_COLOURS = regex(r"(\x1b\[[0-9;:]*m)")
+_STEERS = regex(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # but tabs, line ends, returns
 # Control characters but tabs and line ends, and marks that turn the direction of writing.
 _CONTROLS = regex(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -15,6 +17,15 @@ _CONTROLS = regex(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 def harmless(text: str) -> str:
     """Remove what steers a terminal; lines and tabs stay."""
     return text if text.isprintable() else _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def visible(text: str) -> str:
+    """Show what steers a terminal instead of sending it there, as `\\x1b`; colours, tabs and ends of lines stay."""
+    if text.isprintable():
+        return text
+    parts = _COLOURS.split(text)
+    parts[::2] = (_STEERS.sub(lambda found: f"\\x{ord(found[0]):02x}", part) for part in parts[::2])
+    return "".join(parts)
 
 
 def indented(text: str) -> str:

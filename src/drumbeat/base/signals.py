@@ -8,6 +8,7 @@ from typing import Iterator, Sequence
 
 # Exit codes of drumbeat itself. A job's own code passes through unchanged; a rank killed by signal N gives 128+N.
 EXIT_USAGE = 2  # bad input: nothing was started
+EXIT_DOUBTFUL = 65  # EX_DATAERR: every exit code was 0, and yet a failure was seen
 EXIT_MUSTER = 69  # EX_UNAVAILABLE: the nodes did not all join
 EXIT_STORAGE = 74  # EX_IOERR: the run folder cannot be written
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved after a stop signal, start me again

@@ -265,6 +265,9 @@ def _cache_folder(environ: Mapping[str, str]) -> str:
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     except OSError as error:
         raise Problem(f"cannot make {folder}: {error.strerror}", _ELSEWHERE) from None
+    if os.stat(os.path.dirname(folder)).st_mode & 0o1002 == 0o002:
+        others = f"{os.path.dirname(folder)} can be written to by everybody"
+        raise Problem(f"no place for drumbeat.pyz: {others}", f"chmod o-w it; or {_ELSEWHERE}")
     own_link = os.path.islink(folder) and os.lstat(folder).st_uid == os.geteuid()  # to a disk with more room, say
     problem = make_private(os.path.realpath(folder) if own_link else folder)
     if problem:

@@ -19,6 +19,9 @@ LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text it
 _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 # Read as text, copied beside the ranks or run there: no import leads to it.
 _IN_RANKS = "drumbeat/inrank/"
+# Nodes read YAML and write none: the larger half of PyYAML stays at the desk.
+_WRITE_YAML = ("yaml/emitter.py", "yaml/serializer.py", "yaml/representer.py")
+_NO_DUMPER = b"BaseDumper = SafeDumper = Dumper = None\n"
 _DOCSTRING = regex(rb'(\A|:\n[ \t]+)"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n)', re.DOTALL)
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
 _FINDINGS = "drumbeat/findings"
@@ -31,6 +34,8 @@ def packed(bundle: str) -> bytes:
     with zipfile.ZipFile(bundle) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".pyc")}
     files["__main__.py"] = files["__main__.py"].replace(_WHOLE.encode(), _ENTRY.encode())
+    files = {name: data for name, data in files.items() if name not in _WRITE_YAML}
+    files["yaml/dumper.py"] = _NO_DUMPER
     needed = node_files(files)
     plain = io.BytesIO()
     with zipfile.ZipFile(plain, "w", zipfile.ZIP_STORED) as target:

@@ -5,6 +5,7 @@ The codes are those of findings (docs/diagnose.md). A code that stands nowhere h
 
 from __future__ import annotations
 
+import errno
 from typing import Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -20,6 +21,21 @@ from drumbeat.causes.events import (
 from drumbeat.causes.events import HARDWARE as OF_HARDWARE
 from drumbeat.findings.model import Finding
 
+# What the kernel says when a call fails, by its number. Connections that a peer lost or refused are left to the rules.
+OF_ERRNO = {
+    number: code
+    for code, numbers in {
+        "disk-full": (errno.ENOSPC, errno.EDQUOT),
+        "file-missing": (errno.ENOENT, errno.ENOTDIR),
+        "permission": (errno.EACCES, errno.EPERM),
+        "file-descriptors": (errno.EMFILE, errno.ENFILE),
+        "port-in-use": (errno.EADDRINUSE,),
+        "host-out-of-memory": (errno.ENOMEM,),
+        "storage-error": (errno.EIO, errno.ESTALE, errno.EROFS),
+        "connect-failed": (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ENETDOWN),
+    }.items()
+    for number in numbers
+}
 HANG = "hang-"  # how the codes of hangs begin
 NOT_ZERO = "let the failure end the program: raise the exception again, or leave with an exit code other than 0"
 

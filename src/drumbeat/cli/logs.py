@@ -31,6 +31,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     from drumbeat.base.problem import Problem
     from drumbeat.base.ranges import ranges
+    from drumbeat.base.redact import visible
     from drumbeat.desk.runs import find_run
 
     found = find_run(args.run, os.environ)
@@ -43,7 +44,7 @@ def run(args: Any) -> int:
     if args.rank is None and found.output():
         print(f"no rank of {found.run_id} printed anything; this is what its job printed:", file=sys.stderr)
         for text in found.output_lines():
-            print(text)
+            print(visible(text))
         return 0
     who = "" if args.rank is None else f" of rank {args.rank}"
     if found.logs(rank=args.rank):
@@ -129,6 +130,7 @@ def _follow(found: Run, args: Any) -> bool:
 
 def _print(records: Iterable[Record], args: Any, label: str = "") -> bool:
     from drumbeat.base.record import to_plain
+    from drumbeat.base.redact import visible
     from drumbeat.runfolder.records import Line
 
     printed = False
@@ -140,6 +142,7 @@ def _print(records: Iterable[Record], args: Any, label: str = "") -> bool:
             print(json.dumps(to_plain(line)))
         else:
             alone = not label and (args.rank is not None or line.rank is None)
-            print(line.text if alone else f"[{label}{'' if line.rank is None else line.rank}] {line.text}")
+            text = visible(line.text)
+            print(text if alone else f"[{label}{'' if line.rank is None else line.rank}] {text}")
     sys.stdout.flush()
     return printed

@@ -83,6 +83,7 @@ def _render(args: Any) -> int:
     from drumbeat import backends
     from drumbeat.base.order import dump_order
     from drumbeat.base.problem import Problem
+    from drumbeat.base.redact import visible
     from drumbeat.desk.start.submit import queued_order
     from drumbeat.jobfile.flags import load_job
 
@@ -97,7 +98,7 @@ def _render(args: Any) -> int:
     if args.json:
         _dump(request)
     else:
-        print(request.text, end="")
+        print(visible(request.text), end="")
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Dict, Iterable, Iterator, List, Optional, Sequence, TextIO, T
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import fold, ranges
 from drumbeat.base.record import RecordError
+from drumbeat.base.redact import visible
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import HARDWARE
 from drumbeat.findings.model import Finding
@@ -111,12 +112,12 @@ def write_lines(lines: Iterable[Line]) -> None:
         if stream == "err" and rank is not None and len(texts) > 1:
             shown.setdefault(tuple(_OWN_PREFIX.sub("", text, count=1) for text in texts), []).append(rank)
         else:
-            write(sys.stdout if stream == "out" else sys.stderr, f"[{rank}] " if rank else "", texts)
+            write(sys.stdout if stream == "out" else sys.stderr, f"[{rank}] " if rank else "", map(visible, texts))
     for block, ranks in shown.items():
         if ranks == [0]:
-            write(sys.stderr, "", blocks[0, "err"])
+            write(sys.stderr, "", map(visible, blocks[0, "err"]))
         else:
-            write(sys.stderr, f"[{ranges(ranks)}] ", block)
+            write(sys.stderr, f"[{ranges(ranks)}] ", map(visible, block))
 
 
 def write(stream: TextIO, prefix: str, texts: Iterable[str]) -> None:
@@ -134,6 +135,7 @@ def put(stream: TextIO, text: str) -> None:
         os.close(nowhere)
 
 
+_FLOOD = 2 << 20  # bytes of one log: what ranks print faster than this can be shown is left out
 _PROGRESS_EVERY = 15.0  # seconds, where there is no terminal to redraw a line on
 _WAITING_AFTER = 5.0  # seconds without all nodes, after which it is said who is missing
 _WAITING_EVERY = 30.0
@@ -171,6 +173,7 @@ class Console:
         self._clock = LeadClock()
         self.follower: Optional[Follower] = None
         self._others: Optional[Follower] = None  # the other nodes' metrics
+        self._unshown = 0  # bytes that ranks printed faster than they can be shown
         self._logs: Dict[int, str] = {}  # node -> where its ranks write, if that is not the run folder
         self._begun = time.monotonic()
         self._connected: Dict[int, str] = {}
@@ -219,6 +222,8 @@ class Console:
         if folder is not None:
             self._open(folder.path)
         if self.follower:
+            if self.follower.behind or final:
+                self._unshown += self.follower.skip_lines(_FLOOD)
             for records in self.follower.drain() if final else [self.follower.poll()]:
                 self._show(records)
         if self._others:
@@ -252,6 +257,11 @@ class Console:
 
     def end(self, run: Run, summary: Summary) -> None:
         self._say_node_findings()
+        if self._unshown:
+            size = f"{self._unshown / 1e6:,.0f} MB"
+            self.say(
+                "output", f"{size} of what the ranks printed were not shown here: drumbeat logs {run.run_id} has all"
+            )
         for label, text in closing_lines(run, summary, printed=self.nodes):
             self.say(label, text)
 

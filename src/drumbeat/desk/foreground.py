@@ -17,7 +17,7 @@ from drumbeat.base import clock
 from drumbeat.base.order import Order
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, sweep
-from drumbeat.base.record import RecordError
+from drumbeat.base.record import RecordError, from_plain
 from drumbeat.base.signals import EXIT_STORAGE, STOPS, stops_held_back
 from drumbeat.desk.console import Console
 from drumbeat.findings.catalog import Catalog
@@ -44,11 +44,13 @@ find = Catalog("lead")
 # holds.
 
 
-def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: str = "") -> Summary:
+def summary_without_lead(
+    run: Run, order: Order, code: int, now: float, hung: str = "", said: Optional[Finding] = None
+) -> Summary:
     """Summarize a run whose lead wrote no summary. `code` is the exit of the lead's agent, negative or above 128 for a
-    signal; `now` is the wall clock; `hung` says why we ended it ourselves."""
+    signal; `now` is the wall clock; `hung` says why we ended it ourselves, `said` is its own last word."""
     number = code - 128 if code > 128 else -code if code < 0 else 0
-    finding = find("lead-hung", why=hung, evidence=[hung]) if hung else _finding(number, code)
+    finding = find("lead-hung", why=hung, evidence=[hung]) if hung else said or _finding(number, code)
     attempts = run.attempt_ends()
     if attempts and attempts[-1].outcome == "cut off":
         attempts.pop()
@@ -103,6 +105,7 @@ class Foreground:
     ) -> None:
         self.every = every
         self.ended_by_lead = False
+        self.failed_here = False  # a rank of this node failed by itself
         self.again = False  # the lead comes back, or was lost and may be replaced
         self.interrupted: Optional[float] = None  # when the last Ctrl-C came
         self.order, self.nodes, self.bundle, self.token = order, list(nodes), bundle, token
@@ -110,6 +113,7 @@ class Foreground:
         self.heard: Dict[int, float] = {}  # node -> when its guard last said that it is alive
         self.told: Set[int] = set()  # nodes whose early end the lead was told of
         self.hung: Dict[int, str] = {}  # node -> why its agent was ended by us
+        self.failure: Optional[Finding] = None  # that ended the lead's agent, as it said itself
         self.looked = time.monotonic()
         self.folder: Optional[RunFolder] = None
         self.console = Console(order, self.nodes, joined, by_mpirun)
@@ -248,8 +252,11 @@ class Foreground:
                 self.heard[int(report["alive"])] = time.monotonic()
             if "hung" in report:
                 self.hung[int(report["hung"])] = str(report["why"])
+            if report.get("failed") == 0:
+                self.failure = from_plain(Finding, report["finding"])
             self.ended_by_lead = self.ended_by_lead or "ended" in report
             self.again = self.again or bool(report.get("again"))
+            self.failed_here = self.failed_here or bool(report.get("failed_here"))
 
     def _ended(self, codes: Dict[int, int]) -> Optional[Tuple[Run, Summary]]:
         """Return the lead's summary, or write one if the lead was killed before it could."""
@@ -262,7 +269,7 @@ class Foreground:
             print(f"drumbeat: {error}", file=sys.stderr)
             return None
         if summary is None:
-            summary = summary_without_lead(run, self.order, codes[0], clock.now(), self.hung.get(0, ""))
+            summary = summary_without_lead(run, self.order, codes[0], clock.now(), self.hung.get(0, ""), self.failure)
             try:
                 write_summary(run.folder, summary)
             except OSError as error:

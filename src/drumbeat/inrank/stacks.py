@@ -1,47 +1,66 @@
 """A thread inside a rank that tells its node's agent what the rank is doing: its Python stack and its last collectives.
 
-Started by the first `metrics.report` of a process, and by `drumbeat.train`. It listens on a unix socket in the node-local
-folder of this run (mode 0700, so only the job's own user reaches it), and costs nothing until it is asked. It answers while
-the main thread waits in a collective, sleeps or loops; it cannot answer while the process is stopped, or while a C extension
-holds the interpreter's lock.
+Started by the adapters when a rank imports `socket`, by its first `metrics.report`, and by `drumbeat.train`. It listens on a
+unix socket in the node-local folder of this run (mode 0700, so only the job's own user reaches it), and costs nothing until it
+is asked. It answers while the main thread waits in a collective, sleeps or loops; it cannot answer while the process is stopped,
+or while a C extension holds the interpreter's lock. It is loaded as a file of its own too, and imports nothing of drumbeat.
 """
 
 from __future__ import annotations
 
-import json
+import _thread
 import os
 import signal
 import socket
 import sys
-import threading
-from opcode import opname
-from types import FrameType
-from typing import Any, Dict, List, Optional
+from types import CodeType, FrameType
+from typing import Any, Dict, List, Optional, Tuple
 
 _DEEPEST = 40  # frames of a stack
 _LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
 _SECONDS = 2.0  # for whoever asks to read the answer
+# How the names of instructions begin that leave a loop, and of those that may change what it waits for.
+_LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD")
+_ACTS = ("CALL", "STORE", "DELETE", "FOR_ITER", "SEND", "YIELD", "IMPORT", "BEFORE_", "SETUP_", "WITH_")
 
-_serving = False
+_serving = 0  # the process that answers: one that was forked from it does not
+_endless: Dict[Tuple[CodeType, int], bool] = {}
 
 
-def serve() -> None:
-    """Start to answer; once per process, and never in a process that was forked from one that answers."""
+def adapt(_module: Any) -> None:
+    """Answer in a process that may be a rank. `serve` is called by those that surely are one."""
+    serve("python")
+
+
+def serve(kind: str = "rank") -> None:
+    """Start to answer, once per process."""
     global _serving
     metrics = os.environ.get("DRUMBEAT_METRICS")
-    if _serving or not metrics:
+    if _serving == os.getpid() or not metrics:
         return
-    _serving = True
+    _serving = os.getpid()
     try:
-        listener = _listen(os.path.dirname(metrics), f"rank-{os.environ.get('RANK', '0')}.{os.getpid()}.sock")
-        main = threading.main_thread().ident
-        threading.Thread(target=_answer, args=(listener, main), name="drumbeat-stacks", daemon=True).start()
+        folder, rank = os.path.dirname(metrics), os.environ.get("RANK", "0")
+        own = f"{rank}.{_serving}.sock"
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if kind == "rank" and f"python-{own}" in os.listdir(place):  # the adapter's thread answers already
+                os.rename(f"python-{own}", f"rank-{own}", src_dir_fd=place, dst_dir_fd=place)
+                return
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(f"/proc/self/fd/{place}/{kind}-{own}")
+            listener.listen(4)
+        finally:
+            os.close(place)
+        _thread.start_new_thread(_answer, (listener,))
     except (OSError, RuntimeError):
         return  # no socket or no thread to be had: no stacks, then; never a reason to end a training run
 
 
 def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
     """Return the answer of the rank behind the socket `name`; None if there is none in that time."""
+    import json
+
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(seconds)
@@ -62,50 +81,57 @@ def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
         return None
 
 
-def _listen(folder: str, name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        listener.bind(f"/proc/self/fd/{place}/{name}")
-    finally:
-        os.close(place)
-    listener.listen(4)
-    return listener
-
-
-def _answer(listener: socket.socket, main: Optional[int]) -> None:
+def _answer(listener: socket.socket) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals are the main thread's
     while True:
         try:
             connection, _ = listener.accept()
+            import json
+            from threading import main_thread
+
             with connection:
                 connection.settimeout(_SECONDS)
-                connection.sendall(json.dumps(_look(main)).encode())
+                frame = sys._current_frames().get(main_thread().ident or 0)
+                answer = {"pid": os.getpid(), "stack": _stack(frame), "flight": _flight()}
+                del frame
+                connection.sendall(json.dumps(answer).encode())
         except Exception:  # noqa: BLE001, S112 - whatever a half-imported torch does here, the training goes on
             continue
 
 
-def _look(main: Optional[int]) -> Dict[str, Any]:
-    frame = sys._current_frames().get(main or 0)
-    return {"pid": os.getpid(), "stack": _stack(frame), **_instruction(frame), "flight": _flight()}
-
-
-def _instruction(frame: Optional[FrameType]) -> Dict[str, Any]:
-    """Return where in its innermost function the main thread is, and whether it calls something there that is not Python."""
-    if frame is None:
-        return {"at": 0, "calls": True}
-    code, at = frame.f_code.co_code, max(0, frame.f_lasti)
-    return {"at": at, "calls": at < len(code) and "CALL" in opname[code[at]]}
-
-
 def _stack(frame: Optional[FrameType]) -> List[List[Any]]:
-    """Return the stack, innermost first: file, line, function, and whether it is a library's."""
+    """Return the stack, innermost first: file, line, function, whether it is a library's, and whether nothing in the loop that
+    it is in can end that loop."""
     found: List[List[Any]] = []
     while frame is not None and len(found) < _DEEPEST:
         name = frame.f_code.co_filename
-        found.append([name, frame.f_lineno, frame.f_code.co_name, any(part in name for part in _LIBRARY)])
+        library = any(part in name for part in _LIBRARY)
+        endless = _in_endless_loop(frame.f_code, frame.f_lasti)
+        found.append([name, frame.f_lineno, frame.f_code.co_name, library, endless])
         frame = frame.f_back
     return found
+
+
+def _in_endless_loop(code: CodeType, at: int) -> bool:
+    """Return whether the code is in a loop without a way out, or one that waits for a change and makes none itself."""
+    if (code, at) not in _endless:
+        import dis
+
+        steps = list(dis.get_instructions(code))
+        jumps = {each.offset: int(each.argval) for each in steps if each.opcode in (*dis.hasjrel, *dis.hasjabs)}
+        loops = {to: max(jump for jump in jumps if jumps[jump] == to) for jump, to in jumps.items() if to <= jump}
+        begin, end = min(((to, jump) for to, jump in loops.items() if to <= at <= jump), key=_length, default=(0, -1))
+        inside = {each.offset: each.opname for each in steps if begin <= each.offset <= end}
+        exits = any(name.startswith(_LEAVES) for name in inside.values())
+        exits = exits or any(not begin <= jumps.get(step, begin) <= end for step in inside)
+        exits = exits or not inside.get(end, "").startswith("JUMP_")  # a condition at its end
+        acts = any(name.startswith(_ACTS) for name in inside.values())
+        _endless[code, at] = end >= 0 and not (exits and acts)
+    return _endless[code, at]
+
+
+def _length(loop: Tuple[int, int]) -> int:
+    return loop[1] - loop[0]
 
 
 def _flight() -> Dict[str, List[Any]]:
@@ -115,6 +141,8 @@ def _flight() -> Dict[str, List[Any]]:
     dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
     if dump is None:
         return {}
+    import json
+
     last: Dict[str, List[Any]] = {}
     for entry in json.loads(dump()).get("entries", ()):
         number = entry.get("collective_seq_id")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 import time
@@ -15,11 +17,11 @@ from drumbeat.base import proc
 from drumbeat.inrank import stacks
 from drumbeat.inspector import ras
 from drumbeat.inspector.gpu import open_gpus
-from drumbeat.inspector.ranks import RankProcesses, find_ranks
+from drumbeat.inspector.ranks import RankProcesses, find_ranks, identity_in
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.inspector.tree import Snapshot, below
-from drumbeat.machine.host import Host, LiveHost
+from drumbeat.machine.host import Host, LiveHost, netlink, netlink_values
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.parse import number
 from drumbeat.machine.sample import Sampler
@@ -28,8 +30,11 @@ Bytes = Tuple[int, int]  # sent, received
 
 _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack, over that time
-_SPOTS = 3  # instructions at which an empty loop is found, at most
 _ANSWER = 0.5  # seconds for a rank to answer
+_BUSY = 0.15  # cores: a rank that computes wants at least this much
+_FEW = 64  # pages
+_GPU_FULL, _GPU_AT_WORK, _LITTLE = 90.0, 0.4, 2.0  # per cent of the time; share of the power cap; per cent of the time
+_SOCK_DIAG, _BY_FAMILY, _TCP_INFO = 4, 20, 2  # netlink's numbers
 _DUMP = 3.0  # seconds for py-spy
 _RAS_WAIT = 1.5  # seconds more than the look takes
 _MOST_FRAMES = 12
@@ -62,49 +67,17 @@ _CALLS = {
 }.get(os.uname().machine, {})  # fmt: skip
 
 
-def read_ranks(
-    run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu],
-    earlier: Optional[Earlier] = None,
-) -> Tuple[List[RankLook], List[RasNote]]:  # fmt: skip
-    """`mains`: processes that were started for the ranks, pid -> rank; `commands`: they start the ranks, and are none;
-    `folder`: where ranks answer questions; `earlier`: what `read_usage` gave when the silence began."""
-    seen = Snapshot()
-    ranks = find_ranks(seen, run_id, node, mains, commands, folder)
-    asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer is about all nodes
-    begin = time.monotonic()
-    carried, before = _carried(), {rank.main: _usage(rank, seen) for rank in ranks}
-    for index in range(_ASKS):
-        for rank in ranks:
-            if rank.sock and not rank.silent:
-                answer = stacks.ask(folder, rank.sock, _ANSWER)
-                rank.silent = answer is None
-                rank.answers += [answer] if answer else []
-        time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
-    seconds = time.monotonic() - begin
-    network = round(max(0, _carried() - carried) / seconds)
-    then = Snapshot()
-    devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
-    looks = []
-    for rank in ranks:
-        first, last = before[rank.main], _usage(rank, then)
-        longer = earlier.usage.get(rank.main) if earlier else None
-        since = (
-            (last.since(longer), begin + seconds - earlier.at) if earlier and longer else (last.since(first), seconds)
-        )
-        look = replace(_look(rank, seen, first, last, seconds, gpus, devices), network=network)
-        looks.append(replace(look, signs=_signs(look, *since)))
-    return looks, asked.notes() if asked else []
-
-
 class Usage(NamedTuple):
     """Resources that a rank has used so far: it, everything below it, and what was below it and has ended."""
 
-    state: str  # of its main thread
-    cpu: float  # seconds
-    moved: int  # bytes read and written
-    own_moved: int  # by the process that trains
-    wakes: int  # times that its main thread went to sleep
-    helpers_wake: int  # the same of the processes below it
+    state: str = ""  # of its main thread
+    cpu: float = 0.0  # seconds of a core that it has had, or that its main thread waited for
+    moved: int = 0  # bytes read and written
+    own_moved: int = 0  # by the process that trains
+    carried: int = 0  # bytes over its TCP connections, but for those to the meeting point
+    wakes: int = 0  # times that its main thread went to sleep
+    helpers_wake: int = 0  # the same of the processes below it
+    faults: int = 0  # pages that the process that trains touched for the first time
 
     def since(self, before: Usage) -> Usage:
         cpu, *counts = (max(0, now - then) for now, then in zip(self[1:], before[1:]))
@@ -112,28 +85,89 @@ class Usage(NamedTuple):
 
 
 class Earlier(NamedTuple):
+    """An earlier reading, to tell what the ranks did since. All by the pid of the process that trains."""
+
     at: float  # monotonic
-    usage: Mapping[int, Usage]  # by the pid of the process that trains
+    usage: Mapping[int, Usage]
+    places: Mapping[int, str] = {}  # where each one was
+    still: Mapping[int, float] = {}  # seconds without progress, up to then
+
+
+class Reading(NamedTuple):
+    looks: List[RankLook]
+    notes: List[RasNote]
+    last: Earlier
+
+
+def read_ranks(
+    run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu],
+    earlier: Optional[Earlier] = None,
+) -> Reading:  # fmt: skip
+    """`mains`: processes that were started for the ranks, pid -> rank; `commands`: they start the ranks, and are none;
+    `folder`: where ranks answer questions; `earlier`: the last reading, or what `read_usage` gave when the silence began."""
+    seen = Snapshot()
+    ranks = find_ranks(seen, run_id, node, mains, commands, folder)
+    asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer is about all nodes
+    begin = time.monotonic()
+    carried, before = _carried(), _all_usage(ranks, seen)
+    for index in range(_ASKS):
+        for rank in ranks:
+            if rank.sock and not rank.silent:
+                answer = stacks.ask(folder, rank.sock, _ANSWER)
+                rank.silent = answer is None
+                rank.answers += [answer] if answer else []
+        time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
+    now = time.monotonic()
+    network = round(max(0, _carried() - carried) / (now - begin))
+    then = Snapshot()
+    devices = Sampler(LiveHost(), gpus).sample()["gpus"] if gpus else []
+    looks, last = [], _all_usage(ranks, then)
+    for rank in ranks:
+        used, known = last[rank.main].since(before[rank.main]), earlier is not None and rank.main in earlier.usage
+        look = replace(_look(rank, seen, last[rank.main], used, now - begin, gpus, devices), network=network)
+        since, seconds, still = used, now - begin, 0.0
+        if earlier and known:
+            since, seconds = last[rank.main].since(earlier.usage[rank.main]), now - earlier.at
+            still = earlier.still.get(rank.main, 0.0)
+        signs, progress = _signs(look, since, seconds)
+        if progress or (earlier and earlier.places.get(rank.main, _place(look)) != _place(look)):
+            still = -seconds
+        looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
+    places, stood = {look.pid: _place(look) for look in looks}, {look.pid: look.still for look in looks}
+    return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood))
+
+
+def _place(look: RankLook) -> str:
+    return "a loop" if look.spins else look.place or look.call or look.waits_in
 
 
 def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str) -> Dict[int, Usage]:
     seen = Snapshot()
-    return {rank.main: _usage(rank, seen) for rank in find_ranks(seen, run_id, node, mains, commands, folder)}
+    return _all_usage(find_ranks(seen, run_id, node, mains, commands, folder), seen)
 
 
-def _usage(rank: RankProcesses, seen: Snapshot) -> Usage:
+def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usage]:
+    sockets = _socket_bytes()
+    return {rank.main: _usage(rank, seen, sockets) for rank in ranks}
+
+
+def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> Usage:
     tree = below(seen.parents, rank.pids)
     stats = {pid: seen.processes[pid].stat for pid in tree}
     moved = {pid: proc.moved(pid) for pid in tree}
     wakes = {pid: _wakes(pid) for pid in tree}
+    port = identity_in(seen.environ(rank.main)).port
+    held = {inode: ports for pid in tree for inode, ports in (seen.sockets(pid) or {}).items()} if sockets else {}
     main = stats.get(rank.main)
     return Usage(
         main.state if main else "",
-        sum(stat.cpu + stat.waited for stat in stats.values()),
+        sum(stat.cpu + stat.waited for stat in stats.values()) + proc.queued(rank.main),
         sum(moved.values()),
         moved.pop(rank.main, 0),
+        sum(sockets.get(inode, 0) for inode, ports in held.items() if port not in ports),
         wakes.pop(rank.main, 0),
         sum(wakes.values()),
+        main.faults if main else 0,
     )
 
 
@@ -142,23 +176,47 @@ def _wakes(pid: int) -> int:
     return int(value) if value.isdigit() else 0
 
 
-def _signs(look: RankLook, used: Usage, seconds: float) -> str:
-    """Describe why a waiting rank may be working. What helpers do counts only while the rank waits for one: a process that
-    collects metrics is never still."""
-    if look.call in FOR_A_CHILD or look.waits_in == "do_wait":
-        if used.helpers_wake or used.moved > used.own_moved:
-            return f"it waits for a process of its own, which was at work in these {seconds:.0f} s"
-    elif look.waits_in.startswith(_SOCKET_WAITS) or look.call in ("recvfrom", "recvmsg", "connect"):
-        return "it waits for an answer over the network"
-    elif (
-        look.waits_in.startswith(_POLL_WAITS)
-        and look.call != "nanosleep"
-        and not any("multiprocessing/" in frame for frame in look.stack[:4])
-    ):
-        return "it waits for a file descriptor to become ready"
+def _socket_bytes() -> Dict[str, int]:
+    """Bytes that each TCP socket of this network namespace has sent and received, by inode; empty where nobody tells."""
+    found = {}
+    try:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            asked = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), 0xFFFFFFFF)
+            for message in netlink(_SOCK_DIAG, _BY_FAMILY, asked):
+                about = netlink_values(message, 72).get(_TCP_INFO, b"")
+                if len(about) >= 136:
+                    found[str(struct.unpack_from("=I", message, 68)[0])] = sum(struct.unpack_from("=QQ", about, 120))
+    except (OSError, struct.error):
+        pass
+    return found
+
+
+def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
+    """Why a rank may be working, in words, and whether it surely gets on. What helpers do counts only while the rank waits for
+    one: a process that collects metrics is never still."""
+    span, for_a_child = f"in {seconds:.0f} s", look.call in FOR_A_CHILD or look.waits_in == "do_wait"
+    if for_a_child and (used.helpers_wake or used.moved > used.own_moved or used.cpu >= _BUSY * seconds):
+        return f"it waits for a process of its own, which was at work in these {seconds:.0f} s", True
     if used.own_moved:
-        return f"it has read or written {used.own_moved} bytes in {seconds:.0f} s"
-    return f"it woke {used.wakes} times in {seconds:.0f} s" if used.wakes > 1 else ""
+        return f"it has read or written {used.own_moved} bytes {span}", True
+    if used.carried:
+        return f"it has sent or received {used.carried} bytes {span}", True
+    if used.cpu >= _BUSY * seconds:
+        stands = look.spins or (look.asked is False and used.faults < _FEW and used.wakes <= 1)
+        return "", not (stands or on_gpu_alone(look))
+    if used.wakes > 1:
+        return f"it woke {used.wakes} times {span}", True
+    if look.waits_in.startswith(_SOCKET_WAITS) or look.call in ("recvfrom", "recvmsg", "connect"):
+        return "it waits for an answer over the network", False
+    if look.waits_in.startswith(_POLL_WAITS) and look.call != "nanosleep":
+        return "it waits for a file descriptor to become ready", False
+    return "", False
+
+
+def on_gpu_alone(look: RankLook) -> bool:
+    """Whether its GPU runs a kernel that neither draws power nor moves memory: one that waits or never ends."""
+    busy = look.gpu is not None and look.gpu >= _GPU_FULL and look.power is not None and look.power < _GPU_AT_WORK
+    return busy and (look.traffic is None or look.traffic < _LITTLE)
 
 
 class _AskRas(threading.Thread):
@@ -211,10 +269,10 @@ def _carried() -> int:
 
 
 def _look(
-    rank: RankProcesses, seen: Snapshot, before: Usage, after: Usage, seconds: float, gpus: Sequence[Gpu],
+    rank: RankProcesses, seen: Snapshot, after: Usage, used: Usage, seconds: float, gpus: Sequence[Gpu],
     devices: Sequence[Mapping[str, Any]],
 ) -> RankLook:  # fmt: skip
-    used, first, last = after.since(before), before.state, after.state
+    first, last = seen.processes[rank.main].stat.state, after.state
     call = proc.word(rank.main, "syscall").split()
     name = _CALLS.get(int(call[0]), f"system call {call[0]}") if call and call[0].isdigit() else ""
     if name in ("select", "pselect6") and call[1:2] == ["0x0"]:
@@ -223,8 +281,6 @@ def _look(
     frames = [answer.get("stack") or [] for answer in rank.answers]
     if not rank.sock:
         frames = _py_spy(rank.main)
-    steady = len(frames) >= 3 and bool(frames[-1]) and len({_functions(stack) for stack in frames}) == 1
-    spots = {(answer.get("at"), bool(answer.get("calls"))) for answer in rank.answers}
     stack = frames[-1] if frames else []
     own = next((frame for frame in stack if not frame[3]), None)
     programs = (seen.processes[pid].program for pid in rank.pids)
@@ -238,17 +294,17 @@ def _look(
         waits_in="" if waits_in == "0" else waits_in,
         call=name,
         cpu=round(used.cpu / seconds, 3),
-        io=round(used.moved / seconds),
+        io=round((used.moved + used.carried) / seconds),
         wakes=round(used.wakes / seconds, 2),
         stack=tuple(_words(frame) for frame in stack[:_MOST_FRAMES]),
         place=_words(own) if own else "",
-        steady=steady,
-        spins=steady and not stack[0][3] and len(spots) <= _SPOTS and not any(calls for _, calls in spots),
+        spins=_spins(frames),
         asked=not rank.silent if rank.sock else None,
         collectives=_collectives(rank.answers[-1].get("flight") if rank.answers else None),
         compiler=next((name for name in programs if name in _COMPILERS), ""),
         gpu=device.get("busy"),
         power=round(power / cap, 2) if power is not None and cap else None,
+        traffic=device.get("memory_busy"),
         clock=device.get("clock"),
         device=device.get("index"),
         command=rank.command,
@@ -256,8 +312,15 @@ def _look(
     )
 
 
-def _functions(stack: Sequence[Sequence[Any]]) -> Tuple[Tuple[str, str], ...]:
-    return tuple((str(frame[0]), str(frame[2])) for frame in stack)
+def _spins(stacks: Sequence[Sequence[Sequence[Any]]]) -> bool:
+    """Whether the innermost function that all samples share is always in a loop that nothing in it can end."""
+    if len(stacks) < _ASKS // 2 or not all(stacks):
+        return False
+    depth = 0
+    outermost = [list(reversed(stack)) for stack in stacks]
+    while all(len(stack) > depth for stack in outermost) and len({tuple(s[depth][:3:2]) for s in outermost}) == 1:
+        depth += 1
+    return depth > 0 and all(len(stack[depth - 1]) > 4 and stack[depth - 1][4] for stack in outermost)
 
 
 def _words(frame: Sequence[Any]) -> str:

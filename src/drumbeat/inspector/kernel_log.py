@@ -344,6 +344,7 @@ class LogPosition:
 # How often the kernel has killed for lack of memory: counted before and after, a SIGKILL has a cause.
 
 
+_V1 = "memory.oom_control"
 _COUNT = regex(r"^oom_kill (\d{1,18})$", re.MULTILINE)
 
 
@@ -352,8 +353,18 @@ def oom_kills(host: Host) -> Optional[int]:
     for path in (*_own(host.read("/proc/self/cgroup") or ""), "/proc/vmstat"):
         found = _COUNT.search(host.read(path) or "")
         if found:
-            return int(found.group(1))
+            return int(found.group(1)) + (_below(host, os.path.dirname(path)) if path.endswith(_V1) else 0)
     return None
+
+
+def _below(host: Host, folder: str) -> int:
+    """Version 1 counts in each folder for itself."""
+    total = 0
+    for name in host.list(folder):
+        text = host.read(f"{folder}/{name}/{_V1}")
+        found = _COUNT.search(text or "")
+        total += (int(found.group(1)) if found else 0) + (_below(host, f"{folder}/{name}") if text else 0)
+    return total
 
 
 def _own(cgroups: str) -> Iterator[str]:
@@ -364,7 +375,7 @@ def _own(cgroups: str) -> Iterator[str]:
         if ".." in place:
             continue
         if "memory" in controllers.split(","):
-            yield f"/sys/fs/cgroup/memory{place.rstrip('/')}/memory.oom_control"
+            yield f"/sys/fs/cgroup/memory{place.rstrip('/')}/{_V1}"
         elif number == "0" and not controllers:
             while True:
                 yield f"/sys/fs/cgroup{place.rstrip('/')}/memory.events"

@@ -259,18 +259,18 @@ def find_ranks(
         near = next((each for each in (pid, *above(pid, seen.parents)) if each in numbers or each in mains), None)
         if near is not None and (near in numbers or not (commands and numbers)):
             found.setdefault(numbers[near] if near in numbers else mains[near], []).append(pid)
-    names = os.listdir(folder) if os.path.isdir(folder) else []
+    names = [name for name in (os.listdir(folder) if os.path.isdir(folder) else []) if name.endswith(".sock")]
+    socks = {int(name.split(".")[1]): name for name in names}
     if not numbers:
-        workers = [each for main, first in mains.items() for each in _workers(seen, node, main, first, names)]
+        workers = [each for main, first in mains.items() for each in _workers(seen, node, main, first, socks)]
         if len(workers) > (0 if commands else 1):
             return workers
     ranks = []
     for number, pids in sorted(found.items()):
         pids.sort(key=lambda pid: seen.processes[pid].age)
-        answering = {int(name.split(".")[1]): name for name in names if name.startswith(f"rank-{number}.")}
-        main = next((pid for pid in pids if pid in answering), None)
+        main = next((pid for pid in pids if socks.get(pid, "").startswith(f"rank-{number}.")), None)
         main = main or next((pid for pid in pids if not seen.processes[pid].is_shell), pids[0])  # the oldest
-        ranks.append(RankProcesses(number, main, pids, answering.get(main, ""), command=commands and not numbers))
+        ranks.append(RankProcesses(number, main, pids, socks.get(main, ""), command=commands and not numbers))
     return ranks
 
 
@@ -278,7 +278,7 @@ def is_ours(environ: Mapping[str, str], run_id: str, node: int) -> bool:
     return environ.get("DRUMBEAT_RUN") == run_id and environ.get("NODE_RANK") == str(node)
 
 
-def _workers(seen: Snapshot, node: int, main: int, first: int, names: Sequence[str]) -> List[RankProcesses]:
+def _workers(seen: Snapshot, node: int, main: int, first: int, socks: Mapping[int, str]) -> List[RankProcesses]:
     """Processes at or below `main` without a RANK that are connected to each other, or to MASTER_PORT: those that mp.spawn
     has started, say; where none is, the lowest ones that have connections at all, to another node perhaps. Which ranks they are,
     only those tell that answer with a number of their own."""
@@ -288,8 +288,9 @@ def _workers(seen: Snapshot, node: int, main: int, first: int, names: Sequence[s
     met = {row.pid for row in rows if row.joined or any((there, here) in ends for here, there in row.links)}
     others = {parent for row in rows for parent in above(row.pid, parents)}
     connected = met or {row.pid for row in rows} - others - {main}
-    answering = {int(name.split(".")[1]): name for name in names if name.startswith("rank-")}
-    own = {pid: int(answering[pid].split(".")[0][len("rank-") :]) for pid in connected if pid in answering}
+    own = {
+        pid: int(socks[pid].split(".")[0].split("-")[1]) for pid in connected if socks.get(pid, "").startswith("rank")
+    }
     # A program that sets no RANK answers as 0.
     numbered = len(set(own.values())) == len(connected) and any(own.values())
     worker_of = {pid: next((each for each in (pid, *above(pid, parents)) if each in connected), None) for pid in tree}
@@ -297,5 +298,5 @@ def _workers(seen: Snapshot, node: int, main: int, first: int, names: Sequence[s
     for pid in sorted(connected, key=lambda each: seen.processes[each].age):
         helpers = [each for each in sorted(tree) if worker_of[each] == pid]
         number = own[pid] if numbered else first
-        workers.append(RankProcesses(number, pid, helpers, answering.get(pid, ""), unnumbered=not numbered))
+        workers.append(RankProcesses(number, pid, helpers, socks.get(pid, ""), unnumbered=not numbered))
     return workers

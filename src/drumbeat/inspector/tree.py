@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from functools import cached_property
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -178,6 +179,8 @@ class Stopping:
                 self.sent[process.pid] = process.started
                 try:
                     os.kill(process.pid, number)
+                    if process.stat.state == "T":
+                        os.kill(process.pid, signal.SIGCONT)  # one that is stopped heeds no other
                 except ProcessLookupError:
                     pass
 

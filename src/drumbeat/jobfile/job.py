@@ -123,6 +123,14 @@ class JobCourse:
         minimum=0,
         flag="N",
     )
+    doubtful: str = key(
+        "choice",
+        "Exit code of a run whose command ended with 0 although a failure was seen (its last words, a rank that left early): "
+        "`fail` gives 65, so that `afterok` and CI stop there; `ok` gives 0.",
+        "ok",
+        "fail",
+        allowed=("fail", "ok"),
+    )
     stop_grace: int = key(
         "duration",
         "Time for ranks to save after a stop signal, before they are killed.",

@@ -215,6 +215,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         fewest_nodes=launch.node_range[0] if launch and launch.node_range else None,
         on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
         textfile=_absolute(textfile, here) if textfile else "",
+        doubtful_ok=job.doubtful == "ok",
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
         user=here.user,

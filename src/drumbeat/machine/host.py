@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.machine.host_protocol import Host as Host
 
@@ -204,32 +204,44 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 def addresses(timeout: float = 1.0) -> Dict[str, Tuple[str, ...]]:
     names = dict(socket.if_nameindex())
     found: Dict[str, List[str]] = {}
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as channel:
+    for message in netlink(0, _RTM_GETADDR, struct.pack("=B3x", socket.AF_UNSPEC), timeout):
+        _one(message, names, found)
+    return {name: tuple(items) for name, items in found.items()}
+
+
+def netlink(protocol: int, kind: int, body: bytes, timeout: float = 1.0) -> Iterator[bytes]:
+    """Ask the kernel for a whole table; yield its entries."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as channel:
         channel.settimeout(timeout)
-        channel.send(struct.pack("=IHHIIB", 20, _RTM_GETADDR, _REQUEST_DUMP, 1, 0, socket.AF_UNSPEC) + b"\0" * 3)
+        channel.send(struct.pack("=IHHII", 16 + len(body), kind, _REQUEST_DUMP, 1, 0) + body)
         while True:
             answer = channel.recv(1 << 17)
             at = 0
             while at + 16 <= len(answer):
-                length, kind = struct.unpack_from("=IH", answer, at)
-                if kind in (_NLMSG_DONE, _NLMSG_ERROR) or length < 16:
-                    return {name: tuple(items) for name, items in found.items()}
-                _one(answer[at + 16 : at + length], names, found)
+                length, answered = struct.unpack_from("=IH", answer, at)
+                if answered in (_NLMSG_DONE, _NLMSG_ERROR) or length < 16:
+                    return
+                yield answer[at + 16 : at + length]
                 at += (length + 3) & ~3
 
 
-def _one(message: bytes, names: Dict[int, str], found: Dict[str, List[str]]) -> None:
-    if len(message) < 8:
-        return
-    family, prefix, _flags, _scope, index = struct.unpack_from("=BBBBI", message)
+def netlink_values(message: bytes, at: int) -> Dict[int, bytes]:
+    """The attributes of an entry, which begin at `at`."""
     values: Dict[int, bytes] = {}
-    at = 8
     while at + 4 <= len(message):
         length, kind = struct.unpack_from("=HH", message, at)
         if length < 4:
             break
         values[kind] = message[at + 4 : at + length]
         at += (length + 3) & ~3
+    return values
+
+
+def _one(message: bytes, names: Dict[int, str], found: Dict[str, List[str]]) -> None:
+    if len(message) < 8:
+        return
+    family, prefix, _flags, _scope, index = struct.unpack_from("=BBBBI", message)
+    values = netlink_values(message, 8)
     # On point-to-point links IFA_ADDRESS is the far end; IFA_LOCAL, where given, is ours.
     address = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
     if family in _FAMILIES and address and index in names:

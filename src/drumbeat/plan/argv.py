@@ -173,7 +173,7 @@ JAX_WHY = {
 }
 _JAX_WHEN = "unless you set JAX_COORDINATOR_ADDRESS, or a launcher starts the ranks"
 _ADAPTERS_WHY = {
-    ADAPTERS: f"folder of the adapter that tells JAX who the rank is; set {ADAPTERS}=off to do without it",
+    ADAPTERS: f"folder of the adapters that tell JAX who a rank is, and us where it waits; {ADAPTERS}=off does without",
     "PYTHONPATH": f"begins with {ADAPTERS}, so that Python loads the adapter's sitecustomize and then your own",
 }
 WHO = {**WHY, **{name: f"{why}; {_JAX_WHEN}" for name, why in JAX_WHY.items()}, **_ADAPTERS_WHY}

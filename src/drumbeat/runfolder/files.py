@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Callable, Dict, List, Mapping, NamedTuple, Opt
 
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.record import to_plain
+from drumbeat.base.record import plain_json, to_plain
 from drumbeat.runfolder.events import KINDS
 
 # Writing: whole files are replaced atomically, logs of events only grow. A crash at any byte leaves both readable.
@@ -41,7 +41,7 @@ def replace(path: str, text: str, mode: int = 0o644) -> None:
 
 
 def replace_json(path: str, value: Any) -> None:
-    replace(path, json.dumps(to_plain(value), indent=2, ensure_ascii=False) + "\n")
+    replace(path, plain_json(to_plain(value), indent=2) + "\n")
 
 
 def create(path: str, data: bytes) -> None:
@@ -103,7 +103,7 @@ class EventLog:
         self._seq += 1
         if self.muted:
             return event
-        text = json.dumps(event, ensure_ascii=False, separators=(",", ":")) + "\n"
+        text = plain_json(event, separators=(",", ":")) + "\n"
         line = text.encode("utf-8", "replace")  # a host or path may hold bytes that are no text
         if self._append is not None:
             self._append(self.path, line)
@@ -246,6 +246,14 @@ class Tail:
             self.position -= 1  # where a line ends just before, the next one is whole
             torn = self._new(keep).find(b"\n")
             self.position = self.position + torn + 1 if torn >= 0 else size
+
+    def leave_out(self, keep: int) -> int:
+        """Skip what is more than `keep` bytes before the end; return how many bytes that were."""
+        before, chunk = self.position, self.files.chunk(self.path, 0, 0)
+        if chunk is None or chunk.size - before <= keep:
+            return 0
+        self.skip(keep)
+        return max(0, self.position - before)
 
     def _new(self, limit: int) -> bytes:
         known = len(self._anchor)

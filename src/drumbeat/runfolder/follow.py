@@ -117,6 +117,10 @@ class Follower:
         for state in self._nodes.values():
             yield self._poll_node(state, _Budget(files=1 << 30), final=True)
 
+    def skip_lines(self, keep: int) -> int:
+        """Leave out what ranks have printed, but for the last `keep` bytes of each log; return how many bytes that were."""
+        return sum(each.tail.leave_out(keep) for state in self._nodes.values() for each in state.logs.values())
+
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _poll(self, budget: _Budget) -> List[Record]:

@@ -56,7 +56,7 @@ class FolderWriter:
         data = b""
         while True:
             if poll.poll(1000 * _STOP_EVERY if self.stop else None):
-                part = os.read(self.commands, 1 << 20)
+                part = os.read(self.commands, 1 << 16)
                 if not part:
                     return
                 data = self._do_all(data + part)

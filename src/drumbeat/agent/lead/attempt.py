@@ -28,7 +28,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import named_commands, named_ranks, ranges
 from drumbeat.base.record import to_plain
-from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
+from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
 from drumbeat.causes.first import First, first
 from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
@@ -170,6 +170,7 @@ class Attempt:
     left_told: int = 0  # how many had ended when it was said that others still run
     broken: List[Finding] = field(default_factory=list)  # hardware that was seen to fail while the ranks ran
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
+    judged: bool = False  # `finding` is a watcher's, which ended the attempt before anybody asked for it
     world: Optional[WorldCount] = None  # from the first report of what runs
 
     def __post_init__(self) -> None:
@@ -292,6 +293,8 @@ def _starts_each_rank(order: Order) -> bool:
     return order.launcher in ("ranks", "tasks")
 
 
+_WITHOUT_MEANING = ("exception", "exit-code", "unknown")
+_DIGITS = re.compile(r"\d+")
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
 # Failures that look like a bug of the program, and that a broken GPU causes as well.
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
@@ -303,13 +306,37 @@ def earliest(ends: Sequence[RankEnd]) -> Tuple[First, Optional[RankEnd]]:
     A rank that was asked to stop while it was failing counts only if nothing but its peers' loss is known."""
     if not any(end.failed and not end.by_us for end in ends):
         return First(None), None
-    events = [(end.event, end) for end in ends]
+    alike = set(map(id, _alike(ends)))
+    events = [(_as_consequence(end.event) if id(end) in alike else end.event, end) for end in ends]
     found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
     if found.event is not None and found.event.kind in order.WAITS:
         failing = [end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED]
         events += [(replace(end, by_us=False).event, end) for end in failing if not _was_told(end)]
         found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
     return found, next((end for event, end in events if event is found.event), None)
+
+
+def _as_consequence(event: order.Event) -> order.Event:
+    return replace(event, kind=order.RAISED_IN_COMMUNICATION)
+
+
+def _alike(ends: Sequence[RankEnd]) -> List[RankEnd]:
+    """Ranks that failed together in the same way, with words that no rule knows, while a few ended otherwise and no later: what
+    the many have in common is that they lost the few."""
+    groups: Dict[Tuple[int, str], List[RankEnd]] = {}
+    for end in ends:
+        if (
+            end.failed
+            and not (end.by_us or end.signal)
+            and (end.finding is None or end.finding.code in _WITHOUT_MEANING)
+        ):
+            words = _DIGITS.sub("", end.finding.title) if end.finding else ""
+            groups.setdefault((end.code, words), []).append(end)
+    many = max(groups.values(), key=len, default=[])
+    few = [end for end in ends if not end.by_us and end not in many]
+    if not few or len(many) <= len(few) or any(end.at > min(one.at for one in many) + NOISE for end in few):
+        return []
+    return many
 
 
 def _was_told(end: RankEnd) -> bool:
@@ -398,7 +425,7 @@ _OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limi
 
 
 def concluded(
-    attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], now: float
+    attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], now: float, doubtful_ok: bool = False
 ) -> Tuple[Outcome, List[Act]]:
     """The outcome, and what is recorded about it: a hang that was none, the first failure, what followed
     from it, how far the attempt came."""
@@ -411,6 +438,8 @@ def concluded(
         behind = hardware_behind(outcome.finding, outcome.exit_code, attempt.broken)
         outcome = replace(outcome, finding=behind or outcome.finding)
     outcome = replace(outcome, member=attempt.member_of(outcome.finding))
+    if outcome.outcome == DOUBTFUL and doubtful_ok:
+        outcome = replace(outcome, exit_code=0)
     acts: List[Act] = []
     if attempt.suspected and outcome.outcome in (FINISHED, DOUBTFUL):
         attempt.suspected = None
@@ -429,7 +458,7 @@ def attempt_outcome(
     own = _own_failure(attempt) if requests.way == LAUNCHER or (requests.outcome and attempt.failed_unasked) else None
     if own:  # where its guard was killed with it, nobody has seen its exit code
         return Outcome(FAILED, own.exit_code or 1, own.finding)
-    if requests.outcome:
+    if requests.outcome and not attempt.judged:
         return _stopped(attempt, requests)
     if attempt.finding:
         lost = any(members[number].lost for number in attempt.assignment)
@@ -438,7 +467,7 @@ def attempt_outcome(
     one = attempt.cause()
     if one is None:
         doubt = attempt.doubt(progress)
-        return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
+        return Outcome(DOUBTFUL, EXIT_DOUBTFUL, doubt) if doubt else Outcome(FINISHED, 0)
     if one.exit_code == EXIT_REQUEUE:
         return Outcome(REQUEUE, EXIT_REQUEUE)
     cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host)

@@ -56,6 +56,8 @@ class Listener(Protocol):
 
     def joined(self, hello: Hello, clock_offset: float) -> None: ...
 
+    def broken(self, why: str) -> None: ...
+
     def from_member(self, member: int, message: Message) -> None: ...
 
     @property
@@ -118,6 +120,10 @@ class Connections:
                 self._on_message(connection, message)
         except WireError as error:
             why = f"its agent's connection was closed: {error}"
+            if connection.member is None and not channel.closed:
+                address = sock.getpeername()[0]
+                channel.send(Refuse(f"{error} (seen by the lead)"))
+                self.listener.broken(f"a node at {address} was sent away: {error}")
             channel.close()
         if channel.closed:
             self._drop(sock, why)

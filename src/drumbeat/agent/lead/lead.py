@@ -440,7 +440,8 @@ class Lead:
         """A watcher says that the job does not run the way it was meant to."""
         if self.phase != "running":
             return []
-        self.attempts[-1].finding = self.attempts[-1].finding or finding
+        attempt = self.attempts[-1]
+        attempt.finding, attempt.judged = attempt.finding or finding, self.held is None
         return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
 
     def found(self, member: int, finding: Finding) -> None:
@@ -556,7 +557,7 @@ class Lead:
         if self.held and not self._has_just_lost(now):
             self.requests.on(self.held[1])  # whoever signalled us may have signalled the ranks as well
         self.held = None
-        outcome, acts = concluded(attempt, self.requests, self.members, now)
+        outcome, acts = concluded(attempt, self.requests, self.members, now, self.order.doubtful_ok)
         if outcome.finding is not None and outcome.finding.code == PORT_IN_USE:
             outcome = replace(outcome, port_taken=self.port_taken())
         trained = self.first_step is not None and self.first_step[0] == attempt.number

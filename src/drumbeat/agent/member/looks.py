@@ -41,6 +41,7 @@ class Looker:
     ) -> None:
         self.run_id, self.folder, self.done = run_id, folder, done
         self.gpus = [gpu for gpu in gpus if not gpu.integrated]
+        self.last: Optional[Earlier] = None  # the last look at this silence
         self._child: Optional[Forked] = None
         self._numbers: List[int] = []  # of the requests that the look under way answers
 
@@ -53,11 +54,11 @@ class Looker:
         who ask meanwhile."""
 
         def work() -> bytes:
-            looks, notes = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
+            looks, notes, last = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
             looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
-            return json.dumps({"looks": to_plain(looks), "ras": to_plain(notes)}).encode()
+            return json.dumps({"looks": to_plain(looks), "ras": to_plain(notes), "last": _lines(last)}).encode()
 
         self._numbers.append(number)
         if self._child is None:
@@ -70,8 +71,9 @@ class Looker:
         if not self._numbers or (self._child is not None and not self._child.poll()):
             return
         answer = self._child.answer if self._child is not None else None
-        numbers, (looks, notes) = self._numbers, _parse(answer or b"")
+        numbers, (looks, notes, last) = self._numbers, _parse(answer or b"")
         self.end()
+        self.last = last or self.last
         for number in numbers:
             self.done(number, looks, notes)
 
@@ -82,13 +84,26 @@ class Looker:
         self._child, self._numbers = None, []
 
 
-def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote]]:
+def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote], Optional[Earlier]]:
     try:
         plain: Any = json.loads(answer)
         looks = [from_plain(RankLook, each) for each in plain["looks"]]
-        return looks, [from_plain(RasNote, each) for each in plain["ras"]]
+        at, rows = plain["last"]
+        last = Earlier(
+            at,
+            {row[0]: Usage(*row[1]) for row in rows},
+            {row[0]: row[2] for row in rows},
+            {row[0]: row[3] for row in rows},
+        )
+        return looks, [from_plain(RasNote, each) for each in plain["ras"]], last
     except (ValueError, TypeError, KeyError, RecordError):
-        return [], []
+        return [], [], None
+
+
+def _lines(last: Earlier) -> Tuple[float, List[Any]]:
+    return last.at, [
+        (pid, used, last.places.get(pid, ""), last.still.get(pid, 0.0)) for pid, used in last.usage.items()
+    ]
 
 
 class _Earlier:
@@ -164,13 +179,15 @@ class NodeLooks:
     def start(self, request: Look, ranks: Ranks, launcher: Direct) -> None:
         had_ranks = partial(launcher.has_started_ranks, self.attempt)
         about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
-        self._looker.start(request.number, *about, had_ranks, self._earlier.found)
+        self._looker.start(request.number, *about, had_ranks, self._looker.last or self._earlier.found)
 
     def poll(self, ranks: Ranks, launcher: Direct) -> None:
         self._looker.poll()
         about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
         read = partial(read_usage, self._looker.run_id, *about, self._looker.folder)
-        self._earlier.poll(self.metrics.ranks.resting(time.monotonic()), read)
+        resting = self.metrics.ranks.resting(time.monotonic())
+        self._looker.last = self._looker.last if resting else None
+        self._earlier.poll(resting, read)
 
     def end(self) -> None:
         self._looker.end()

@@ -192,6 +192,7 @@ class Node:
         self.events = EventLog(folder.events, member, child.append)
         self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
         self.attempt = 0
+        self.failed_in = -1  # the last attempt in which a rank of this node failed by itself
         self.node_rank = member
         self.active = False
         self.stopped_by_us = False
@@ -399,6 +400,7 @@ class Node:
                 host=self.facts.host,
             )
         if end.exit_code != 0 and not ended.by_us:
+            self.failed_in = self.attempt
             self.watch.rank_failed()
         about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
         self.tell(RankEnded(*about_end))

@@ -1,4 +1,4 @@
-"""Adapters tell frameworks that do not read RANK and its kin who a rank is.
+"""Adapters tell frameworks that do not read RANK and its kin who a rank is, and tell us what a rank does (`inrank/stacks.py`).
 
 Their folder stands first on the ranks' PYTHONPATH. Python loads its `sitecustomize` at every start; that one waits until a
 framework is imported, and only then runs the framework's adapter. `DRUMBEAT_ADAPTERS=off` leaves the ranks' Python alone.
@@ -14,7 +14,11 @@ from drumbeat.base.order import EnvVar
 from drumbeat.plan.argv import ADAPTERS, WHO
 
 OFF = "off"
-_FILES = ("sitecustomize.py", "jax_cluster.py")
+_FILES = {
+    "sitecustomize.py": "drumbeat.inrank.adapters",
+    "jax_cluster.py": "drumbeat.inrank.adapters",
+    "stacks.py": "drumbeat.inrank",
+}
 
 
 def install(local: str, environ: Mapping[str, str]) -> List[EnvVar]:
@@ -26,9 +30,9 @@ def install(local: str, environ: Mapping[str, str]) -> List[EnvVar]:
         return []
     folder = os.path.join(local, "adapters")
     os.makedirs(folder, exist_ok=True)
-    for name in _FILES:
+    for name, package in _FILES.items():
         with open(os.path.join(folder, name), "wb") as file:
-            file.write(pkgutil.get_data("drumbeat.inrank.adapters", name) or b"")
+            file.write(pkgutil.get_data(package, name) or b"")
     path = os.pathsep.join(filter(None, (folder, environ.get("PYTHONPATH"))))
     values = {ADAPTERS: folder, "PYTHONPATH": path}
     return [EnvVar(name, value, WHO[name], "default") for name, value in values.items()]

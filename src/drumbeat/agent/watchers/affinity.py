@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn, WatchedAttempt
-from drumbeat.base.processes import Forked
+from drumbeat.base.processes import Forked, in_child
+from drumbeat.base.record import from_plain, to_plain
 from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.inspector.gpu import compute_users, look_at_ranks
 from drumbeat.inspector.record import RankSeen
@@ -23,6 +24,7 @@ _LONGEST = 15.0
 _APART = 0.9  # seconds between two looks that must agree
 _REFUTED = 60.0  # seconds in which a later look may refute a mismatch
 _ANSWER_WITHIN = 30.0  # seconds for the driver
+_LOOK_WITHIN = 5.0
 _PATIENCE = 2.0  # seconds after which no answer means that the driver names no process of ours
 _UNNUMBERED = 60.0  # seconds that the processes of a command without steps must look alike
 
@@ -37,8 +39,10 @@ class RankLooks:
         facts: Facts,
         wanted: Callable[[], bool],
         commands: Callable[[], Sequence[int]] = tuple,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`commands`: processes of the agent that start ranks, and are none."""
+        self.beat = beat
         self.run_id, self.node, self.wanted, self.commands = run_id, node, wanted, commands
         self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
         self._users = _GpuUsers(self.gpus)
@@ -57,7 +61,10 @@ class RankLooks:
             self._next = now + self._wait
         if now < self._next:
             return []
-        seen = look_at_ranks(self.run_id, self.node, self.gpus, self._users.read(now), self.commands())
+        seen = self._look(now)
+        if seen is None:
+            self._next = now + _LONGEST
+            return []
         shown = [(about.rank, about.pid, *_facts_of(about)) for about, _ in seen]
         self._wait = min(self._wait * _SLOWER, _LONGEST) if shown == self._last else _FIRST
         self._next, self._last = now + self._wait, shown
@@ -65,6 +72,18 @@ class RankLooks:
             self._users.ask(now)
         seen = [each for each in seen if not _awaits_driver(each[0])]
         return [Saw("ranks", {"seen": seen})] if seen else []
+
+    def _look(self, now: float) -> Optional[List[Tuple[RankSeen, Mapping[str, str]]]]:
+        """In a child: a process that hangs in the kernel can block whoever reads about it."""
+        users, commands = self._users.read(now), self.commands()
+
+        def work() -> bytes:
+            return json.dumps(to_plain(look_at_ranks(self.run_id, self.node, self.gpus, users, commands))).encode()
+
+        answer = in_child(work, _LOOK_WITHIN, self.beat)
+        return (
+            None if answer is None else [(from_plain(RankSeen, seen), environ) for seen, environ in json.loads(answer)]
+        )
 
 
 class _GpuUsers:

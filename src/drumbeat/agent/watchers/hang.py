@@ -13,13 +13,12 @@ from typing import Any, Dict, List, Optional, Tuple
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang_verdict import (
     BUSY,
-    WAITS,
+    PATIENCE,
     Ended,
     Silence,
     class_of,
     doing,
     judge,
-    may_work,
     say_of,
     with_ras,
 )
@@ -34,10 +33,11 @@ TIMES = 5.0  # or this many times the usual time between two reports
 _LEARNED = 1.5  # or this many times the longest pause that went well
 _UNKNOWN = 30.0  # seconds without a report while nobody knows yet how far apart reports are
 _PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an answer from elsewhere, before that ends a run
-_FACT = 30.0  # seconds after which it is said what the ranks do, although it may be right
+_FACT = SHORTEST  # seconds after which it is said what the ranks do, although it may be right
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before anybody looks
 _ANSWERS = 11.0  # seconds for all members to answer
-_NEXT_LOOKS = (5.0, 10.0, 20.0)  # seconds between the looks at one silence; then every minute
+_LOOKS = (10.0, 20.0, PATIENCE + 2.0)  # seconds of silence at which the agents look again; then every half minute
+_AGAIN = 30.0
 _NUMBERS = regex(r"\d+")
 _EVERY = 60.0  # seconds between looks before the first step
 
@@ -201,8 +201,12 @@ class Hang:
 
     def _judge(self, now: float) -> List[Action]:
         stepped = self._silence(now)
-        pauses = (*_NEXT_LOOKS, _EVERY) if stepped is not None else (_EVERY,)
-        self._next_look = now + pauses[min(self._looks, len(pauses) - 1)]
+        self._next_look = now + (_EVERY if stepped is None else _AGAIN)
+        if stepped is not None:
+            later = [at for at in _LOOKS if at > stepped + 2.0]
+            self._next_look = now + (later[0] - stepped if later else _AGAIN)
+            due = [PATIENCE - look.still for each in self._answers.values() for look in each if look.still < PATIENCE]
+            self._next_look = min(self._next_look, now + max(3.0, min(due, default=_AGAIN)))
         self._looks += 1
         self._waiting = None
         looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
@@ -216,11 +220,18 @@ class Hang:
         one_rank = stepped <= limit
         seconds = stale if one_rank else stepped
         silence = Silence(
-            seconds, True, one_rank, quiet if one_rank else (), self._ended_well(now), self._same(looks), self._done()
+            seconds,
+            True,
+            one_rank,
+            quiet if one_rank else (),
+            self._ended_well(now),
+            self._same(looks),
+            self._done(),
+            self._longest,
         )
         finding = judge(_expected(looks), silence)
         if finding is None and not one_rank:
-            return self._state(_expected(looks), seconds, now)
+            return self._state(_expected(looks), seconds)
         pause = finding is not None and finding.code == "hang-all-idle" and seconds < _PAUSE
         if pause:
             self._next_look = min(self._next_look, now + _PAUSE - seconds)  # then it may end the run
@@ -230,18 +241,12 @@ class Hang:
             self._alone, self._alone_for = quiet, stale
         return actions
 
-    def _state(self, looks: List[RankLook], seconds: float, now: float) -> List[Action]:
-        """No verdict, but a fact: some ranks compute, or show signs of work, while others wait. Said once per silence."""
-        works = [look for look in looks if class_of(look) == BUSY] or [look for look in looks if may_work(look)]
-        if not works or not any(class_of(look) == WAITS and look not in works for look in looks):
+    def _state(self, looks: List[RankLook], seconds: float) -> List[Action]:
+        """No verdict, but a fact: who waits, and what the others do. Said once per silence, unless all work alike."""
+        if self._told or seconds < _FACT or all(class_of(look) == BUSY for look in looks):
             return []
-        if seconds < _FACT:
-            self._next_look = min(self._next_look, now + _FACT - seconds)
-            return []
-        told, self._told = self._told, True
-        return (
-            [] if told else [Emit("activity", {"seconds": round(seconds, 1), "what": in_words(looks), "stepped": True})]
-        )
+        self._told = True
+        return [Emit("activity", {"seconds": round(seconds, 1), "what": in_words(looks), "stepped": True})]
 
     def _before_first_step(self, looks: List[RankLook], now: float) -> List[Action]:
         """Say what the ranks do; warn only of what no start-up does: a stopped rank, or all idle twice in a row."""

@@ -1,7 +1,9 @@
 """Find the rank that holds the others up, from one look at all of them. Pure: looks in, a verdict or nothing out.
 
-A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, whatever the clock says. After
-the last announced step, only ranks that wait in a collective hang.
+A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, whatever the clock says. A stopped
+rank, one that has left and collectives that do not match hang at once; a rank that stands still, spins or waits hangs when it
+has shown no progress for 32 s; one that computes, polls or moves a few bytes after minutes; one that moves many never. After the
+last announced step, only ranks that wait in a collective hang.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from drumbeat.base.ranges import named_commands, named_ranks
 from drumbeat.causes.table import NOT_ZERO
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
-from drumbeat.inspector.activity import FOR_A_CHILD
+from drumbeat.inspector.activity import FOR_A_CHILD, on_gpu_alone
 from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.logs.read.collectives import Position, culprits
@@ -30,16 +32,18 @@ _GPU_BUSY, _GPU_AT_WORK = 10.0, 0.4  # per cent of the time; share of the power 
 _SLEEPS = ("nanosleep", "clock_nanosleep")
 _WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
 
-STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILENT, RAISED = (
+STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILENT, RAISED, GPU = (
     "stopped", "kernel", "asleep", "loop", "input", "waits", "busy", "early-exit", "desync", "all-idle", "no-answer", "raised",
+    "gpu-kernel",
 )  # fmt: skip
+_IDLE = (WAITS, ASLEEP, INPUT, SILENT)
 
 
 def class_of(look: RankLook) -> str:
     """Classify what one rank does, seen alone."""
     if look.state in ("T", "t"):
         return STOPPED
-    works = look.io >= _MOVES or bool(look.compiler)
+    works = moves(look)
     on_gpu = look.gpu is not None and look.gpu >= _GPU_BUSY and (look.power is None or look.power >= _GPU_AT_WORK)
     if look.state == "D" and look.cpu < _BUSY and not works:
         return KERNEL
@@ -48,10 +52,12 @@ def class_of(look: RankLook) -> str:
         on_gpu and (not pending or look.power is not None)
     ):  # a collective that waits keeps a GPU busy, at little power
         return BUSY
+    if on_gpu_alone(look) and not pending:
+        return GPU
     if look.cpu >= _BUSY or look.state == "R":
         if pending:
             return WAITS  # NCCL waits by spinning
-        return LOOP if look.spins else BUSY
+        return LOOP if look.spins or (look.asked is False and look.still >= PATIENCE) else BUSY
     if look.asked is False:
         return SILENT
     if any("torch/utils/data" in frame or "data/dataloader" in frame for frame in look.stack[:6]):
@@ -61,17 +67,17 @@ def class_of(look: RankLook) -> str:
     return WAITS
 
 
+def moves(look: RankLook) -> bool:
+    """Whether it loads, saves, sends or has something compiled: that is no hang, however long it takes."""
+    return look.io >= _MOVES or bool(look.compiler)
+
+
 def in_collective(look: RankLook) -> bool:
     """Return true if its own stack, or torch's flight recorder, shows it inside a collective."""
     for frame in look.stack[:8]:
         if "distributed/" in frame or frame.rsplit(" ", 1)[-1] in _WAITING_FUNCTIONS:
             return True
     return not look.stack and (look.behind is False or any(not each.over for each in look.collectives))
-
-
-def may_work(look: RankLook) -> bool:
-    """Return true if it waits outside any collective and shows signs of work: a poll, a paced write, an upload."""
-    return bool(look.signs) and class_of(look) in (ASLEEP, WAITS) and not in_collective(look)
 
 
 def doing(look: RankLook) -> str:
@@ -91,7 +97,11 @@ def doing(look: RankLook) -> str:
             return "busy, and its interpreter does not answer"
         return f"reading or writing {_size(look.io)}/s{at}" if look.io >= _MOVES else f"busy{at}"
     if word == LOOP:
-        return f"busy in one place{at}"
+        return f"busy in one place{at}" if look.asked is not False else "busy, and its interpreter does not answer"
+    if word == GPU:
+        return (
+            f"waiting for a kernel on its GPU, which is {look.gpu:.0f} % busy at {look.power or 0:.0%} of its power{at}"
+        )
     if look.raised:
         return f"waiting after it raised {look.raised}"
     if word == INPUT:
@@ -137,7 +147,7 @@ def _size(count: float) -> str:
 
 _MOST_EVIDENCE = 8
 
-_WITH_A_LINE = (ASLEEP, LOOP, WAITS)  # causes whose fix names the line
+_WITH_A_LINE = (ASLEEP, LOOP, WAITS, GPU)  # causes whose fix names the line
 
 
 @dataclass(frozen=True)
@@ -162,6 +172,7 @@ class Silence:
     ended: Tuple[Ended, ...] = ()
     again: bool = False  # an earlier look at this silence showed the same
     done: bool = False  # all announced steps are made: what follows, an upload say, has no steps
+    longest: float = 0.0  # seconds: the longest pause that went well
 
 
 def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
@@ -246,11 +257,13 @@ def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
 Key = Tuple[int, int]  # RankLook.key
 
 _NETWORK = 1e6  # bytes per second of a node: below it nothing worth waiting for is on its way
+PATIENCE = 32.0  # seconds without any sign of progress
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
-_WORKING_PATIENCE = 60.0  # seconds: a rank rests while others work, or shows signs of work while they wait
+_WORKING_PATIENCE = 60.0  # seconds: a rank rests while others work
 _POLLS = 1.5  # times per second: a rank that sleeps and wakes more often may be waiting for another
 _RAISED = 5.0  # seconds that a rank may take to leave after an exception
 _BUSY_PATIENCE = 300.0  # seconds: work that only some ranks do, and nobody announced
+_TIMES_LONGEST = 3.0  # or this many times the longest pause that went well
 
 
 def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
@@ -269,7 +282,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
     if silence.others_go_on:
         odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.key])]
         return _unless_working(odd, looks, what, silence) if odd else None
-    idle = [look for look in looks if what[look.key] in (WAITS, ASLEEP, INPUT, SILENT)]
+    idle = [look for look in looks if what[look.key] in _IDLE]
     if silence.ended and len(idle) == len(looks) and not all(look.call in FOR_A_CHILD for look in looks):
         return early_exit(silence, looks)
     parted = _parted(looks) if len(idle) < len(looks) or silence.steps else None
@@ -281,19 +294,32 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         working = any(what[look.key] == BUSY for look in looks if look not in odd)
         early = working and silence.seconds < _WORKING_PATIENCE
         return None if early else _unless_working(odd, looks, what, silence)
+    if all(what[look.key] in (LOOP, GPU) and _stands(look, LOOP, silence) for look in looks):
+        return held_up(what[looks[0].key], looks, looks, silence)
     quiet = all(look.network < _NETWORK for look in looks)  # else something still comes or goes for them
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
-        may_go_on = all(look.call in FOR_A_CHILD for look in looks) or any(map(may_work, looks))
-        if may_go_on and silence.seconds < _WORKING_PATIENCE:
-            return None  # an upload, a poll, a program that starts its ranks itself
-        return held_up(ALL_IDLE, [], looks, silence)
+        if all(look.call in FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
+            return None  # a program that starts its ranks itself
+        if all(_stands(look, what[look.key], silence) for look in looks):
+            return held_up(ALL_IDLE, [], looks, silence)
     return None
+
+
+def _stands(look: RankLook, word: str, silence: Silence) -> bool:
+    """Whether it has shown no progress for long enough. What a thread of it does while it waits in a collective is none."""
+    if moves(look):
+        return False
+    if not silence.steps:
+        return silence.again and not look.signs or silence.seconds >= _BUSY_PATIENCE
+    stood = silence.seconds if in_collective(look) else look.still
+    long = silence.seconds >= max(_BUSY_PATIENCE, _TIMES_LONGEST * silence.longest)
+    return long or (word != BUSY and stood >= PATIENCE)
 
 
 def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
     """The first rank whose last word is a traceback, if it does nothing any more and nobody makes a step. A program that
     catches an exception and goes on works, writes, or lets the others step."""
-    idle = [look for look in looks if what[look.key] in (WAITS, ASLEEP, INPUT, SILENT)]
+    idle = [look for look in looks if what[look.key] in _IDLE]
     over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
     patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
     return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None
@@ -380,11 +406,10 @@ def _unless_working(
     odd: Sequence[RankLook], looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence
 ) -> Optional[Finding]:
     """A verdict on the odd ones, unless they may just as well be working."""
-    if all(what[look.key] == BUSY for look in odd) and silence.seconds < _BUSY_PATIENCE:
-        return None
-    if any(may_work(look) for look in odd) and silence.seconds < _WORKING_PATIENCE:
-        return None
     odd = [look for look in odd if what[look.key] != BUSY] or list(odd)
     if any(what[look.key] == KERNEL for look in odd):
         return None  # storage has its own patience
+    mismatch = silence.again and all(map(in_collective, looks))  # all wait, for different things
+    if not mismatch and not all(_stands(look, what[look.key], silence) for look in odd):
+        return None
     return held_up(what[odd[0].key], odd, looks, silence)

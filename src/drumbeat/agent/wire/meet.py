@@ -215,7 +215,9 @@ def dial(
                 continue
             if channel:
                 return channel
-        for _ in _pauses(0.3):
+        for _ in _pauses(
+            0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0
+        ):  # a lead that is late, or no lead at all
             beat()
     known = "" if resolve(host, beat) else f"; the name {host} does not resolve here"
     raise WireError(

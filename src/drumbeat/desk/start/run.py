@@ -254,7 +254,8 @@ def join(
         if on_created:
             on_created(folder)
         return joined(Foreground(order, [0], bundle, token, EVERY, headline, identity.by_mpirun), 0, environ)
-    return joined(Foreground(order, [node], bundle, token, EVERY), node, environ, identity.by_mpirun)
+    foreground = Foreground(order, [node], bundle, token, EVERY)
+    return joined(foreground, node, environ, identity.by_mpirun, own_pod=identity.own_home)
 
 
 def check_inside(order: Order) -> None:

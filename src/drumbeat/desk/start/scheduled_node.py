@@ -69,9 +69,11 @@ def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[st
     return run_task(meeting, token, order.timing.muster, own_view(identity.local_id))
 
 
-def joined(foreground: Foreground, node: int, environ: Mapping[str, str], by_mpirun: bool = False) -> int:
+def joined(
+    foreground: Foreground, node: int, environ: Mapping[str, str], by_mpirun: bool = False, own_pod: bool = False
+) -> int:
     """Return the job's exit code on the lead. A node that the lead has ended returns 0, or a launcher that ends a job at its
-    first failure would kill the lead while it still writes the summary.
+    first failure would kill the lead while it still writes the summary. A pod (`own_pod`) fails where its own ranks failed.
 
     DRUMBEAT_REJOIN is set by a backend that starts the agent again on this very machine: it is told by 75 when to do so."""
     # mpirun kills its tasks, which are ours, when a rank has called MPI_Abort: the agents go on and record who it was. The lead
@@ -79,4 +81,4 @@ def joined(foreground: Foreground, node: int, environ: Mapping[str, str], by_mpi
     code = foreground.run(environ, if_killed=signal.SIGKILL if node and not by_mpirun else signal.SIGTERM)
     if node and foreground.again and environ.get("DRUMBEAT_REJOIN"):
         return EXIT_REQUEUE
-    return 0 if node and foreground.ended_by_lead else code
+    return 0 if node and foreground.ended_by_lead and not (own_pod and foreground.failed_here) else code

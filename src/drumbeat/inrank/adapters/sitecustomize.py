@@ -12,7 +12,7 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # Module of a framework -> the file beside this one whose adapt(module) runs once that module is loaded.
-ADAPTERS = {"jax._src.clusters": "jax_cluster.py"}
+ADAPTERS = {"jax._src.clusters": "jax_cluster.py", "socket": "stacks.py"}
 
 
 class Hook:
@@ -45,8 +45,7 @@ def adapt(name: str, module: Any) -> None:
         spec.loader.exec_module(adapter)
         adapter.adapt(module)
     except Exception as error:
-        framework = name.partition(".")[0]
-        print(f"drumbeat: cannot tell {framework} who this rank is: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"drumbeat: {ADAPTERS[name]} failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def load_users_own() -> None:
@@ -63,5 +62,7 @@ def load_users_own() -> None:
 
 
 if __name__ == "sitecustomize":
+    if "socket" in sys.modules:
+        adapt("socket", sys.modules["socket"])
     sys.meta_path.insert(0, Hook())
     load_users_own()

@@ -9,24 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import Dict, Optional, Tuple
+from typing import Optional, Tuple
 
 from drumbeat.base.regex import regex
+from drumbeat.causes.table import OF_ERRNO
 
-# One table of errno: names, numbers and texts all mean the same. Connections that a peer lost or refused are left to the rules.
-_OF_ERRNO: Dict[str, Tuple[int, ...]] = {
-    "disk-full": (errno.ENOSPC, errno.EDQUOT),
-    "file-missing": (errno.ENOENT, errno.ENOTDIR),
-    "permission": (errno.EACCES, errno.EPERM),
-    "file-descriptors": (errno.EMFILE, errno.ENFILE),
-    "port-in-use": (errno.EADDRINUSE,),
-    "host-out-of-memory": (errno.ENOMEM,),
-    "storage-error": (errno.EIO, errno.ESTALE, errno.EROFS),
-    "connect-failed": (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ENETDOWN),
-}
-_CODE_OF = {number: code for code, numbers in _OF_ERRNO.items() for number in numbers}
-_TEXTS = {os.strerror(number).lower(): code for number, code in _CODE_OF.items()}
-_NAMES = {errno.errorcode[number]: code for number, code in _CODE_OF.items()}
+# Names, numbers and texts of errno all mean the same.
+_TEXTS = {os.strerror(number).lower(): code for number, code in OF_ERRNO.items()}
+_NAMES = {errno.errorcode[number]: code for number, code in OF_ERRNO.items()}
 # Exceptions of Python that stand for an errno.
 _CLASSES = {"FileNotFoundError": "file-missing", "PermissionError": "permission", "MemoryError": "host-out-of-memory"}
 _ERRNO = regex(
@@ -124,7 +114,7 @@ def sense(text: str) -> str:
     if narrow in ("import-error", "shm-full"):
         return narrow  # they name the object, and errno only what befell it
     if found:
-        code = _CODE_OF.get(int(found["number"])) if found["number"] else _NAMES[found["name"]]
+        code = OF_ERRNO.get(int(found["number"])) if found["number"] else _NAMES[found["name"]]
         return code or narrow
     words = _TEXT.search(text)
     return narrow or _CLASSES.get(text.split(":", 1)[0], "") or (_TEXTS[words[0].lower()] if words else "")
