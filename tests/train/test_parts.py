@@ -332,7 +332,7 @@ def test_a_pipeline_layout_without_a_pipeline_is_refused() -> None:
         layout = Layout(pp=2)
 
     model = nn.Linear(2, 2)
-    with pytest.raises(Refusal, match="every rank would train the whole model; use a recipe"):
+    with pytest.raises(Refusal, match="every rank would train the whole model; use train.setup"):
         Step([model], torch.optim.SGD(model.parameters()), None, Two(), Precision("fp32"), torch.device("cpu"))  # type: ignore[arg-type]
 
 
@@ -378,8 +378,8 @@ def test_what_fits_into_a_gpu() -> None:
 
 
 def test_what_is_not_said_follows_from_the_model() -> None:
-    from drumbeat.train.assemble import resolved
     from drumbeat.train.models.llama import SHAPES
+    from drumbeat.train.recipe import resolved
     from drumbeat.train.recipes.llama import LlamaSettings, transformer
     from drumbeat.train.world import World
 

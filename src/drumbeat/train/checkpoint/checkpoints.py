@@ -236,7 +236,7 @@ class Checkpoints:
         return said
 
     def _load(self, path: str, wanted: Sequence[str]) -> Tuple[Dict[str, Any], bool]:
-        """The `wanted` extras, and whether there were checksums to compare with. Unreadable on all ranks if it is so on any; what
+        """Those of the `wanted` extras that it has, and whether it has checksums. Unreadable on all ranks or none; what
         was written into the state till then is overwritten by the next that can be loaded."""
         reader = Reader(path)
         marker = self._together(lambda: self._marker(path))
@@ -244,7 +244,7 @@ class Checkpoints:
             self._together(lambda: check_files(path, marker["files"], self.rank, self.size))
         saved = self._together(lambda: contents(path, reader))
         state = self._ready_for(path, saved, marker["ranks"] == self.size)
-        state["extra"] = dict.fromkeys(wanted, 0)
+        state["extra"] = {name: 0 for name in wanted if f"extra.{name}" in saved}
         self._together(lambda: load_into(state, reader, self.group, path))
         own = state.pop(self._own, {})
         self.state.restore({**state, "buffers": own.get("buffers", {})})

@@ -113,17 +113,25 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
-        self.embed: Optional[nn.Embedding] = nn.Embedding(shape.vocabulary, shape.width)
+        self.embed = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
-        self.norm: Optional[nn.RMSNorm] = nn.RMSNorm(shape.width, eps=shape.norm_eps)
-        self.head: Optional[nn.Linear] = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        self.tie()
+        self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        if shape.tied:
+            self.head.weight = self.embed.weight
         if self.norm.weight.device.type != "meta":
             with torch.no_grad():
                 for name, parameter in self.named_parameters():
-                    self.init_weights(name, parameter)
+                    self.init_parameter(name, parameter)
 
-    def init_weights(self, name: str, out: Tensor) -> None:
+    @property
+    def attention_heads(self) -> Tuple[int, int]:
+        return self.shape.heads, self.shape.kv_heads
+
+    def hugging_face_config(self) -> Dict[str, Any]:
+        return config_of(self.shape)
+
+    def init_parameter(self, name: str, out: Tensor) -> None:
         """Fill one parameter. Its random numbers come from torch's seed and its name, so it does not matter which others
         are filled here, or before.
         The last product of each block is scaled down by depth, so the residual sum keeps its size."""
@@ -134,23 +142,13 @@ class Llama(nn.Module):
             own = torch.Generator(out.device).manual_seed(torch.initial_seed() + zlib.crc32(name.encode()))
             out.normal_(std=0.02 / (2 * self.shape.layers) ** 0.5 if last else 0.02, generator=own)
 
-    def tie(self) -> None:
-        if self.shape.tied and self.embed is not None and self.head is not None:
-            self.head.weight = self.embed.weight
-
     def forward(self, tokens: Tensor, targets: Optional[Tensor] = None, positions: Optional[Tensor] = None) -> Tensor:
-        """Logits; or, with targets (-100 = no target), the *sum* of the losses, whose logits never stand whole.
-
-        A pipeline stage lacks the embedding, the norm and head, or both: it then takes or gives hidden states.
-        """
-        x = self.embed(tokens) if self.embed is not None else tokens
+        """Logits; or, with targets (-100 = no target), the *sum* of the losses, whose logits never stand whole."""
+        x = self.embed(tokens)
         cos, sin = self.angles(x.device, positions)
         for block in self.blocks.values():
             x = block(x, cos, sin)
-        if self.norm is not None:
-            x = self.norm(x)
-        if self.head is None:
-            return x
+        x = self.norm(x)
         if targets is None:
             return self.head(x)
         return linear_cross_entropy(x, self.head, targets)

@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass, replace
 from typing import ClassVar, Dict
 
-from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -20,23 +19,23 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warmup_then_decay
-from drumbeat.train.data.stream import Samples, Stream
+from drumbeat.train.data.stream import Samples
 from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
-from drumbeat.train.export import keep_config, read_config
+from drumbeat.train.export import read_config
 from drumbeat.train.fit import Transformer
 from drumbeat.train.layers.attention import attention_kernel
 from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import transformer_flops, utilisation
-from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, config_of, segments, shape_from
-from drumbeat.train.parallel.context import Context
+from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, segments, shape_from
 from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.precision import Precision
+from drumbeat.train.recipe import TOKENS, adamw, build, kept_batches, meshes_for, resolved, set_up
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.schedules import wsd
 from drumbeat.train.settings import Settings, option
-from drumbeat.train.validation import mean_loss
 from drumbeat.train.weights import Source
 from drumbeat.train.world import join
 
@@ -111,10 +110,6 @@ def samples(settings: LlamaSettings, shape: LlamaShape, length: int, part: str) 
     return byte_text(os.path.expanduser(settings.data), length, part)
 
 
-def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-    return model(tokens, targets)  # type: ignore[no-any-return]
-
-
 def run(settings: LlamaSettings) -> Result:
     if settings.weights and settings.model != "byte-tiny":
         raise Refusal(f"weights and model={settings.model} together", "the folder's config.json says which shape it is")
@@ -128,32 +123,27 @@ def run(settings: LlamaSettings) -> Result:
     shape = replace(base, tied=base.tied and not settings.untie, context=max(base.context, length))
     check(shape, meshes, length)
     settings = resolved(settings, world, meshes, transformer(shape, length))
-    split, tp = meshes.one("cp"), meshes.layout.tp
-    context = None
-    if split is not None:
-        context = Context(split, settings.context, length, shape.heads // tp, shape.kv_heads // tp)
-    anatomy = Anatomy("blocks", ("embed",), ("norm", "head"), tensor_plan=tensor_plan())
-    large = shape.matmul_parameters > LARGE
-    make = lambda: Llama(shape)  # noqa: E731
-    source = Source(settings.weights, segments(shape, base.tied)) if settings.weights else None
-    optimizer = adamw(settings, meshes)
-    parts = assemble(settings, world, meshes, make, loss, optimizer, anatomy, large, context, source=source)
-    if settings.checkpoint and world.lead:
-        keep_config(settings.checkpoint, config_of(shape), settings.weights)
-    stream = Stream(
-        samples(settings, shape, length, "train"),
-        settings.batch,
-        data_rank=meshes.data_rank,
-        data_ranks=meshes.layout.data_ranks,
-        accumulate=settings.accumulate,
-        seed=settings.seed,
-        device=world.device,
+    layout = meshes.layout
+    # Else a rank holds the whole model anyway.
+    empty = shape.matmul_parameters > LARGE and (shards(meshes) or layout.tp > 1 or layout.pp > 1)
+    model = build(settings, world, lambda: Llama(shape), empty)
+    trainer = set_up(
+        settings,
+        model,
+        adamw(settings, model),
+        scheduler=wsd(settings.steps, settings.warmup),
+        plan=tensor_plan(),
+        blocks="blocks",
+        context=settings.context,
+        weights=Source(settings.weights, segments(shape, base.tied)) if settings.weights else "",
     )
+    context = trainer.contexts.at(length) if trainer.contexts is not None else None
+    stream = trainer.stream(samples(settings, shape, length, "train"), settings.batch)
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=True)
     formula = "6 N + 12 L h s / 2 FLOPs per token (causal attention counted as executed)"
     use = utilisation(flops, formula, settings.precision, world.device, settings.measure_peak)
     if world.lead:
-        count = sum(p.numel() for p in parts.parts[0].parameters())
+        count = sum(p.numel() for p in trainer.parts[0].parameters())
         stage = " in the first stages" if meshes.layout.pp > 1 else ""
         name = settings.weights or f"llama {settings.model}"
         if length > base.context:
@@ -166,9 +156,10 @@ def run(settings: LlamaSettings) -> Result:
         if context is not None:
             print(f"context parallelism: {context.kind} ({context.why})", flush=True)
         print(f"MFU: {use.describe()}", flush=True)
-    validate = None
-    if settings.validation:
-        kept = samples(settings, shape, length, "validation")
-        validate = lambda: mean_loss(parts, kept, settings.validation, loss, stream.micro)  # noqa: E731
-    plan = plan_for(settings, warmup_then_decay(settings), "tokens")
-    return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)
+    kept = samples(settings, shape, length, "validation") if settings.validation else stream.samples
+
+    def validate() -> Dict[str, float]:
+        batches = kept_batches(trainer, kept, settings.validation, stream.micro)
+        return trainer.evaluate(batches, TOKENS, split=False)
+
+    return train(settings, trainer, stream, TOKENS, validate if settings.validation else None, use)
