@@ -19,12 +19,12 @@ from drumbeat.train.measure.communication import Communication
 from drumbeat.train.measure.meter import VALIDATION, Meter
 from drumbeat.train.measure.mfu import Utilisation
 from drumbeat.train.measure.reporting import Reporter
-from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
 from drumbeat.train.step import Outcome
 from drumbeat.train.step_report import report_step, setup_words
 from drumbeat.train.stopping import StopTogether
 from drumbeat.train.trainer import Loss, Trainer
+from drumbeat.train.trouble import Trouble
 
 
 class Result(NamedTuple):
@@ -64,8 +64,6 @@ def _train(
     finished: Optional[Callable[[Dict[str, float]], bool]],
     unit: str,
 ) -> Result:
-    if settings.on_nan not in ("stop", "skip"):
-        raise Refusal(f"on_nan '{settings.on_nan}' is unknown", "known: stop, skip")
     world = trainer.world
     reporter = Reporter(world.lead, [text for text in settings.figures.split(",") if text])
     meter = Meter(world.device)
@@ -83,6 +81,7 @@ def _train(
         if settings.deterministic:
             digests.append(_digest(reporter, trainer, stream))
     reporter.figures("setup", done, {}, setup_words(unit, trainer, utilisation))
+    trouble = Trouble(settings, trainer, stream)
     gc.collect()
     gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
     stopped = False
@@ -105,10 +104,14 @@ def _train(
                 gc.collect()
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             if reporting:
-                figures |= report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
-                losses.append(figures["loss"])
+                now = report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
+                figures |= now
+                losses.append(now["loss"])
                 gathered.clear()
                 gc.collect(1)
+                if trouble.judge(now, reporter.say):
+                    done = trainer.steps
+                    continue
             stopped = (stop.agreed() or done == settings.stop_after) and not last
             if stopped or last:
                 meter.start()  # the last step is over: a last save is no part of it

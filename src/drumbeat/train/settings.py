@@ -57,7 +57,12 @@ class Settings:
     keep: int = option(2, "how many checkpoints stay")
     report_every: int = option(10, "steps between lines")
     validate_every: int = option(0, "steps between validations; 0: at the end")
-    on_nan: str = option("stop", "a NaN or inf in the gradients: stop, or skip the step")
+    on_nan: str = option(
+        "stop", "a NaN or inf in the gradients: stop, skip the step, or back: to the last good checkpoint"
+    )
+    on_spike: str = option(
+        "warn", "a loss far above the usual: warn, stop, or back: leave out the batches that led there"
+    )
     profile: str = option(
         "", "RANKS[:START[:STEPS]], such as 0:10:3: torch.profiler traces, into the run folder or ./profile"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Dict, List, Optional
 
 import torch
@@ -11,7 +10,6 @@ from drumbeat.train.measure.communication import Communication
 from drumbeat.train.measure.meter import Meter, own_seconds
 from drumbeat.train.measure.mfu import Utilisation
 from drumbeat.train.measure.reporting import Reporter
-from drumbeat.train.refusal import NotFinite
 from drumbeat.train.settings import Settings
 from drumbeat.train.step import Outcome
 from drumbeat.train.trainer import Trainer
@@ -62,13 +60,6 @@ def report_step(
     own = {unit: round(targets / world.size), **watched, **own_seconds(phases, watched)}
     reporter.figures("step", done, own, shared, settings.steps)
     reporter.say(_line(done, settings.steps, unit, {**own, **shared}))
-    if settings.on_nan == "stop" and (skipped or not math.isfinite(shared["loss"])):
-        # Every rank has the same figures, so every rank stops here; no NaN has reached the weights.
-        left_out = f"; {skipped} step{'s' * (skipped != 1)} left out, so no weight holds one" if skipped else ""
-        raise NotFinite(
-            f"loss or gradients are not finite at or before step {done}{left_out}",
-            "look at the data and the learning rate; on_nan=skip leaves such steps out and goes on",
-        )
     return {**own, **shared}
 
 

@@ -387,10 +387,10 @@ class Trainer:
         if dist.is_initialized():
             dist.barrier()
 
-    def load(self, folder: str) -> int:
+    def load(self, folder: str, at_most: Optional[int] = None) -> int:
         """Load the newest checkpoint in `folder` that can be read, saved on any layout and number of ranks; the step it
-        was taken after, or 0 where there is none."""
-        loaded = self.checkpoints(folder).load(["trainer", "sample"])
+        was taken after, or 0 where there is none. Those of steps after `at_most` are set aside."""
+        loaded = self.checkpoints(folder).load(["trainer", "sample"], at_most)
         if loaded is None:
             return 0
         for words in loaded.notes:
