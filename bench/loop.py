@@ -26,7 +26,7 @@ from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.text import TokenWindows, byte_text, standard_library
 from drumbeat.train.loop import train
 from drumbeat.train.models.llama import Llama, LlamaShape
-from drumbeat.train.recipe import TOKENS, adamw, build, meshes_for, resolved, set_up
+from drumbeat.train.recipe import TOKENS, build, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.recipes.llama import LlamaSettings
 from drumbeat.train.schedules import wsd
 from drumbeat.train.settings import fill
@@ -91,7 +91,7 @@ def made(steps: int, *more: str) -> tuple[LlamaSettings, Trainer]:
     settings = resolved(settings, world, meshes_for(settings, world))
     model = build(settings, world, lambda: Llama(SHAPE))
     rate = wsd(settings.steps, settings.warmup)
-    return settings, set_up(settings, model, adamw(settings, model), scheduler=rate, blocks="blocks")
+    return settings, set_up(settings, model, optimizer_of(settings, model), scheduler=rate, blocks="blocks")
 
 
 def by_us(steps: int, stream: Stream) -> None:

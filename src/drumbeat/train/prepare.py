@@ -48,6 +48,7 @@ def setup(
     smallest: int = 100_000,
     prefetch: int = 1,
     hook: str = "all-reduce",
+    ema: float = 0.0,
     profile: str = "",
     compare_every: int = 1000,
     weights: Union[str, Source] = "",
@@ -63,7 +64,8 @@ def setup(
     `smallest` parameters and the model is compiled whole. `stages`: lists whose children a pipeline spreads and
     `recompute` wraps, where they are not the blocks. `scheduler` steps with the optimizer and is saved with it
     (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours); a function of the step gives the factor of each
-    group's learning rate (schedules.py). `compare_every`: steps between comparisons of what replicas must hold alike; the
+    group's learning rate (schedules.py). `ema`: keep a running mean of the weights, with this share of the old one per step
+    (`with trainer.averaged():`). `compare_every`: steps between comparisons of what replicas must hold alike; the
     first steps are always compared. `weights`: a folder of safetensors to start from, of which each rank reads its own part;
     the model may be built inside `train.on_meta()`, without memory, or on the meta device if it has `init_parameter(name, out)`.
     `schedule`: pp: gpipe, 1f1b, interleaved, zero-bubble or zbv, with `accumulate` micro-batches.
@@ -132,7 +134,9 @@ def setup(
     alike = 1 if any(isinstance(style, SequenceParallel) for style in styles.values()) else degrees.tp
     torch.manual_seed(torch.initial_seed() + 1 + world.rank // alike)
     pipeline = None if pipe is None else Pipeline(prepared, pipe, world.device, schedule, accumulate)
-    step = StepSettings(clip or None, accumulate, compare_every, pipeline, contexts, fused)
+    if not 0 <= ema < 1:
+        raise Refusal(f"ema={ema}", "the share of the old mean that each step keeps, such as 0.999; 0: no mean")
+    step = StepSettings(clip or None, accumulate, compare_every, pipeline, contexts, fused, ema)
     folder = weights if isinstance(weights, str) else weights.tensors.path
     return Trainer(world, meshes, kind, parts, optimizer, scheduler, step, seed, profile, folder, alone_before)
 

@@ -12,13 +12,14 @@ from drumbeat.train.checkpoint.generators import seed_generators
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.fit import Transformer, best_precision, device_bytes, fit
 from drumbeat.train.layers.cross_entropy import IGNORE
+from drumbeat.train.optim import Muon
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import RECOMPUTE, shards
 from drumbeat.train.parallel.pipeline import SPLIT_BACKWARD
 from drumbeat.train.prepare import setup
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.settings import Settings
+from drumbeat.train.settings import Settings, TokenSettings
 from drumbeat.train.trainer import Summed, Trainer
 from drumbeat.train.world import World
 
@@ -35,7 +36,8 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
     warmup = settings.warmup if settings.warmup >= 0 else max(least, min(2000, settings.steps // 10))
     precision, accumulate, recompute = settings.precision, settings.accumulate or 1, settings.recompute
     if precision == "auto":
-        precision = best_precision(world.device, sharded or shape is None)
+        plain = sharded or shape is None or getattr(settings, "optimizer", "adamw") != "adamw"
+        precision = best_precision(world.device, plain)
     if recompute not in ("auto", *RECOMPUTE):
         raise Refusal(f"recompute '{recompute}' is unknown", f"known: auto, {', '.join(RECOMPUTE)}")
     share = settings.batch // layout.data_ranks
@@ -97,7 +99,13 @@ def decaying(model: nn.Module, decay: float) -> List[Dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def adamw(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(settings: TokenSettings, model: nn.Module) -> torch.optim.Optimizer:
+    if settings.optimizer == "muon":
+        matrices = [p for p in model.get_submodule("blocks").parameters() if p.ndim == 2]
+        taken = {id(p) for p in matrices}
+        groups = decaying(model, settings.decay)
+        groups = [{**group, "params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
+        return Muon(matrices, groups, settings.lr, settings.decay)
     return torch.optim.AdamW(
         decaying(model, settings.decay), lr=settings.lr, betas=(0.9, 0.95), fused=not settings.offload
     )

@@ -5,10 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+)
 
 import torch
 import torch.distributed as dist
@@ -21,7 +35,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from drumbeat import metrics
 from drumbeat.train.checkpoint.checkpoints import Checkpoints
 from drumbeat.train.checkpoint.folder import name_of
-from drumbeat.train.checkpoint.state import TrainingState
+from drumbeat.train.checkpoint.state import MEAN, TrainingState
 from drumbeat.train.data.loaders import Batches, micro_batches, rows_of, share_of
 from drumbeat.train.data.stream import Pieces, Samples, Stream
 from drumbeat.train.export import export, keep_config
@@ -71,6 +85,7 @@ class StepSettings(NamedTuple):
     pipeline: Optional[Pipeline] = None
     contexts: Optional[Contexts] = None
     fused: Optional[FusedLoss] = None
+    ema: float = 0.0
 
 
 class Trainer:
@@ -93,7 +108,7 @@ class Trainer:
         self.world, self.meshes, self.precision = world, meshes, precision
         self.parts, self.optimizer, self.scheduler = list(parts), optimizer, scheduler
         self.model = self.parts[0]  # a pipeline's rank may hold several
-        self.accumulate, self.seed, self.steps = step.accumulate, seed, 0
+        self.accumulate, self.ema, self.seed, self.steps = step.accumulate, step.ema, seed, 0
         self.pipeline, self.contexts, self._fused = step.pipeline, step.contexts, step.fused
         self._fused_tried = False
         self.inner = Step(
@@ -208,12 +223,35 @@ class Trainer:
             for group, rate in zip(self.optimizer.param_groups, self._rates):
                 group["lr"] = rate * self.scheduler(self.steps)
         outcome = self.inner([(piece, self._weight(piece, counts)) for piece, counts in pieces], mark)
+        if self.ema:
+            self._average()
         if hasattr(self.scheduler, "step") and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
         self.profiler.step()
         self.steps += 1
         self._samples += sum(rows_of(piece) for piece, counts in pieces if counts) if self._counts else 0
         return outcome
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Move the mean of each weight: part of the optimizer's state, so that it is saved, loaded and cut with it."""
+        for p in self.inner.parameters:
+            state = self.optimizer.state[p]
+            # An optimizer that has left out its first steps must find its state as it expects it: empty.
+            if p.requires_grad and (state or isinstance(self.optimizer, torch.optim.SGD)):
+                now = state.get("master", p).detach()
+                state[MEAN] = state[MEAN].lerp_(now, 1 - self.ema) if MEAN in state else now.clone()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the weights are their running means (`setup(ema=...)`): to evaluate or to export."""
+        kept = {p: p.detach().clone() for p in self.inner.parameters if MEAN in self.optimizer.state.get(p, {})}
+        with torch.no_grad():
+            for p in kept:
+                p.copy_(self.optimizer.state[p][MEAN])
+            yield
+            for p, value in kept.items():
+                p.copy_(value)
 
     def result(self, outcome: Outcome) -> Result:
         """The means over all ranks, of the last step: every rank calls it."""

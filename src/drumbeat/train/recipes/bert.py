@@ -6,8 +6,9 @@ drumbeat train bert --set model=base data=tokens.bin steps=1000000 checkpoint=ck
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar, Dict
+from typing import Dict
 
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
@@ -21,26 +22,20 @@ from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import transformer_flops, utilisation
 from drumbeat.train.models.bert import SHAPES, Bert, BertShape
 from drumbeat.train.parallel.meshes import Meshes
-from drumbeat.train.recipe import TOKENS, adamw, build, kept_batches, meshes_for, resolved, set_up
+from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.schedules import wsd
-from drumbeat.train.settings import Settings, option
+from drumbeat.train.schedules import SCHEDULES
+from drumbeat.train.settings import TokenSettings, option
 from drumbeat.train.world import join
 
 
 @dataclass(frozen=True)
-class BertSettings(Settings):
+class BertSettings(TokenSettings):
     model: str = option("byte-tiny", "shape: byte-tiny, base, large")
     data: str = option("python", "python (its own source), a folder of text (bytes), or a .bin or .npy token file")
-    token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     mask: int = option(0, "the mask token; 0: the shape's last one")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
-    untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
-    lr: float = option(0.0, "highest learning rate; 0: the shape's")
     steps: int = option(400, "optimizer steps")
-    validation: int = option(64, "sequences to validate on; 0: none")
-
-    UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
 
 
 SettingsClass = BertSettings
@@ -113,9 +108,9 @@ def run(settings: BertSettings) -> Result:
     check(shape, meshes, length)
     settings = resolved(settings, world, meshes, transformer(shape, length))
     model = build(settings, world, lambda: Bert(shape))
-    rate = wsd(settings.steps, settings.warmup)
-    optimizer = adamw(settings, model)
-    trainer = set_up(settings, model, optimizer, scheduler=rate, plan=tensor_plan(), blocks="blocks")
+    rate = SCHEDULES[settings.rate](settings.steps, settings.warmup)
+    optimizer = optimizer_of(settings, model)
+    trainer = set_up(settings, model, optimizer, scheduler=rate, plan=tensor_plan(), blocks="blocks", ema=settings.ema)
     stream = trainer.stream(samples(settings, length, "train"), settings.batch)
     # The head is computed at every place, so every place counts, asked or not.
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=False) / 0.15
@@ -124,6 +119,7 @@ def run(settings: BertSettings) -> Result:
 
     def validate() -> Dict[str, float]:
         batches = kept_batches(trainer, kept, settings.validation, stream.micro)
-        return trainer.evaluate(batches, TOKENS, split=False)
+        with trainer.averaged() if settings.ema else nullcontext():
+            return trainer.evaluate(batches, TOKENS, split=False)
 
     return train(settings, trainer, stream, TOKENS, validate if settings.validation else None, use)

@@ -7,8 +7,9 @@ drumbeat run --nodes 2 -- drumbeat train llama --layout hsdp --set model=8b prec
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar, Dict
+from typing import Dict
 
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -28,32 +29,27 @@ from drumbeat.train.fit import Transformer
 from drumbeat.train.layers.attention import attention_kernel
 from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import transformer_flops, utilisation
-from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, segments, shape_from
+from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, RopeScaling, segments, shape_from
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.precision import Precision
-from drumbeat.train.recipe import TOKENS, adamw, build, kept_batches, meshes_for, resolved, set_up
+from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.schedules import wsd
-from drumbeat.train.settings import Settings, option
+from drumbeat.train.schedules import SCHEDULES
+from drumbeat.train.settings import TokenSettings, option
 from drumbeat.train.weights import Source
 from drumbeat.train.world import join
 
 
 @dataclass(frozen=True)
-class LlamaSettings(Settings):
+class LlamaSettings(TokenSettings):
     model: str = option("byte-tiny", "shape: byte-tiny, 1b, 3b, 8b, 70b")
     weights: str = option("", "folder with config.json and safetensors: start from these weights, in their shape")
     data: str = option("python", "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file")
-    token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
+    rope: str = option("", "longer sequences than the shape's: llama3:FACTOR or yarn:FACTOR times as long")
     context: str = option("auto", "cp: ulysses, ring, or auto: ulysses where the heads divide by it, else ring")
-    untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
     steps: int = option(600, "optimizer steps")
-    lr: float = option(0.0, "highest learning rate; 0: the shape's")
-    validation: int = option(64, "sequences to validate on; 0: none")
-
-    UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
 
 
 SettingsClass = LlamaSettings
@@ -121,6 +117,8 @@ def run(settings: LlamaSettings) -> Result:
     meshes = meshes_for(settings, world)
     length = settings.length or min(base.context, 8192)
     shape = replace(base, tied=base.tied and not settings.untie, context=max(base.context, length))
+    if settings.rope:
+        shape = replace(shape, rope=RopeScaling.parse(settings.rope, base.context))
     check(shape, meshes, length)
     settings = resolved(settings, world, meshes, transformer(shape, length))
     layout = meshes.layout
@@ -130,10 +128,11 @@ def run(settings: LlamaSettings) -> Result:
     trainer = set_up(
         settings,
         model,
-        adamw(settings, model),
-        scheduler=wsd(settings.steps, settings.warmup),
+        optimizer_of(settings, model),
+        scheduler=SCHEDULES[settings.rate](settings.steps, settings.warmup),
         plan=tensor_plan(),
         blocks="blocks",
+        ema=settings.ema,
         context=settings.context,
         weights=Source(settings.weights, segments(shape, base.tied)) if settings.weights else "",
     )
@@ -146,8 +145,9 @@ def run(settings: LlamaSettings) -> Result:
         count = sum(p.numel() for p in trainer.parts[0].parameters())
         stage = " in the first stages" if meshes.layout.pp > 1 else ""
         name = settings.weights or f"llama {settings.model}"
-        if length > base.context:
-            print(f"sequences of {length} tokens, and the shape was made for {base.context}", flush=True)
+        if length > base.context and shape.rope is None:
+            fix = f"rope=yarn:{-(-length // base.context)} stretches it"
+            print(f"sequences of {length} tokens, and the shape was made for {base.context}: {fix}", flush=True)
         print(f"{name}: {count:,} parameters{stage}; {meshes.layout.equation()}", flush=True)
         if world.device.type == "cuda" and (context is None or context.kind == "ulysses"):
             dtype, group = Precision(settings.precision).compute_dtype, shape.heads // shape.kv_heads
@@ -160,6 +160,7 @@ def run(settings: LlamaSettings) -> Result:
 
     def validate() -> Dict[str, float]:
         batches = kept_batches(trainer, kept, settings.validation, stream.micro)
-        return trainer.evaluate(batches, TOKENS, split=False)
+        with trainer.averaged() if settings.ema else nullcontext():
+            return trainer.evaluate(batches, TOKENS, split=False)
 
     return train(settings, trainer, stream, TOKENS, validate if settings.validation else None, use)
