@@ -26,9 +26,8 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
-from torch.utils._pytree import tree_map_only
 
-from drumbeat.train.data.loaders import tensors_of
+from drumbeat.train.data.loaders import map_tensors, tensors_of
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.parallel.tensor_plan import tied_parameters
 from drumbeat.train.refusal import Refusal
@@ -115,9 +114,9 @@ class _Missing(nn.Module):
 
     def forward(self, *args: Any, **more: Any) -> Any:
         device = next(x.device for x in [*args, *more.values()] if isinstance(x, Tensor))
-        args, more = tree_map_only(Tensor, lambda x: x.to("meta"), (args, more))
+        args, more = map_tensors((args, more), lambda x: x.to("meta"))
         given = self.__dict__["layer"](*args, **more)
-        return tree_map_only(Tensor, lambda x: torch.full(x.shape, torch.nan, dtype=x.dtype, device=device), given)
+        return map_tensors(given, lambda x: torch.full(x.shape, torch.nan, dtype=x.dtype, device=device))
 
 
 class Stage(nn.Module):
