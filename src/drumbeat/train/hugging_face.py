@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from drumbeat.train import lora
 from drumbeat.train.data.loaders import map_tensors, tensors_of
 from drumbeat.train.layers.attention import causal_attention
 from drumbeat.train.layers.cross_entropy import IGNORE, linear_cross_entropy
@@ -28,7 +29,8 @@ def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
     plain = getattr(config, "to_dict", None)
     if plain is None:
         return None
-    return {**plain(), "architectures": [type(model).__name__]}
+    learnt = {lora.KEY: model.drumbeat_lora} if hasattr(model, "drumbeat_lora") else {}
+    return {**plain(), "architectures": [type(model).__name__], **learnt}
 
 
 def folder_of(model: nn.Module) -> str:

@@ -75,6 +75,8 @@ def setup(
     world = join()
     degrees = Layout.parse(layout, world.local_size).for_world(world.size)
     _refuse(degrees, model, optimizer, accumulate)
+    if degrees.tp > 1 and hasattr(model, "drumbeat_lora"):
+        raise Refusal("tensor parallelism of a model with LoRA is not built", "use ddp, fsdp, hsdp or pp")
     if degrees.pp > 1:
         refuse_for_pipelines(precision, schedule, recompute)
     empty = any(p.is_meta for p in model.parameters())

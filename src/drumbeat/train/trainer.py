@@ -161,11 +161,17 @@ class Trainer:
         """
         return self._registered(self._make_batches(source, epochs, batch_size, shuffle, split))
 
-    def stream(self, samples: Samples, batch: int, finish: Optional[Callable[[Tensor], Tensor]] = None) -> Stream:
+    def stream(
+        self,
+        samples: Samples,
+        batch: int,
+        finish: Optional[Callable[[Tensor], Tensor]] = None,
+        kind: Type[Stream] = Stream,
+    ) -> Stream:
         """This rank's part of batches without end, of samples that are read by number (`samples.read(indices, epochs)`), ahead
         of time by a thread. `finish` is the part of making inputs that the device does better."""
         layout = self.meshes.layout
-        stream = Stream(
+        stream = kind(
             samples,
             batch,
             data_rank=self.meshes.data_rank,
@@ -406,9 +412,10 @@ class Trainer:
             state["scheduler"] = self.scheduler.state_dict()
         return {"trainer": json.dumps(state)}
 
-    def export(self, folder: str, dtype: str = "") -> None:
+    def export(self, folder: str, dtype: str = "", adapter: bool = False) -> None:
         """Write the weights as transformers' `from_pretrained` reads them: safetensors, config.json and the tokenizer's files.
-        Call it on every rank. `dtype`: fp32, bf16 or fp16; without it they stay as they are trained."""
+        Call it on every rank. `dtype`: fp32, bf16 or fp16; without it they stay as they are trained. `adapter`: only what
+        LoRA has learnt, as peft reads it."""
         path = os.path.join(folder, ".export")
         shared = mean_statistics(self.parts, self.meshes)
         state = {**TrainingState(self.inner.parts, self.optimizer).now()["model"], **shared}
@@ -420,7 +427,7 @@ class Trainer:
         save({"model": state}, storage_writer=FileSystemWriter(path))
         if self.world.lead:
             beside = folder_of(self.module) or self.weights
-            self.say(f"exported: {export(path, config_of(self.module), beside, folder, dtype)}")
+            self.say(f"exported: {export(path, config_of(self.module), beside, folder, dtype, adapter)}")
             shutil.rmtree(path, ignore_errors=True)
         if dist.is_initialized():
             dist.barrier()
