@@ -415,3 +415,30 @@ def test_fp8_of_amds_generations(monkeypatch: pytest.MonkeyPatch, arch: str, kin
     assert float((near - x @ weight.t()).norm() / (x @ weight.t()).norm()) < 0.05
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("P", (), {"gcnArchName": "gfx90a"}))
     assert "gfx90a has no fp8 matrix products" in str(float8.supported(gpu))
+
+
+def test_a_profile_waits_for_the_device_where_its_window_opens_and_closes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from drumbeat.train.measure.profile import Profile, Profiler
+
+    waited: List[int] = []
+    profiler = Profiler(Profile((0,), 4, 2, str(tmp_path)), 0, torch.device("cpu"))
+    profiler.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(profiler._steps))
+    for _ in range(8):
+        profiler.step()
+    profiler.close()
+    assert waited == [4, 6], "else kernels of the step before count as those of the first one looked at"
+
+
+def test_the_summary_of_a_wide_resnet_claims_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    from drumbeat.train.recipes.wide_resnet import WideResNetSettings, _Epochs
+
+    clock = _Epochs(WideResNetSettings(), 10, True, "processes")
+    clock.summary(1, 4)
+    said = capsys.readouterr().out
+    assert "Number of processes per node: 4" in said and "GPU" not in said and "(nothing was validated)" in said
+    clock.print(1, {"accuracy": 0.0, "loss": 1.0}, 1.0)
+    clock.summary(1, 4)
+    assert "best 0.0000, in epoch 1" in capsys.readouterr().out
