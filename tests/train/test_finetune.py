@@ -165,3 +165,13 @@ def test_a_mixture_with_lora_resumes_exactly(world: GlooWorld, base: Tuple[Path,
 def test_lora_refuses_layers_that_are_not_there(base: Tuple[Path, Any, Any]) -> None:
     with pytest.raises(Refusal, match="no linear layer called qproj"):
         add_lora(transformers.LlamaForCausalLM(base[1].config), 2, 4, ["qproj"])
+
+
+def test_all_weights_on_layouts_that_cut_the_model(
+    world: GlooWorld, base: Tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    folder, rows = str(base[0]), str(data(tmp_path / "data"))
+    (alone,) = world.run(tune, folder, rows, "lr=1e-3", "steps=4", size=1)
+    for layout in (("layout=tp",), ("layout=pp", "accumulate=2", "schedule=1f1b")):
+        for values in world.run(tune, folder, rows, "lr=1e-3", "steps=4", *layout, size=2):
+            assert values == pytest.approx(alone, rel=2e-5), layout
