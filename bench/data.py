@@ -16,21 +16,22 @@ import statistics
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from typing import Any, Callable, Dict
 
 import numpy as np
 import torch
 from PIL import Image
 
-from drumbeat.train.assemble import Anatomy, meshes_for, plan_for
 from drumbeat.train.data.decoders import Decoders
 from drumbeat.train.data.device_decode import DeviceDecoder, unavailable
 from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.tokens import token_file
-from drumbeat.train.images import assemble_images
+from drumbeat.train.images import CLASSES, set_up_images
 from drumbeat.train.loop import train
 from drumbeat.train.models.resnet import ResNet
+from drumbeat.train.recipe import meshes_for, resolved
 from drumbeat.train.recipes.resnet import ResNetSettings
 from drumbeat.train.settings import fill
 from drumbeat.train.world import join
@@ -92,11 +93,13 @@ def a_step(folder: str, prefetch: int) -> Dict[str, float]:
     settings = fill(ResNetSettings, ["depth=18", "batch=4", "steps=14", "report_every=14", "watch_communication=0"])
     world = join()
     torch.set_num_threads(1)
-    parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4), Anatomy())
+    meshes = meshes_for(settings, world)
+    settings = replace(resolved(settings, world, meshes), lr=0.01)
+    trainer = set_up_images(settings, world, meshes, lambda: ResNet(18, 4), lambda step: 1.0)
     images = ImageFolder(folder, size=64, decoders=Decoders(2))
     stream = Stream(images, 4, device=world.device, prefetch=prefetch, finish=images.finish)
     with contextlib.redirect_stdout(io.StringIO()):
-        result = train(plan_for(settings, lambda _: 0.01, "samples"), world, parts.step, stream)
+        result = train(settings, trainer, stream, CLASSES, unit="samples")
     return {"step_ms": statistics.median(result.step_ms), "data_ms": result.figures["data_ms"]}
 
 

@@ -139,6 +139,53 @@ def set_up_llama(sequences: int, precision: str) -> Callable[[], Any]:
     return once
 
 
+def recipe_llama(sequences: int, precision: str, torchao: str = "") -> Callable[[], Any]:
+    """Our 1B as the recipe trains it, through `train.setup`; `torchao`: its float8 layers, by the name of one of its recipes,
+    in the place of ours."""
+    from drumbeat import train
+    from drumbeat.train.models.llama import SHAPES, Llama
+    from drumbeat.train.recipe import TOKENS
+
+    with DEVICE:
+        model = Llama(SHAPES["1b"])
+    if torchao:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = Float8LinearConfig.from_recipe_name(torchao)
+        convert_to_float8_training(
+            model.bfloat16(), config=config, module_filter_fn=lambda _, name: name.startswith("blocks")
+        )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    trainer = train.setup(model, optimizer, precision=precision, compile=True, clip=1.0, blocks="blocks")
+
+    def once() -> Any:
+        batch = tokens(sequences)
+        return trainer.advance((batch[:, :-1], batch[:, 1:]), TOKENS)
+
+    return once
+
+
+def recipe_resnet() -> Callable[[], Any]:
+    from drumbeat.train.images import CLASSES, set_up_images
+    from drumbeat.train.models.resnet import ResNet
+    from drumbeat.train.recipe import meshes_for, resolved
+    from drumbeat.train.recipes.resnet import ResNetSettings
+    from drumbeat.train.world import join
+
+    world, settings = join(), ResNetSettings(precision="bf16", decay=1e-4)
+    meshes = meshes_for(settings, world)
+    settings = resolved(settings, world, meshes)
+    trainer = set_up_images(settings, world, meshes, lambda: ResNet(50), lambda step: 1.0, graph="auto")
+    return lambda: trainer.advance(pictures(), CLASSES)
+
+
+def float8_beside(seconds: float, name: str) -> Dict[str, Any]:
+    """torchao's float8 in our model and step: what ours has to be faster than, or more exact."""
+    if importlib.util.find_spec("torchao") is None:
+        return {"missing": "torchao is not installed here"}
+    return llama_case(recipe_llama(8, "bf16-master", name), 8, seconds, look=True)
+
+
 def attention_of(model: str) -> str:
     """The kernel that our attention takes here."""
     from drumbeat.train.layers.attention import attention_kernel
@@ -251,6 +298,11 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
     "llama 2 setup": (60, lambda s: llama_case(set_up_llama(2, "bf16-master"), 2, s)),
     "llama 8 setup": (70, lambda s: llama_case(set_up_llama(8, "bf16-master"), 8, s, look=True)),
     "llama 8 setup fp8": (70, lambda s: llama_case(set_up_llama(8, "fp8"), 8, s, look=True)),
+    "llama 8 recipe": (60, lambda s: llama_case(recipe_llama(8, "bf16-master"), 8, s)),
+    "llama 8 recipe fp8": (60, lambda s: llama_case(recipe_llama(8, "fp8"), 8, s)),
+    "llama 8 torchao tensorwise": (80, lambda s: float8_beside(s, "tensorwise")),
+    "llama 8 torchao rowwise": (80, lambda s: float8_beside(s, "rowwise")),
+    "resnet recipe": (110, lambda s: resnet_case(recipe_resnet(), s)),
     "8b ours": (90, lambda s: llama_case(our_llama(1, "bf16-master", "8b", "selective"), 1, s, look=True, model="8b")),
     "resnet ours": (110, lambda s: resnet_case(our_resnet(), s, look=True)),
 }

@@ -17,29 +17,21 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from drumbeat.train.assemble import (
-    Anatomy,
-    Assembly,
-    adamw,
-    assemble,
-    meshes_for,
-    plan_for,
-    resolved,
-    warmup_then_decay,
-)
 from drumbeat.train.checkpoint.checkpoints import Checkpoints
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.text import TokenWindows, byte_text, standard_library
 from drumbeat.train.loop import train
 from drumbeat.train.models.llama import Llama, LlamaShape
+from drumbeat.train.recipe import TOKENS, build, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.recipes.llama import LlamaSettings
+from drumbeat.train.schedules import wsd
 from drumbeat.train.settings import fill
-from drumbeat.train.world import World, join
+from drumbeat.train.trainer import Trainer
+from drumbeat.train.world import join
 
 SHAPE = LlamaShape(128, 4, 4, 2, 384, 256, 128)
 STEPS = 60
@@ -92,35 +84,27 @@ def both() -> TakingTurns:
     return turns
 
 
-def assembled(steps: int) -> tuple[LlamaSettings, World, Assembly]:
-    settings = fill(LlamaSettings, [f"steps={steps}", "batch=8", "lr=1e-3"])
+def made(steps: int, *more: str) -> tuple[LlamaSettings, Trainer]:
+    settings = fill(LlamaSettings, [f"steps={steps}", "batch=8", "lr=1e-3", *more])
     world = join()
     torch.set_num_threads(1)
-    meshes = meshes_for(settings, world)
-    settings = resolved(settings, world, meshes)
-    parts = assemble(
-        settings,
-        world,
-        meshes,
-        lambda: Llama(SHAPE),
-        lambda m, x, y: m(x, y),
-        adamw(settings, meshes),
-        Anatomy("blocks"),
-    )
-    return settings, world, parts
+    settings = resolved(settings, world, meshes_for(settings, world))
+    model = build(settings, world, lambda: Llama(SHAPE))
+    rate = wsd(settings.steps, settings.warmup)
+    return settings, set_up(settings, model, optimizer_of(settings, model), scheduler=rate, blocks="blocks")
 
 
 def by_us(steps: int, stream: Stream) -> None:
-    settings, world, parts = assembled(steps)
+    settings, trainer = made(steps)
     with contextlib.redirect_stdout(io.StringIO()):
-        train(plan_for(settings, warmup_then_decay(settings), "tokens"), world, parts.step, stream)
+        train(settings, trainer, stream, TOKENS)
 
 
 class EveryOther(Checkpoints):
     """Really saves every other time it is asked to; the other times are the control."""
 
-    def __init__(self, folder: str, parts: Assembly) -> None:
-        super().__init__(folder, parts.parts, parts.step.optimizer)
+    def __init__(self, folder: str, trainer: Trainer) -> None:
+        super().__init__(folder, trainer.parts, trainer.optimizer)
         self.asked, self.call_s = 0, []  # type: ignore[var-annotated]
         self.step_s: list[list[float]] = []  # of each time it was asked: the steps until the next time
         self.durable: list[int] = []  # ... and in which of those steps the save became durable
@@ -159,12 +143,12 @@ class Watched(Stream):
 def saving(times: int, every: int) -> dict[str, Any]:
     """Each time: the step that saves, the steps until it is durable, and then quiet ones, which say what a step takes."""
     with tempfile.TemporaryDirectory() as folder:
-        settings, world, parts = assembled(every * (times + 1))
+        settings, trainer = made(every * (times + 1), f"save_every={every}", f"checkpoint={folder}")
         stream = Watched(samples(), 8)
-        saves = stream.saves = EveryOther(folder, parts)
-        plan = replace(plan_for(settings, warmup_then_decay(settings), "tokens"), save_every=every)
+        saves = stream.saves = EveryOther(folder, trainer)
+        trainer.checkpoints = lambda folder, keep=2: saves  # type: ignore[method-assign]
         with contextlib.redirect_stdout(io.StringIO()):
-            train(plan, world, parts.step, stream, saves)
+            train(settings, trainer, stream, TOKENS)
     reach = max(saves.durable[2:]) + 1  # control and save are compared over the same steps
     extra: list[list[float]] = [[], []]
     for i, steps in enumerate(saves.step_s[2:-1], 2):  # the first save walks the state and makes room

@@ -15,7 +15,6 @@ CALLED_BY = {  # by the library or the page that finds them by name
     "accelerate": {"store_init_configuration"},
     "transformers": {"on_log"},
     "lightning": {"log_hyperparams"},
-    "torch": {"_compute_outputs"},
     "jax": {
         "is_env_present", "get_coordinator_address", "get_process_count", "get_process_id", "get_local_process_id",
     },

@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 import pytest
 
 from drumbeat.cli import main
-from drumbeat.machine.model import Facts, Gpu
-from drumbeat.report.gather import figures_of
+from drumbeat.machine.model import Facts, Gpu, GpuSample
+from drumbeat.report.gather import Devices, figures_of
 from drumbeat.report.scaling import compare
 from drumbeat.report.text import lines_of, rows
 from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.records import parse_metric, so_far_line
+from drumbeat.runfolder.records import Sample, parse_metric, so_far_line
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
 from tests.runfolder.folders import events, make_run, metrics, order
@@ -263,3 +263,12 @@ def test_export_to_tensorboard(tmp_path):
     found.Reload()
     losses = found.Scalars("step/loss")
     assert [(each.step, round(each.value, 2)) for each in losses][:2] == [(1, 4.98), (2, 4.96)] and len(losses) == 100
+
+
+def test_means_of_gpus_are_over_time_not_over_samples():
+    """Samples are close together at first, while nothing runs yet."""
+    devices = Devices()
+    for t, power in [(0.0, 100.0), (1.0, 100.0), (2.0, 100.0), (3.0, 500.0), (23.0, 500.0)]:
+        devices.add(Sample(0, t, gpus=(GpuSample(0, power=power),)))
+    assert devices.mean("power") == pytest.approx((2 * 100 + 300 + 20 * 500) / 23)
+    assert devices.mean("busy") is None

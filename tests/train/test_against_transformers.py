@@ -14,6 +14,10 @@ ROPES = {
         "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16,
     },
+    "yarn": {
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 8,
+        "beta_slow": 1.0, "beta_fast": 32.0, "attention_factor": 1.1,
+    },
 }  # fmt: skip
 
 
@@ -35,6 +39,9 @@ def test_llama(rope: str) -> None:
     theirs, shape = transformers.LlamaForCausalLM(config), shape_from(config.to_dict())
     again = transformers.LlamaConfig(**config_of(shape))
     assert again.rope_parameters == config.rope_parameters and shape_from(again.to_dict()) == shape
+    if rope == "yarn":  # what a config leaves out
+        short = {name: value for name, value in ROPES[rope].items() if "_fast" not in name and "_slow" not in name}
+        assert shape_from({**config.to_dict(), "rope_parameters": short}) == shape
     ours = Llama(shape)
     ours.load_state_dict(from_hugging_face(theirs.state_dict(), shape))
     tokens = torch.randint(0, 300, (2, 32))

@@ -111,15 +111,15 @@ def whole_state(folder: str, layout: str, precision: str, *more: str) -> Dict[st
     from drumbeat.train.models import llama
     from drumbeat.train.recipes.llama import LlamaSettings, run
     from drumbeat.train.settings import fill
-    from drumbeat.train.step import Step, full_tensor
+    from drumbeat.train.step import full_tensor
 
     llama.SHAPES["test"] = llama.LlamaShape(32, 2, 4, 2, 64, 256, 32)
-    steps: List[Step] = []
+    trainers: List[Any] = []
     made = loop._train
 
-    def kept(plan: Any, world: Any, step: Step, *args: Any) -> Any:
-        steps.append(step)
-        return made(plan, world, step, *args)
+    def kept(settings: Any, trainer: Any, *args: Any) -> Any:
+        trainers.append(trainer)
+        return made(settings, trainer, *args)
 
     loop._train = kept
     try:
@@ -131,7 +131,7 @@ def whole_state(folder: str, layout: str, precision: str, *more: str) -> Dict[st
         )
     finally:
         loop._train = made
-    state = TrainingState(steps[0].parts, steps[0].optimizer).now()
+    state = TrainingState(trainers[0].parts, trainers[0].optimizer).now()
     tensors = {f"{kind}.{name}": value for kind in ("model", "optimizer") for name, value in state[kind].items()}
     return {name: tensor_hash(full_tensor(value)) for name, value in tensors.items() if isinstance(value, Tensor)}
 

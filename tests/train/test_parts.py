@@ -332,7 +332,7 @@ def test_a_pipeline_layout_without_a_pipeline_is_refused() -> None:
         layout = Layout(pp=2)
 
     model = nn.Linear(2, 2)
-    with pytest.raises(Refusal, match="every rank would train the whole model; use a recipe"):
+    with pytest.raises(Refusal, match="every rank would train the whole model; use train.setup"):
         Step([model], torch.optim.SGD(model.parameters()), None, Two(), Precision("fp32"), torch.device("cpu"))  # type: ignore[arg-type]
 
 
@@ -378,8 +378,8 @@ def test_what_fits_into_a_gpu() -> None:
 
 
 def test_what_is_not_said_follows_from_the_model() -> None:
-    from drumbeat.train.assemble import resolved
     from drumbeat.train.models.llama import SHAPES
+    from drumbeat.train.recipe import resolved
     from drumbeat.train.recipes.llama import LlamaSettings, transformer
     from drumbeat.train.world import World
 
@@ -415,3 +415,30 @@ def test_fp8_of_amds_generations(monkeypatch: pytest.MonkeyPatch, arch: str, kin
     assert float((near - x @ weight.t()).norm() / (x @ weight.t()).norm()) < 0.05
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("P", (), {"gcnArchName": "gfx90a"}))
     assert "gfx90a has no fp8 matrix products" in str(float8.supported(gpu))
+
+
+def test_a_profile_waits_for_the_device_where_its_window_opens_and_closes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from drumbeat.train.measure.profile import Profile, Profiler
+
+    waited: List[int] = []
+    profiler = Profiler(Profile((0,), 4, 2, str(tmp_path)), 0, torch.device("cpu"))
+    profiler.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(profiler._steps))
+    for _ in range(8):
+        profiler.step()
+    profiler.close()
+    assert waited == [4, 6], "else kernels of the step before count as those of the first one looked at"
+
+
+def test_the_summary_of_a_wide_resnet_claims_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    from drumbeat.train.recipes.wide_resnet import WideResNetSettings, _Epochs
+
+    clock = _Epochs(WideResNetSettings(), 10, True, "processes")
+    clock.summary(1, 4)
+    said = capsys.readouterr().out
+    assert "Number of processes per node: 4" in said and "GPU" not in said and "(nothing was validated)" in said
+    clock.print(1, {"accuracy": 0.0, "loss": 1.0}, 1.0)
+    clock.summary(1, 4)
+    assert "best 0.0000, in epoch 1" in capsys.readouterr().out

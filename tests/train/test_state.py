@@ -240,9 +240,9 @@ def statistics_of_all_ranks(folder: str) -> Tuple[float, float, float]:
     """A running mean of this rank after a save; in a fresh model after a load; and there as rank 0 alone would load it."""
     import torch.distributed as dist
 
-    from drumbeat.train.assemble import Anatomy, meshes_for, resolved
-    from drumbeat.train.images import assemble_images
+    from drumbeat.train.images import set_up_images
     from drumbeat.train.models.resnet import ResNet
+    from drumbeat.train.recipe import meshes_for, resolved
     from drumbeat.train.recipes.resnet import ResNetSettings
     from drumbeat.train.world import join
 
@@ -251,18 +251,19 @@ def statistics_of_all_ranks(folder: str) -> Tuple[float, float, float]:
     settings = resolved(asked, world, meshes_for(asked, world))
 
     def fresh() -> Tuple[Any, torch.Tensor]:
-        parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4), Anatomy())
-        return parts, next(value for name, value in parts.parts[0].named_buffers() if name.endswith("running_mean"))
+        meshes = meshes_for(settings, world)
+        trainer = set_up_images(settings, world, meshes, lambda: ResNet(18, 4), lambda step: 1.0)
+        return trainer, next(value for name, value in trainer.model.named_buffers() if name.endswith("running_mean"))
 
-    parts, mean = fresh()
+    trainer, mean = fresh()
     mean.fill_(float(world.rank))
-    parts.checkpoints.save(1, {"sample": 0}, wait=True)
+    trainer.save(folder, wait=True)
     dist.barrier()
     again, loaded = fresh()
-    again.checkpoints.load(["sample"])
+    again.load(folder)
     other, agreed = fresh()
-    other.checkpoints.size = 3  # as if another number of ranks loaded it
-    other.checkpoints.load(["sample"])
+    other.checkpoints(folder).size = 3  # as if another number of ranks loaded it
+    other.load(folder)
     return float(mean[0]), float(loaded[0]), float(agreed[0])
 
 

@@ -188,7 +188,8 @@ def test_a_shape_that_the_recipe_does_not_compute() -> None:
     plain = small().to_dict()
     for change, words in (
         ({"model_type": "qwen3"}, "model_type qwen3"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_type yarn"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1.0}}, "rope_type dynamic"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0}}, "yarn with mscale"),
         ({"attention_bias": True}, "biases"),
     ):
         with pytest.raises(Refusal, match=words):

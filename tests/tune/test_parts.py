@@ -1,5 +1,7 @@
 """The pure parts: what a command takes, which layouts come first, how an end is called, what the results mean."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from drumbeat.base.problem import Problem
 from drumbeat.findings.model import ERROR, Finding
 from drumbeat.jobfile.resources import fill, places
+from drumbeat.runfolder.run import Run
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.tune.command import find_recipe, layout_text, own_batch, read_layout, tunable
 from drumbeat.tune.judge import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, Judgement, classify, judge
@@ -29,7 +32,9 @@ from drumbeat.tune.search import (
     most_trials,
     ranked,
 )
+from drumbeat.tune.session import _used_gib
 from drumbeat.tune.trial_list import Plan
+from tests.runfolder.folders import make_run
 
 
 def words(text):
@@ -284,3 +289,12 @@ def test_a_batch_that_grows_says_what_else_changes():
                plan.changes(result(1024, 9.0)), "", "f", False, None) if label == "recommended"]  # fmt: skip
     assert line == "batch 1024 (fastest). Global batch becomes 2048 (it was 128): retune the learning rate."
     assert Plan("batch", 9, 2, 128).changes(result(8, 9.0)) == ""
+
+
+def test_the_memory_of_a_program_that_reports_none_is_what_its_gpus_held(tmp_path):
+    run = make_run(tmp_path / "run")
+    with open(run.folder.node(0).telemetry, "w") as file:
+        for t, used in ((1.0, 3), (2.0, 9), (3.0, 5)):
+            gpus = [{"index": 0, "memory_used": used << 30}, {"index": 1}]
+            file.write(json.dumps({"t": t, "host": "h", "gpus": gpus}) + "\n")
+    assert _used_gib(Run.open(run.path)) == 9.0 and _used_gib(None) is None

@@ -15,6 +15,7 @@ RECIPES = {
     "bert": "BERT (byte-tiny, base, large), masked tokens",
     "resnet": "ResNet-18 and -50 on image folders or made-up images",
     "wide-resnet": "Wide ResNet on CIFAR-100",
+    "finetune": "a causal model of transformers on conversations or text, whole or with LoRA",
 }
 
 
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"recipes:\n{listed}\n\nMany ranks: drumbeat run -- drumbeat train llama --layout fsdp\n"
         "Weights for transformers: drumbeat train export RUN --to FOLDER"
     )
-    parser.add_argument("recipe", help="llama, bert, resnet or wide-resnet; or export")
+    parser.add_argument("recipe", help="llama, bert, resnet, wide-resnet or finetune; or export")
     parser.add_argument("run", nargs="?", help="export: a run, or a folder with checkpoints")
     parser.add_argument("--layout", help="ddp, fsdp, hsdp, tp, pp, cp, or degrees such as dp_shard=4,tp=2")
     parser.add_argument(
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("export")
     group.add_argument("--to", metavar="FOLDER", help="where safetensors, config.json and tokenizer go")
     group.add_argument("--step", type=int, metavar="N", help="checkpoint to export. Default: the newest")
+    group.add_argument("--adapter", action="store_true", help="only what LoRA has learnt, as peft reads it")
     group.add_argument("--dtype", default="", metavar="KIND", help="fp32, bf16 or fp16. Default: as trained")
 
 
@@ -80,7 +82,7 @@ def _export(args: argparse.Namespace) -> int:
 
     try:
         path, beside = newest(_checkpoints_of(args.run), args.step)
-        print(f"{path}: {export_checkpoint(path, beside, args.to, args.dtype)}")
+        print(f"{path}: {export_checkpoint(path, beside, args.to, args.dtype, args.adapter)}")
     except Refusal as refusal:
         raise Problem(refusal.what, refusal.fix) from refusal
     return 0

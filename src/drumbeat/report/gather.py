@@ -52,9 +52,15 @@ class Devices:
                 self._ports.setdefault((sample.host, port), []).append(counted)
 
     def mean(self, name: str) -> Optional[float]:
-        values = [getattr(gpu, name) for readings in self._gpus.values() for _, gpu in readings]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known else None
+        """Return the mean over time and GPUs: samples stand for the time between them, which differs."""
+        total = seconds = 0.0
+        known: List[float] = []
+        for readings in self._gpus.values():
+            seen = [(t, getattr(gpu, name)) for t, gpu in readings if getattr(gpu, name) is not None]
+            known += [value for _, value in seen]
+            for (begin, before), (end, after) in zip(seen, seen[1:]):
+                total, seconds = total + (end - begin) * (before + after) / 2, seconds + end - begin
+        return total / seconds if seconds > 0 else statistics.fmean(known) if known else None
 
     def most(self, name: str, unit: float = 1.0) -> Optional[float]:
         values = [getattr(gpu, name) for readings in self._gpus.values() for _, gpu in readings]

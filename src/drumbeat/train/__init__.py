@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from drumbeat.train.prepare import setup as setup
     from drumbeat.train.refusal import Refusal as Refusal
     from drumbeat.train.trainer import Result as Result
+    from drumbeat.train.trainer import Summed as Summed
     from drumbeat.train.trainer import Trainer as Trainer
     from drumbeat.train.weights import on_meta as on_meta
 
@@ -28,6 +29,7 @@ _HOME = {
     "setup": "prepare",
     "Trainer": "trainer",
     "Result": "trainer",
+    "Summed": "trainer",
     "Batches": "data.loaders",
     "on_meta": "weights",
     "Layout": "parallel.layout",

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from drumbeat.train import lora
 from drumbeat.train.checkpoint.checksums import check_files
 from drumbeat.train.checkpoint.folder import committed, has_marker, name_of, read_marker
 from drumbeat.train.models.llama import segments, shape_from
@@ -71,22 +72,35 @@ def newest(folder: str, step: Optional[int] = None) -> Tuple[str, str]:
     return os.path.join(path, name_of(steps[-1] if step is None else step)), path
 
 
-def export_checkpoint(path: str, config_folder: str, folder: str, dtype: str = "") -> str:
+def export_checkpoint(path: str, config_folder: str, folder: str, dtype: str = "", adapter: bool = False) -> str:
     """Write the model of the checkpoint at `path` into `folder`. Returns one line about it."""
     if has_marker(path):
         files = read_marker(path)["files"]
         if files is not None:
             check_files(path, files, 0, 1)
     config = read_config(config_folder) if os.path.exists(os.path.join(config_folder, CONFIG)) else None
-    return export(path, config, config_folder, folder, dtype)
+    return export(path, config, config_folder, folder, dtype, adapter)
 
 
-def export(path: str, config: Optional[Dict[str, Any]], beside: str, folder: str, dtype: str = "") -> str:
+def export(
+    path: str, config: Optional[Dict[str, Any]], beside: str, folder: str, dtype: str = "", adapter: bool = False
+) -> str:
+    """`adapter`: what LoRA has learnt alone, as peft reads it; else it is added to the weights."""
     if dtype and dtype not in _KINDS:
         raise Refusal(f"dtype '{dtype}' is unknown", f"known: {', '.join(_KINDS)}")
     saved = _Saved(path)
     held = saved.entries
-    sources: Dict[str, List[Tuple[str, int, int, int]]] = {name: [(name, 0, 0, -1)] for name in held}
+    learnt = None
+    if config is not None:
+        learnt, config = config.get(lora.KEY), {key: value for key, value in config.items() if key != lora.KEY}
+    if adapter and learnt is None:
+        raise Refusal(f"{path} has no adapter", "only a model that was trained with LoRA has one")
+    if adapter and learnt is not None:
+        lora.write_adapter(folder, held, saved.read, learnt, str((config or {}).get("_name_or_path") or ""))
+        keep_config(folder, None, beside)
+        return f"an adapter of rank {learnt['r']} in {folder}"
+    sources: Dict[str, List[Tuple[str, int, int, int]]]
+    sources = {name: [(name, 0, 0, -1)] for name in held if not lora.is_adapter(name)}
     if config is not None and "blocks.0.attention.qkv.weight" in held:
         sources = _rows_of_theirs(config)
     if config is not None and config.get("tie_word_embeddings"):
@@ -100,6 +114,9 @@ def export(path: str, config: Optional[Dict[str, Any]], beside: str, folder: str
 
     def read(name: str) -> Tensor:
         pieces = sources[name]
+        a, b = (f"{name[: -len('weight')]}lora_{letter}.weight" for letter in "AB")
+        if learnt is not None and a in held:
+            return lora.merged(saved.read(name), saved.read(a), saved.read(b), learnt)
         if pieces[0][3] < 0:
             return saved.read(name)
         return torch.cat([saved.read(ours)[at : at + end - first] for ours, at, first, end in pieces])

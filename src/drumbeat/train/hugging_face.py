@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from drumbeat.train import lora
+from drumbeat.train.data.loaders import map_tensors, tensors_of
 from drumbeat.train.layers.attention import causal_attention
 from drumbeat.train.layers.cross_entropy import IGNORE, linear_cross_entropy
 from drumbeat.train.parallel.context import Context
@@ -21,11 +23,14 @@ from drumbeat.train.refusal import Refusal
 
 def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
     """As config.json has it; None for a model of another kind."""
+    if hasattr(model, "hugging_face_config"):
+        return model.hugging_face_config()  # type: ignore[operator,no-any-return]
     config = getattr(model, "config", None)
     plain = getattr(config, "to_dict", None)
     if plain is None:
         return None
-    return {**plain(), "architectures": [type(model).__name__]}
+    learnt = {lora.KEY: model.drumbeat_lora} if hasattr(model, "drumbeat_lora") else {}
+    return {**plain(), "architectures": [type(model).__name__], **learnt}
 
 
 def folder_of(model: nn.Module) -> str:
@@ -106,27 +111,59 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 class Contexts:
-    """Split of a causal model's batch over the ranks of a context-parallel group, for sequences of any length."""
+    """Split of a causal model's batch over the ranks of a context-parallel group, for sequences of any length.
+
+    A model is one of transformers', or `plain`: it says its `attention_heads` (queries, keys and values), its attention layers
+    have an `attend(q, k, v)`, its forward takes the `positions` of its tokens, and batches are tensors of (batch, time)."""
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh, kind: str, tp: int) -> None:
-        if not is_causal(model):
-            raise Refusal(
-                "layout cp: only causal language models of transformers are cut along their sequences",
-                "use fsdp, hsdp, tp or pp",
-            )
-        config: Any = model.config
-        config = config.get_text_config()
-        heads = config.num_attention_heads
-        self.heads, self.kv_heads = heads // tp, (getattr(config, "num_key_value_heads", None) or heads) // tp
         self.mesh, self.kind, self.length = mesh, kind, 0
         self._known: Dict[int, Context] = {}
+        self.plain = hasattr(model, "attention_heads")
+        if self.plain:
+            heads, kv_heads = model.attention_heads  # type: ignore[misc]
+            model.register_forward_pre_hook(self._add_positions, with_kwargs=True)
+            for module in model.modules():
+                if hasattr(module, "attend"):
+                    module.attend = self.attend  # type: ignore[assignment]
+        elif is_causal(model):
+            config: Any = model.config
+            config = config.get_text_config()
+            heads = config.num_attention_heads
+            kv_heads = getattr(config, "num_key_value_heads", None) or heads
+            Attention(model, self)
+        else:
+            raise Refusal(
+                "layout cp: only causal language models are cut along their sequences", "use fsdp, hsdp, tp or pp"
+            )
+        self.heads, self.kv_heads = heads // tp, kv_heads // tp
 
     @property
     def now(self) -> Context:
         return self._known[self.length]
 
-    def share(self, batch: Any) -> Dict[str, Any]:
-        """This rank's part. Each token's label comes from the next one first, and rows are padded until they can be cut."""
+    def at(self, length: int) -> Context:
+        """From now on sequences are this long."""
+        self.length = length
+        if length not in self._known:
+            self._known[length] = Context(self.mesh, self.kind, length, self.heads, self.kv_heads)
+        return self.now
+
+    def __deepcopy__(self, _memo: Any) -> Contexts:
+        return self  # of all stages of a pipeline
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.now.attend(q, k, v)
+
+    def _add_positions(self, _model: nn.Module, args: Any, more: Dict[str, Any]) -> Any:
+        return args, {**more, "positions": self.now.places}
+
+    def share(self, batch: Any) -> Any:
+        """This rank's part. For transformers' models each token's label comes from the next one first, and rows are padded
+        until they can be cut."""
+        if self.plain:
+            places = self.at(next(tensors_of(batch)).shape[1]).places
+            return map_tensors(batch, lambda x: x[:, places])
         known = ("input_ids", "labels", "attention_mask")
         odd = (
             [name for name in batch if name not in known] if isinstance(batch, Mapping) else ["a batch that is no dict"]
@@ -139,10 +176,7 @@ class Contexts:
                 "layout cp: a row is padded on its left", "pad on the right: causal attention never looks there"
             )
         rows, length = ids.shape
-        self.length = -(-length // (2 * self.mesh.size())) * 2 * self.mesh.size()
-        if self.length not in self._known:
-            self._known[self.length] = Context(self.mesh, self.kind, self.length, self.heads, self.kv_heads)
-        places = self.now.places
+        places = self.at(-(-length // (2 * self.mesh.size())) * 2 * self.mesh.size()).places
         shifted = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORE)), 1)
         ids, shifted = F.pad(ids, (0, self.length - length)), F.pad(shifted, (0, self.length - length), value=IGNORE)
         cut = {"input_ids": ids[:, places], "labels": shifted[:, places], "shift_labels": shifted[:, places]}

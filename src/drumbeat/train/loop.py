@@ -18,14 +18,13 @@ from drumbeat.train.deterministic import deterministic
 from drumbeat.train.measure.communication import Communication
 from drumbeat.train.measure.meter import VALIDATION, Meter
 from drumbeat.train.measure.mfu import Utilisation
-from drumbeat.train.measure.profile import Profiler
 from drumbeat.train.measure.reporting import Reporter
-from drumbeat.train.refusal import Refusal
-from drumbeat.train.step import Outcome, Step
+from drumbeat.train.settings import Settings
+from drumbeat.train.step import Outcome
 from drumbeat.train.step_report import report_step, setup_words
 from drumbeat.train.stopping import StopTogether
-from drumbeat.train.training_plan import Plan
-from drumbeat.train.world import World
+from drumbeat.train.trainer import Loss, Trainer
+from drumbeat.train.trouble import Trouble
 
 
 class Result(NamedTuple):
@@ -40,69 +39,62 @@ class Result(NamedTuple):
 
 
 def train(
-    plan: Plan,
-    world: World,
-    step: Step,
+    settings: Settings,
+    trainer: Trainer,
     stream: Stream,
-    checkpoints: Optional[Checkpoints] = None,
+    loss: Optional[Loss] = None,
     validate: Optional[Callable[[], Dict[str, float]]] = None,
     utilisation: Optional[Utilisation] = None,
     finished: Optional[Callable[[Dict[str, float]], bool]] = None,
+    unit: str = "tokens",
 ) -> Result:
-    """Train until `plan.steps`, or until `finished(validation figures)`, or until a signal stops all ranks."""
-    with deterministic(plan.deterministic):
-        return _train(plan, world, step, stream, checkpoints, validate, utilisation, finished)
+    """Train until `settings.steps`, or until `finished(validation figures)`, or until a signal stops all ranks. `unit`: what a
+    loss counts, tokens or samples."""
+    with deterministic(settings.deterministic):
+        return _train(settings, trainer, stream, loss, validate, utilisation, finished, unit)
 
 
 def _train(
-    plan: Plan,
-    world: World,
-    step: Step,
+    settings: Settings,
+    trainer: Trainer,
     stream: Stream,
-    checkpoints: Optional[Checkpoints],
+    loss: Optional[Loss],
     validate: Optional[Callable[[], Dict[str, float]]],
     utilisation: Optional[Utilisation],
     finished: Optional[Callable[[Dict[str, float]], bool]],
+    unit: str,
 ) -> Result:
-    if plan.on_nan not in ("stop", "skip"):
-        raise Refusal(f"on_nan '{plan.on_nan}' is unknown", "known: stop, skip")
-    reporter = Reporter(world.lead, plan.sinks)
-    profiler = Profiler(plan.profile, world.rank, world.device)
+    world = trainer.world
+    reporter = Reporter(world.lead, [text for text in settings.figures.split(",") if text])
     meter = Meter(world.device)
-    communication = Communication(world, plan.watch_communication)
+    communication = Communication(world, settings.watch_communication)
     stop = StopTogether()
     losses: List[float] = []
     checks: List[Dict[str, float]] = []
     gathered: List[Outcome] = []
     figures: Dict[str, float] = {}
     digests: List[Digest] = []
-    done = first = 0
-    if checkpoints is not None:
-        loaded = checkpoints.load(["sample"])
-        if loaded is not None:
-            for words in loaded.notes:
-                reporter.say(words)
-            done = first = loaded.step
-            stream.load_state_dict({"sample": loaded.extra["sample"]})
-            reporter.say(f"resumed after step {done}")
-            if plan.deterministic:
-                digests.append(_digest(reporter, step, stream, done))
-    reporter.figures("setup", done, {}, setup_words(plan, step, utilisation))
+    checkpoints = trainer.checkpoints(settings.checkpoint, settings.keep) if settings.checkpoint else None
+    done = first = trainer.load(settings.checkpoint) if checkpoints is not None else 0
+    if done:
+        reporter.say(f"resumed after step {done}")
+        if settings.deterministic:
+            digests.append(_digest(reporter, trainer, stream))
+    reporter.figures("setup", done, {}, setup_words(unit, trainer, utilisation))
+    trouble = Trouble(settings, trainer, stream)
     gc.collect()
     gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
     stopped = False
     try:
-        while done < plan.steps:
+        while done < settings.steps:
             meter.start()
             batches = next(stream)
             meter.mark("data")
-            for group in step.optimizer.param_groups:
-                group["lr"] = plan.lr(done)
-            last = done + 1 == plan.steps
-            reporting = (done + 1) % plan.report_every == 0 or last
-            look = reporting and communication.due(done + 1) and not profiler.active
+            last = done + 1 == settings.steps
+            reporting = (done + 1) % settings.report_every == 0 or last
+            look = reporting and communication.due(done + 1) and not trainer.profiler.active
             with communication.watch(done + 1) if look else nullcontext():
-                gathered.append(step(batches, meter.mark))
+                gathered.append(trainer.advance(batches, loss, meter.mark))
             if look:
                 meter.leave_out()
             done += 1
@@ -112,32 +104,37 @@ def _train(
                 gc.collect()
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             if reporting:
-                figures |= report_step(plan, reporter, meter, step, gathered, done, utilisation, world, communication)
-                losses.append(figures["loss"])
+                now = report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
+                figures |= now
+                losses.append(now["loss"])
                 gathered.clear()
                 gc.collect(1)
-            stopped = (stop.agreed() or done == plan.stop_after) and not last
+                if trouble.judge(now, reporter.say):
+                    done = trainer.steps
+                    continue
+            stopped = (stop.agreed() or done == settings.stop_after) and not last
             if stopped or last:
                 meter.start()  # the last step is over: a last save is no part of it
-            save = checkpoints is not None and (stopped or (plan.save_every and (last or _due(plan.save_every, done))))
+            save = checkpoints is not None and (
+                stopped or (settings.save_every and (last or _due(settings.save_every, done)))
+            )
             if checkpoints is not None:
                 _saved(reporter, checkpoints.poll())
                 if save:  # before validating: what has been trained is not lost to whatever happens there
-                    for saved in _save(checkpoints, reporter, done, stream, wait=stopped or last):
+                    for saved in _save(checkpoints, reporter, trainer, wait=stopped or last):
                         _saved(reporter, saved)
                         if saved.waited > 1 and saved.copied and not (stopped or last):
                             reporter.say(_too_often(saved))
                 meter.mark("checkpoint")
-            if validate is not None and not stopped and (last or _due(plan.validate_every, done)):
+            if validate is not None and not stopped and (last or _due(settings.validate_every, done)):
                 checks.append(_validated(validate, reporter, done))
                 meter.mark(VALIDATION)
                 if not last and finished is not None and finished(checks[-1]):
                     last = True
                     meter.start()
-                    if checkpoints is not None and plan.save_every:
-                        for saved in _save(checkpoints, reporter, done, stream, wait=True):
+                    if checkpoints is not None and settings.save_every:
+                        for saved in _save(checkpoints, reporter, trainer, wait=True):
                             _saved(reporter, saved)
-            profiler.step()
             if stopped:
                 where = "; saved" if checkpoints is not None else "; nothing is saved: no checkpoint folder was given"
                 reporter.say(f"stopped by a signal after step {done}{where}")
@@ -145,13 +142,13 @@ def _train(
                 break
         if checkpoints is not None:
             _saved(reporter, checkpoints.finish())
-        if plan.deterministic:
-            digests.append(_digest(reporter, step, stream, done))
+        if settings.deterministic:
+            digests.append(_digest(reporter, trainer, stream))
     finally:
         gc.unfreeze()
         gc.enable()
         stop.close()
-        profiler.close()
+        trainer.profiler.close()
         stream.close()
         reporter.close()
     meter.take()
@@ -165,10 +162,11 @@ def _train(
     )
 
 
-def _digest(reporter: Reporter, step: Step, stream: Stream, done: int) -> Digest:
+def _digest(reporter: Reporter, trainer: Trainer, stream: Stream) -> Digest:
+    step = trainer.inner
     others = {"step": step.state_dict(), "rank": step.rank_state(), "stream": stream.state_dict()}
-    found = digest(done, TrainingState(step.parts, step.optimizer), others)
-    reporter.say(f"state after step {done}: {found.of_all_ranks()}")
+    found = digest(trainer.steps, TrainingState(step.parts, step.optimizer), others)
+    reporter.say(f"state after step {trainer.steps}: {found.of_all_ranks()}")
     return found
 
 
@@ -185,12 +183,12 @@ def _validated(validate: Callable[[], Dict[str, float]], reporter: Reporter, don
     return values
 
 
-def _save(checkpoints: Checkpoints, reporter: Reporter, done: int, stream: Stream, wait: bool) -> List[Saved]:
+def _save(checkpoints: Checkpoints, reporter: Reporter, trainer: Trainer, wait: bool) -> List[Saved]:
     """Save, and report how long training stood still for it."""
-    reporter.begins("checkpoint", done)
+    reporter.begins("checkpoint", trainer.steps)
     began = time.perf_counter()
-    ended = checkpoints.save(done, stream.state_dict(), wait=wait)
-    reporter.figures("checkpoint", done, {"seconds": round(time.perf_counter() - began, 3)}, {})
+    ended = checkpoints.save(trainer.steps, trainer.state(), wait=wait)
+    reporter.figures("checkpoint", trainer.steps, {"seconds": round(time.perf_counter() - began, 3)}, {})
     return ended
 
 

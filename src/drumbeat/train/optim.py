@@ -1,4 +1,4 @@
-"""AdamW for weights that are kept in bf16: the optimizer holds an fp32 master of each.
+"""Optimizers. AdamW for weights that are kept in bf16 holds an fp32 master of each; Muon is for matrices.
 
 The usual way (fp32 weights, autocast) casts every weight to bf16 and every gradient back to fp32 once per step: 40 bytes
 of memory traffic a parameter and step, against 28 here. The update is one pointwise pass, compiled once on a GPU.
@@ -6,11 +6,13 @@ of memory traffic a parameter and step, against 28 here. The update is one point
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from drumbeat.train.weights import own_cuts
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -54,6 +56,57 @@ class MasterAdamW(torch.optim.Optimizer):
                     unit if scale is None else scale,
                     unit - 1 if skip is None else skip,
                 )
+
+
+class Muon(torch.optim.AdamW):
+    """Matrices by Muon (Jordan, 2024): momentum, made orthogonal; all else by AdamW. A step's size is that of AdamW, so one
+    learning rate serves both. A matrix that is cut is put together for its update, by every rank."""
+
+    def __init__(
+        self, matrices: Sequence[Tensor], others: Any, lr: float, weight_decay: float = 0.1, momentum: float = 0.95
+    ) -> None:
+        muon = {"params": list(matrices), "momentum": momentum, "weight_decay": weight_decay}
+        groups = [{"params": list(others)}] if others and isinstance(others[0], Tensor) else list(others)
+        super().__init__([muon, *groups], lr=lr, betas=(0.9, 0.95), weight_decay=weight_decay)
+        for group in self.param_groups:
+            group.setdefault("momentum", 0.0)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        every = self.param_groups
+        self.param_groups = [group for group in every if not group["momentum"]]
+        try:
+            super().step()
+        finally:
+            self.param_groups = every
+        for group in every:
+            for p in group["params"] if group["momentum"] else ():
+                if p.grad is not None:
+                    self._update_matrix(p, group)
+
+    def _update_matrix(self, p: Tensor, group: Dict[str, Any]) -> None:
+        state = self.state[p]
+        if not state:
+            state["momentum"] = torch.zeros_like(p)
+        grad = _placed_like(p.grad, p)  # type: ignore[arg-type]
+        state["momentum"].lerp_(grad, 1 - group["momentum"])
+        update = grad.lerp(state["momentum"], group["momentum"])
+        whole = update.full_tensor() if isinstance(update, DTensor) else update
+        step = orthogonal(whole)[own_cuts(p)].to(p.dtype)
+        _own(p).mul_(1 - group["lr"] * group["weight_decay"])
+        _own(p).add_(step, alpha=-group["lr"] * 0.2 * max(whole.shape) ** 0.5)
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """Nearly the orthogonal matrix nearest to `x`: five rounds of Newton and Schulz, in bf16."""
+    a, b, c = 3.4445, -4.775, 2.0315
+    y = x.bfloat16()
+    y = y.t() if len(y) > y.shape[1] else y
+    y = y / y.norm().clamp(min=1e-7)
+    for _ in range(5):
+        square = y @ y.t()
+        y = torch.addmm(y, torch.addmm(square, square, square, beta=b, alpha=c), y, beta=a)
+    return y.t() if len(x) > x.shape[1] else y
 
 
 def _own(x: Tensor) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import SequenceParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_attention, without_cache
@@ -17,13 +18,12 @@ from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
-from drumbeat.train.parallel.pipeline import refuse_for_pipelines
-from drumbeat.train.parallel.stages import INNER, StagedPipeline, make_stages
+from drumbeat.train.parallel.pipeline import INNER, Pipeline, make_stages, refuse_for_pipelines
 from drumbeat.train.parallel.tensor_plan import Plan, read_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.trainer import StepSettings, Trainer
-from drumbeat.train.weights import Source, load, materialize
+from drumbeat.train.weights import Source, init_sharded, load, materialize
 from drumbeat.train.world import join
 
 _WRAPPER = "_checkpoint_wrapped_module."  # recomputation puts this into names
@@ -41,13 +41,17 @@ def setup(
     seed: int = 0,
     plan: Optional[Plan] = None,
     blocks: Optional[str] = None,
+    stages: Sequence[str] = (),
     recompute: str = "none",
     compile: bool = False,
     offload: bool = False,
+    smallest: int = 100_000,
+    prefetch: int = 1,
     hook: str = "all-reduce",
+    ema: float = 0.0,
     profile: str = "",
     compare_every: int = 1000,
-    weights: str = "",
+    weights: Union[str, Source] = "",
     schedule: str = "1f1b",
     context: str = "auto",
 ) -> Trainer:
@@ -56,10 +60,14 @@ def setup(
     Every rank starts from rank 0's weights, whatever its own seed was. The optimizer is kept, with its groups; it must
     not have made a step yet. `plan` is for tensor parallelism: module names (with *) and "colwise", "rowwise", another of
     transformers' words or one of torch's parallel styles; transformers' models bring one. `blocks` names the list of
-    repeated blocks; without it the largest list of modules of one kind is taken. `scheduler` steps with the optimizer and
-    is saved with it (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours). `compare_every`: steps between
-    comparisons of what replicas must hold alike; the first steps are always compared. `weights`: a folder of safetensors to
-    start from, of which each rank reads its own part; the model may be built inside `train.on_meta()`, without memory.
+    repeated blocks; without it the largest list of modules of one kind is taken; "": none, so that FSDP cuts modules of
+    `smallest` parameters and the model is compiled whole. `stages`: lists whose children a pipeline spreads and
+    `recompute` wraps, where they are not the blocks. `scheduler` steps with the optimizer and is saved with it
+    (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours); a function of the step gives the factor of each
+    group's learning rate (schedules.py). `ema`: keep a running mean of the weights, with this share of the old one per step
+    (`with trainer.averaged():`). `compare_every`: steps between comparisons of what replicas must hold alike; the
+    first steps are always compared. `weights`: a folder of safetensors to start from, of which each rank reads its own part;
+    the model may be built inside `train.on_meta()`, without memory, or on the meta device if it has `init_parameter(name, out)`.
     `schedule`: pp: gpipe, 1f1b, interleaved, zero-bubble or zbv, with `accumulate` micro-batches.
     `context`: cp: ulysses, ring or auto. docs/train.md has examples.
     """
@@ -67,6 +75,8 @@ def setup(
     world = join()
     degrees = Layout.parse(layout, world.local_size).for_world(world.size)
     _refuse(degrees, model, optimizer, accumulate)
+    if degrees.tp > 1 and hasattr(model, "drumbeat_lora"):
+        raise Refusal("tensor parallelism of a model with LoRA is not built", "use ddp, fsdp, hsdp or pp")
     if degrees.pp > 1:
         refuse_for_pipelines(precision, schedule, recompute)
     empty = any(p.is_meta for p in model.parameters())
@@ -75,8 +85,8 @@ def setup(
     without_cache(model)
     split = meshes.one("cp")
     contexts = None if split is None else Contexts(model, split, context, degrees.tp)
-    if contexts is not None or fast_attention(model, world.device):
-        Attention(model, contexts)
+    if contexts is None and fast_attention(model, world.device):
+        Attention(model, None)
     fused = FusedLoss.of(model) if degrees.tp == 1 and degrees.pp == 1 else None
     names = {id(p): name for name, p in model.named_parameters()}
     whole = not (shards(meshes) or degrees.tp > 1 or degrees.pp > 1)
@@ -86,10 +96,11 @@ def setup(
     elif whole:
         materialize(model, world.device)
     holder = find_blocks(model) if blocks is None else blocks
+    spread = list(stages) or ([holder] if holder else [])
     styles = read_plan(model, plan) if degrees.tp > 1 else {}
     pipe = meshes.one("pp")
-    stages: List[nn.Module] = [] if pipe is None else make_stages(model, holder, schedule, pipe)
-    prefix = f"{INNER}." if stages else ""
+    own: List[nn.Module] = [model] if pipe is None else make_stages(model, spread, schedule, pipe)
+    prefix = "" if pipe is None else f"{INNER}."
     prepared = [
         parallelize(
             part,
@@ -97,30 +108,39 @@ def setup(
             device=world.device,
             precision=kind,
             blocks=prefix + holder if holder else "",
+            recomputed=[prefix + name for name in spread],
             tensor_plan={prefix + name: style for name, style in styles.items()},
             recompute=recompute,
             compile=compile,
-            whole_graphs=False,
-            sharding=Sharding(offload=offload),
+            sharding=Sharding(smallest, offload=offload, prefetch=prefetch),
             hook=hook,
         )
-        for part in stages or [model]
+        for part in own
     ]
-    parts = [part.get_submodule(INNER) for part in prepared] if stages else prepared
+    parts = prepared if pipe is None else [part.get_submodule(INNER) for part in prepared]
     if empty and not whole:
         for part in prepared:
             materialize(part, "cpu" if offload else world.device)
+    if empty and not weights:
+        for part in parts:
+            init_sharded(part, model.init_parameter, world.device)  # type: ignore[arg-type]
     if weights:
-        words = load(parts, Source(weights, {}, getattr(model, "base_model_prefix", "")), must_have=empty)
+        source = Source(weights, {}, getattr(model, "base_model_prefix", "")) if isinstance(weights, str) else weights
+        words = load(parts, source, must_have=empty)
         if world.lead:
             print(f"weights: {words}", flush=True)
     rebind(optimizer, names, parts)
     if precision in ("bf16-master", "fp8") and not shards(meshes):
         optimizer = with_masters(optimizer, precision)
-    torch.manual_seed(torch.initial_seed() + 1 + meshes.data_rank)  # dropout: other numbers for other samples
-    pipeline = None if pipe is None else StagedPipeline(prepared, pipe, world.device, schedule, accumulate)
-    step = StepSettings(clip or None, accumulate, compare_every, pipeline, contexts, fused)
-    return Trainer(world, meshes, kind, parts, optimizer, scheduler, step, seed, profile, weights, alone_before)
+    # Dropout: other numbers for other samples. Tensor-parallel ranks hold the same activations, unless their sequence is cut.
+    alike = 1 if any(isinstance(style, SequenceParallel) for style in styles.values()) else degrees.tp
+    torch.manual_seed(torch.initial_seed() + 1 + world.rank // alike)
+    pipeline = None if pipe is None else Pipeline(prepared, pipe, world.device, schedule, accumulate)
+    if not 0 <= ema < 1:
+        raise Refusal(f"ema={ema}", "the share of the old mean that each step keeps, such as 0.999; 0: no mean")
+    step = StepSettings(clip or None, accumulate, compare_every, pipeline, contexts, fused, ema)
+    folder = weights if isinstance(weights, str) else weights.tensors.path
+    return Trainer(world, meshes, kind, parts, optimizer, scheduler, step, seed, profile, folder, alone_before)
 
 
 def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int) -> None:
@@ -141,8 +161,8 @@ def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, 
         raise Refusal("the optimizer holds a parameter that the model does not have", "make it from model.parameters()")
 
 
-def _refuse_empty(model: nn.Module, weights: str) -> None:
-    if not weights:
+def _refuse_empty(model: nn.Module, weights: Any) -> None:
+    if not weights and not hasattr(model, "init_parameter"):
         raise Refusal(
             "the model has no weights: it was built on the meta device", "pass weights=FOLDER, or build it on the CPU"
         )
@@ -168,7 +188,8 @@ def same_weights(model: nn.Module) -> None:
     for tensor in tensors.values():
         raw = tensor.detach().contiguous().flatten().view(torch.uint8)  # bytes: not every backend sends every type
         dist.broadcast(raw, src=0)
-        tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
+        if raw.data_ptr() != tensor.data_ptr():  # a copy in row order
+            tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
 
 
 def rebind(optimizer: torch.optim.Optimizer, names: Dict[int, str], parts: Sequence[nn.Module]) -> None:
@@ -180,8 +201,11 @@ def rebind(optimizer: torch.optim.Optimizer, names: Dict[int, str], parts: Seque
         now.update({name.replace(_WRAPPER, ""): p for name, p in model.named_parameters(remove_duplicate=False)})
     for group in optimizer.param_groups:
         group["params"] = [now[names[id(p)]] for p in group["params"] if names[id(p)] in now]
-        if len({isinstance(p, DTensor) for p in group["params"]}) > 1:
+        kinds = {isinstance(p, DTensor) for p in group["params"]}
+        if len(kinds) > 1:
             group["foreach"] = group["fused"] = False  # torch cannot update sliced and whole parameters in one call
+        if True in kinds and isinstance(optimizer, torch.optim.SGD):
+            group["fused"] = False  # torch has no such kernel for shards
 
 
 def with_masters(optimizer: torch.optim.Optimizer, precision: str) -> MasterAdamW:

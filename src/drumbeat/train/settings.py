@@ -18,6 +18,8 @@ _LEAST = {"warmup": -1, **dict.fromkeys(("batch", "report_every", "size", "class
 WORDS = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"),
     "context": ("auto", "ulysses", "ring"),
+    "optimizer": ("adamw", "muon"),
+    "rate": ("wsd", "cosine", "linear", "constant"),
 }
 
 
@@ -57,7 +59,12 @@ class Settings:
     keep: int = option(2, "how many checkpoints stay")
     report_every: int = option(10, "steps between lines")
     validate_every: int = option(0, "steps between validations; 0: at the end")
-    on_nan: str = option("stop", "a NaN or inf in the gradients: stop, or skip the step")
+    on_nan: str = option(
+        "stop", "a NaN or inf in the gradients: stop, skip the step, or back: to the last good checkpoint"
+    )
+    on_spike: str = option(
+        "warn", "a loss far above the usual: warn, stop, or back: leave out the batches that led there"
+    )
     profile: str = option(
         "", "RANKS[:START[:STEPS]], such as 0:10:3: torch.profiler traces, into the run folder or ./profile"
     )
@@ -66,6 +73,21 @@ class Settings:
         "", "also write figures to: jsonl=FILE, tensorboard=FOLDER, wandb=PROJECT, mlflow=NAME; comma"
     )
     measure_peak: bool = option(False, "measure a matrix product first, for a second MFU")
+
+
+@dataclass(frozen=True)
+class TokenSettings(Settings):
+    """What recipes of language models share."""
+
+    token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
+    untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
+    optimizer: str = option("adamw", "adamw, or muon for the matrices of the blocks")
+    rate: str = option("wsd", "learning rate after the warm-up: wsd (level, then down), cosine, linear, constant")
+    ema: float = option(0.0, "validate with a running mean of the weights that keeps this share per step; 0: none")
+    lr: float = option(0.0, "highest learning rate; 0: the shape's")
+    validation: int = option(64, "sequences to validate on; 0: none")
+
+    UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
 
 
 def fill(kind: Type[T], texts: List[str]) -> T:

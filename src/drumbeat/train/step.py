@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -28,12 +28,11 @@ from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.parallel.pipeline import Pipeline
 from drumbeat.train.parallel.replicas import add_gradients
-from drumbeat.train.parallel.stages import StagedPipeline
 from drumbeat.train.precision import Precision, fsdp_casts
 from drumbeat.train.refusal import Refusal
 
-Batch = Tuple[Tensor, Tensor]  # inputs, targets
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # the *sum* of the losses
+Batch = Tuple[Any, Tensor]  # inputs, and targets or their number
+Loss = Callable[[nn.Module, Any, Tensor], Tensor]  # the *sum* of the losses
 
 
 class Outcome(NamedTuple):
@@ -54,7 +53,7 @@ class Step:
         precision: Precision,
         device: torch.device,
         clip: Optional[float] = None,
-        pipeline: Optional[Union[Pipeline, StagedPipeline]] = None,
+        pipeline: Optional[Pipeline] = None,
         share: Optional[Callable[[Any], Any]] = None,
         count: Optional[Callable[[Any], Tensor]] = None,
         compare_every: int = 1000,
@@ -65,8 +64,8 @@ class Step:
         self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
         if meshes.layout.pp > 1 and pipeline is None:
             raise Refusal(
-                "layout pp without a pipeline: every rank would train the whole model",
-                "use a recipe, which cuts the model into stages, or another layout",
+                "layout pp: this step has no pipeline, so every rank would train the whole model",
+                "use train.setup, which cuts the model into stages, or another layout",
             )
         self.sharded = shards(meshes)
         self.cast_by_fsdp = self.sharded and all(fsdp_casts(part) for part in parts)
@@ -84,11 +83,6 @@ class Step:
     def __call__(self, batches: Sequence[Batch], mark: Callable[[str], None] = lambda phase: None) -> Outcome:
         """`mark(phase)` is called when a phase is over: "agree", "forward+backward", with DDP "waiting" for the gradients of
         the other ranks, and "optimizer"."""
-        if self.meshes.layout.pp > 1 and self.pipeline is None:
-            raise Refusal(
-                "layout pp: this step has no pipeline, so every rank would train the whole model",
-                "use a recipe, or drumbeat.train.assemble with an Anatomy that names the stages; or another layout",
-            )
         compared = self.equality.next_step()
         if compared:
             self.equality.batches(batches)
@@ -165,11 +159,7 @@ class Step:
     def _pipelined(self, batches: Sequence[Batch], divisor: Tensor) -> Tensor:
         assert self.pipeline is not None
         with self.precision.autocast(self.device, self.cast_by_fsdp), loss_parallelism(self.meshes):
-            if isinstance(self.pipeline, StagedPipeline):
-                losses = self.pipeline.run(batches, self.loss, divisor)
-            else:
-                inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
-                losses = self.pipeline.run(inputs, targets, divisor)
+            losses = self.pipeline.run(batches, self.loss, divisor)
         if self.meshes.tokens is not None and not self.sharded:
             add_gradients(self.parameters, self.meshes.tokens)
         shares = [full_tensor(x.detach()) for x in losses]

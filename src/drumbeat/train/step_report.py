@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Dict, List, Optional
 
 import torch
-import torch.distributed as dist
 
 from drumbeat.train.measure.communication import Communication
 from drumbeat.train.measure.meter import Meter, own_seconds
 from drumbeat.train.measure.mfu import Utilisation
 from drumbeat.train.measure.reporting import Reporter
-from drumbeat.train.refusal import NotFinite
-from drumbeat.train.step import Outcome, Step
-from drumbeat.train.training_plan import Plan
-from drumbeat.train.world import World
+from drumbeat.train.settings import Settings
+from drumbeat.train.step import Outcome
+from drumbeat.train.trainer import Trainer
 
 
-def setup_words(plan: Plan, step: Step, utilisation: Optional[Utilisation]) -> Dict[str, Any]:
+def setup_words(unit: str, trainer: Trainer, utilisation: Optional[Utilisation]) -> Dict[str, Any]:
     """Return what a report on this run needs to compare runs and compute MFU."""
-    layout = {name: degree for name, degree in vars(step.meshes.layout).items() if degree > 1}
-    words: Dict[str, Any] = {"precision": step.precision.name}
+    layout = {name: degree for name, degree in vars(trainer.meshes.layout).items() if degree > 1}
+    words: Dict[str, Any] = {"precision": trainer.precision.name}
     words["layout"] = ",".join(f"{name}={degree}" for name, degree in layout.items()) or "one rank"
     if utilisation is not None:
-        words[f"flops_per_{plan.unit[:-1]}"] = utilisation.flops_per_sample
+        words[f"flops_per_{unit[:-1]}"] = utilisation.flops_per_sample
         words.update(flops_formula=utilisation.formula, flops_dtype=utilisation.dtype)
     return words
 
 
 def report_step(
-    plan: Plan,
+    settings: Settings,
+    unit: str,
     reporter: Reporter,
     meter: Meter,
-    step: Step,
+    trainer: Trainer,
     gathered: List[Outcome],
-    done: int,
     utilisation: Optional[Utilisation],
-    world: World,
     communication: Communication,
 ) -> Dict[str, float]:
     """The figures of the steps since the last report. The one place where the host waits for the device."""
     phases = meter.take()
-    # Every rank has its share of each loss; targets and norm are known to all.
-    loss = gathered[-1].loss.clone()
-    if dist.is_initialized():
-        dist.all_reduce(loss)
-        loss /= step.meshes.layout.tp  # tensor-parallel ranks computed the same share
+    done, step, world = trainer.steps, trainer.inner, trainer.world
+    last = trainer.result(gathered[-1])
     targets = float(torch.stack([outcome.targets for outcome in gathered]).sum())
-    shared: Dict[str, float] = {"loss": float(loss), "grad_norm": float(gathered[-1].norm)}
+    shared: Dict[str, float] = {"loss": float(last.loss), "grad_norm": float(last.norm)}
+    shared.update({name: float(value) for name, value in last.metrics.items()})
     skipped = int(step.skipped)
     if skipped:
         shared["skipped_steps"] = skipped
@@ -56,30 +50,23 @@ def report_step(
         shared["rescaled_steps"] = int(step.rescaled)
     step_ms = sum(phases.values())
     if step_ms:
-        shared[f"{plan.unit}_per_s"] = targets / len(gathered) / step_ms * 1e3
+        shared[f"{unit}_per_s"] = targets / len(gathered) / step_ms * 1e3
         shared.update({f"{phase}_ms": ms for phase, ms in phases.items()})
         if utilisation is not None:
-            shared.update(utilisation.of(shared[f"{plan.unit}_per_s"] / world.size))
+            shared.update(utilisation.of(shared[f"{unit}_per_s"] / world.size))
     if world.device.type == "cuda":
         shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
     watched = communication.take()
-    own = {plan.unit: round(targets / world.size), **watched, **own_seconds(phases, watched)}
-    reporter.figures("step", done, own, shared, plan.steps)
-    reporter.say(_line(done, plan, {**own, **shared}))
-    if plan.on_nan == "stop" and (skipped or not math.isfinite(shared["loss"])):
-        # Every rank has the same figures, so every rank stops here; no NaN has reached the weights.
-        left_out = f"; {skipped} step{'s' * (skipped != 1)} left out, so no weight holds one" if skipped else ""
-        raise NotFinite(
-            f"loss or gradients are not finite at or before step {done}{left_out}",
-            "look at the data and the learning rate; on_nan=skip leaves such steps out and goes on",
-        )
+    own = {unit: round(targets / world.size), **watched, **own_seconds(phases, watched)}
+    reporter.figures("step", done, own, shared, settings.steps)
+    reporter.say(_line(done, settings.steps, unit, {**own, **shared}))
     return {**own, **shared}
 
 
-def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
-    parts = [f"step {done}/{plan.steps}", f"loss {shared['loss']:.4f}", f"grad norm {shared['grad_norm']:.3f}"]
-    if f"{plan.unit}_per_s" in shared:
-        parts.append(f"{shared[f'{plan.unit}_per_s']:,.0f} {plan.unit}/s")
+def _line(done: int, steps: int, unit: str, shared: Dict[str, float]) -> str:
+    parts = [f"step {done}/{steps}", f"loss {shared['loss']:.4f}", f"grad norm {shared['grad_norm']:.3f}"]
+    if f"{unit}_per_s" in shared:
+        parts.append(f"{shared[f'{unit}_per_s']:,.0f} {unit}/s")
     if "mfu" in shared:
         parts.append(f"MFU {shared['mfu']:.1%}")
     if "communication_ms" in shared:

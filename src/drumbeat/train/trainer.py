@@ -5,9 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+)
 
 import torch
 import torch.distributed as dist
@@ -20,22 +35,37 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from drumbeat import metrics
 from drumbeat.train.checkpoint.checkpoints import Checkpoints
 from drumbeat.train.checkpoint.folder import name_of
-from drumbeat.train.checkpoint.state import TrainingState
+from drumbeat.train.checkpoint.state import MEAN, TrainingState
 from drumbeat.train.data.loaders import Batches, micro_batches, rows_of, share_of
+from drumbeat.train.data.stream import Pieces, Samples, Stream
 from drumbeat.train.export import export, keep_config
 from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_of
-from drumbeat.train.images import agreed_statistics, mean_statistics
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
 from drumbeat.train.parallel.meshes import Meshes
-from drumbeat.train.parallel.stages import StagedPipeline
+from drumbeat.train.parallel.pipeline import Pipeline
+from drumbeat.train.parallel.statistics import agreed_statistics, mean_statistics
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.step import Step, full_tensor, loss_parallelism
+from drumbeat.train.step import Outcome, Step, full_tensor, loss_parallelism
 from drumbeat.train.stopping import StopTogether
 from drumbeat.train.world import World, leave
 
-Loss = Callable[[nn.Module, Any], Any]  # (model, batch) -> mean loss, or (mean loss, {name: mean})
+Mean = Callable[[nn.Module, Any], Any]  # (model, batch) -> mean loss, or (mean loss, {name: mean})
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A loss that is a sum, and of how many: what a step divides by is the count over all ranks and micro-batches."""
+
+    loss: Callable[[nn.Module, Any], Any]  # (model, batch) -> sum, or (sum, {name: sum})
+    count: Callable[[Any], Tensor]  # batch -> how many targets count
+
+
+Loss = Union[Mean, Summed]
+
+
+B = TypeVar("B", Batches, Stream)
 
 
 class Result(NamedTuple):
@@ -52,9 +82,10 @@ class StepSettings(NamedTuple):
     clip: Optional[float]
     accumulate: int
     compare_every: int
-    pipeline: Optional[StagedPipeline] = None
+    pipeline: Optional[Pipeline] = None
     contexts: Optional[Contexts] = None
     fused: Optional[FusedLoss] = None
+    ema: float = 0.0
 
 
 class Trainer:
@@ -77,10 +108,10 @@ class Trainer:
         self.world, self.meshes, self.precision = world, meshes, precision
         self.parts, self.optimizer, self.scheduler = list(parts), optimizer, scheduler
         self.model = self.parts[0]  # a pipeline's rank may hold several
-        self.accumulate, self.seed, self.steps = step.accumulate, seed, 0
-        self.pipeline, self._contexts, self._fused = step.pipeline, step.contexts, step.fused
+        self.accumulate, self.ema, self.seed, self.steps = step.accumulate, step.ema, seed, 0
+        self.pipeline, self.contexts, self._fused = step.pipeline, step.contexts, step.fused
         self._fused_tried = False
-        self._step = Step(
+        self.inner = Step(
             self.parts,
             optimizer,
             self._weighted,
@@ -93,15 +124,16 @@ class Trainer:
             count=lambda count: count,
             compare_every=step.compare_every,
         )
+        self._rates = [group["lr"] for group in optimizer.param_groups]
         self._loss: Loss = returned_loss
         self._sums: Dict[str, Tensor] = {}
         self._shifts: Optional[bool] = None  # whether the loss leaves out the first label of each row; not known yet
         self._counts = True  # a rank without samples takes part with a batch that does not count
-        self._all_batches: List[Batches] = []
+        self._all_batches: List[Union[Batches, Stream]] = []
         self._positions: List[Dict[str, int]] = []  # loaded, for batches that do not exist yet
         self._checkpoints: Dict[str, Checkpoints] = {}
         self._stop: Optional[StopTogether] = None
-        self._profiler = Profiler(Profile.parse(profile), world.rank, world.device) if profile else None
+        self.profiler = Profiler(Profile.parse(profile) if profile else Profile(), world.rank, world.device)
         self._leave, self._samples, self.weights = leave_at_end, 0, weights
         self._unreported: Optional[Result] = None
 
@@ -113,7 +145,7 @@ class Trainer:
     @property
     def skipped(self) -> int:
         """Steps left out because gradients were not finite. Reading it waits for the device."""
-        return int(self._step.skipped)
+        return int(self.inner.skipped)
 
     def batches(
         self,
@@ -128,7 +160,32 @@ class Trainer:
 
         A batch is that of all ranks together. `split=False`: the source gives each rank samples of its own already.
         """
-        batches = self._make_batches(source, epochs, batch_size, shuffle, split)
+        return self._registered(self._make_batches(source, epochs, batch_size, shuffle, split))
+
+    def stream(
+        self,
+        samples: Samples,
+        batch: int,
+        finish: Optional[Callable[[Tensor], Tensor]] = None,
+        kind: Type[Stream] = Stream,
+    ) -> Stream:
+        """This rank's part of batches without end, of samples that are read by number (`samples.read(indices, epochs)`), ahead
+        of time by a thread. `finish` is the part of making inputs that the device does better."""
+        layout = self.meshes.layout
+        stream = kind(
+            samples,
+            batch,
+            data_rank=self.meshes.data_rank,
+            data_ranks=layout.data_ranks,
+            accumulate=self.accumulate,
+            seed=self.seed,
+            device=self.world.device,
+            finish=finish,
+        )
+        return self._registered(stream)
+
+    def _registered(self, batches: B) -> B:
+        """Its position is saved and loaded from now on."""
         self._all_batches.append(batches)
         if len(self._positions) >= len(self._all_batches):
             batches.load_state_dict(self._positions[len(self._all_batches) - 1])
@@ -154,25 +211,65 @@ class Trainer:
     def step(self, batch: Any, loss: Optional[Loss] = None) -> Result:
         """Forward, backward, one reduction of gradients, clip, update. `loss(model, batch)` returns the mean loss of the
         batch, or that and a dict of other means; without it the model is called with the batch and returns the loss, as
-        transformers' models do."""
+        transformers' models do. A `Summed` loss is divided by its count."""
+        return self.result(self.advance(batch, loss))
+
+    def advance(
+        self, batch: Any, loss: Optional[Loss] = None, mark: Callable[[str], None] = lambda phase: None
+    ) -> Outcome:
+        """As `step`, without the means over all ranks, which `result` makes of what this returns: for loops that look at some
+        steps only. `mark(phase)` is called when a phase is over."""
         self._loss, self._sums = loss or returned_loss, {}
-        pieces = micro_batches(batch, self.accumulate)
-        if loss is not None and self._contexts is not None:
+        pieces = (
+            [(piece, True) for piece in batch] if isinstance(batch, Pieces) else micro_batches(batch, self.accumulate)
+        )
+        if loss is not None and self.contexts is not None and not self.contexts.plain:
             raise Refusal("layout cp takes the model's own loss", "leave the loss function out, or use another layout")
         self._find_shift(pieces[0][0])
-        outcome = self._step([(piece, self._weight(piece, counts)) for piece, counts in pieces])
-        loss_, means = self._reduced(outcome.loss, outcome.targets)
-        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
+        if callable(self.scheduler):
+            for group, rate in zip(self.optimizer.param_groups, self._rates):
+                group["lr"] = rate * self.scheduler(self.steps)
+        outcome = self.inner([(piece, self._weight(piece, counts)) for piece, counts in pieces], mark)
+        if self.ema:
+            self._average()
+        if hasattr(self.scheduler, "step") and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
-        if self._profiler is not None:
-            self._profiler.step()
+        self.profiler.step()
         self.steps += 1
-        self._samples += rows_of(batch) if self._counts else 0
-        return Result(self.steps, loss_, outcome.norm, outcome.targets, means)
+        self._samples += sum(rows_of(piece) for piece, counts in pieces if counts) if self._counts else 0
+        return outcome
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Move the mean of each weight: part of the optimizer's state, so that it is saved, loaded and cut with it."""
+        for p in self.inner.parameters:
+            state = self.optimizer.state[p]
+            # An optimizer that has left out its first steps must find its state as it expects it: empty.
+            if p.requires_grad and (state or isinstance(self.optimizer, torch.optim.SGD)):
+                now = state.get("master", p).detach()
+                state[MEAN] = state[MEAN].lerp_(now, 1 - self.ema) if MEAN in state else now.clone()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the weights are their running means (`setup(ema=...)`): to evaluate or to export."""
+        kept = {p: p.detach().clone() for p in self.inner.parameters if MEAN in self.optimizer.state.get(p, {})}
+        with torch.no_grad():
+            for p in kept:
+                p.copy_(self.optimizer.state[p][MEAN])
+            yield
+            for p, value in kept.items():
+                p.copy_(value)
+
+    def result(self, outcome: Outcome) -> Result:
+        """The means over all ranks, of the last step: every rank calls it."""
+        loss, means = self._reduced(outcome.loss, outcome.targets)
+        return Result(self.steps, loss, outcome.norm, outcome.targets, means)
 
     def _weight(self, batch: Any, counts: bool) -> Tensor:
         if not (counts and self._counts):
             return torch.zeros((), device=self.world.device)
+        if isinstance(self._loss, Summed):
+            return self._loss.count(batch)
         labels = _labels(batch)
         if labels is None:
             return torch.full((), float(rows_of(batch)), device=self.world.device)
@@ -187,7 +284,7 @@ class Trainer:
         """A model that predicts the next token has nothing to say of the first label of a row. What a loss is a mean over is
         asked of the loss itself: over the first labels alone it is not a number, or zero whatever they are."""
         labels = _labels(batch)
-        if self._shifts is not None or labels is None:
+        if self._shifts is not None or labels is None or isinstance(self._loss, Summed):
             return
         self._shifts = getattr(self.module, "loss_type", None) == "ForCausalLM" and self._loss is returned_loss
         if self._shifts:
@@ -214,22 +311,26 @@ class Trainer:
 
     def _weighted(self, model: nn.Module, batch: Any, count: Tensor) -> Tensor:
         """The sum of the losses: a mean over samples of several ranks is the sum of sums over the sum of counts."""
-        batch = _never_empty(batch, count)
-        with self._fused if self._fused is not None and self._fuses(batch) else nullcontext():
-            value = self._loss(model, batch)
+        if isinstance(self._loss, Summed):
+            value, by = self._loss.loss(model, batch), torch.ones_like(count)
+        else:
+            batch, by = _never_empty(batch, count), count
+            with self._fused if self._fused is not None and self._fuses(batch) else nullcontext():
+                value = self._loss(model, batch)
         value, more = value if isinstance(value, tuple) else (value, {})
         if value.ndim:
             raise Refusal(f"the loss has the shape {tuple(value.shape)}", "return one number, the mean over the batch")
         for name, mean in more.items():
-            total = _sum(full_tensor(torch.as_tensor(mean, device=self.world.device)).detach().float(), count)
+            total = _sum(full_tensor(torch.as_tensor(mean, device=self.world.device)).detach().float(), count, by)
             self._sums[name] = self._sums.get(name, torch.zeros_like(total)) + total
-        return _sum(full_tensor(value), count)
+        return _sum(full_tensor(value), count, by)
 
     def _share(self, piece: Tuple[Any, Tensor]) -> Tuple[Any, Tensor]:
         """Context parallelism: this rank's part of a micro-batch, and how many labels count in it."""
-        assert self._contexts is not None
-        part = self._contexts.share(piece[0])
-        return part, (part["labels"] != IGNORE).sum() * (piece[1] > 0)
+        assert self.contexts is not None
+        part = self.contexts.share(piece[0])
+        count = self._loss.count(part) if isinstance(self._loss, Summed) else (part["labels"] != IGNORE).sum()
+        return part, count * (piece[1] > 0)
 
     def _fuses(self, batch: Any) -> bool:
         """Return true if the loss without logits is the model's own: tried with the first row of the first batch."""
@@ -247,8 +348,8 @@ class Trainer:
 
     def _summed(self, pieces: Sequence[Tuple[Any, Tensor]]) -> Tensor:
         """The sum of the losses of micro-batches, without gradients; of a pipeline, on its last stage."""
-        with self.precision.autocast(self.world.device, self._step.cast_by_fsdp), loss_parallelism(self.meshes):
-            if self._contexts is not None:
+        with self.precision.autocast(self.world.device, self.inner.cast_by_fsdp), loss_parallelism(self.meshes):
+            if self.contexts is not None:
                 pieces = [self._share(piece) for piece in pieces]
             if self.pipeline is None:
                 losses = [self._weighted(self.model, *piece) for piece in pieces]
@@ -283,7 +384,7 @@ class Trainer:
                 pieces = micro_batches(batch, self.accumulate) if self.pipeline is not None else [(batch, True)]
                 self._find_shift(pieces[0][0])
                 weighted = [(piece, self._weight(piece, counts)) for piece, counts in pieces]
-                counts = [(self._share(piece) if self._contexts is not None else piece)[1] for piece in weighted]
+                counts = [(self._share(piece) if self.contexts is not None else piece)[1] for piece in weighted]
                 total += torch.stack((self._summed(weighted), torch.stack(counts).sum().float()))
         for part in self.parts:
             part.train()
@@ -296,12 +397,8 @@ class Trainer:
     def save(self, folder: str, *, keep: int = 2, wait: bool = False) -> None:
         """Save weights, optimizer, scheduler, random numbers and the position in the data, in the background unless
         `wait`. Call it on every rank, after a step."""
-        state = {"steps": self.steps, "batches": [batches.state_dict() for batches in self._all_batches]}
-        if self.scheduler is not None:
-            state["scheduler"] = self.scheduler.state_dict()
-        saved = self._saved(folder, keep).save(self.steps, {"trainer": json.dumps(state)}, wait=wait)
+        saved = self.checkpoints(folder, keep).save(self.steps, self.state(), wait=wait)
         if self.world.lead:
-            keep_config(folder, config_of(self.module), folder_of(self.module) or self.weights)
             metrics.report(
                 self.steps, kind="checkpoint", path=os.path.abspath(os.path.join(folder, name_of(self.steps)))
             )
@@ -309,12 +406,20 @@ class Trainer:
             if ended.error:
                 self.say(f"the checkpoint of step {ended.step} FAILED: {ended.error}; training goes on without it")
 
-    def export(self, folder: str, dtype: str = "") -> None:
+    def state(self) -> Dict[str, str]:
+        """What a checkpoint holds beside weights, optimizer and random numbers."""
+        state = {"steps": self.steps, "batches": [batches.state_dict() for batches in self._all_batches]}
+        if hasattr(self.scheduler, "state_dict"):
+            state["scheduler"] = self.scheduler.state_dict()
+        return {"trainer": json.dumps(state)}
+
+    def export(self, folder: str, dtype: str = "", adapter: bool = False) -> None:
         """Write the weights as transformers' `from_pretrained` reads them: safetensors, config.json and the tokenizer's files.
-        Call it on every rank. `dtype`: fp32, bf16 or fp16; without it they stay as they are trained."""
+        Call it on every rank. `dtype`: fp32, bf16 or fp16; without it they stay as they are trained. `adapter`: only what
+        LoRA has learnt, as peft reads it."""
         path = os.path.join(folder, ".export")
         shared = mean_statistics(self.parts, self.meshes)
-        state = {**TrainingState(self._step.parts, self.optimizer).now()["model"], **shared}
+        state = {**TrainingState(self.inner.parts, self.optimizer).now()["model"], **shared}
         if self.world.lead:
             os.makedirs(folder, exist_ok=True)
             shutil.rmtree(path, ignore_errors=True)
@@ -323,39 +428,42 @@ class Trainer:
         save({"model": state}, storage_writer=FileSystemWriter(path))
         if self.world.lead:
             beside = folder_of(self.module) or self.weights
-            self.say(f"exported: {export(path, config_of(self.module), beside, folder, dtype)}")
+            self.say(f"exported: {export(path, config_of(self.module), beside, folder, dtype, adapter)}")
             shutil.rmtree(path, ignore_errors=True)
         if dist.is_initialized():
             dist.barrier()
 
-    def load(self, folder: str) -> int:
+    def load(self, folder: str, at_most: Optional[int] = None) -> int:
         """Load the newest checkpoint in `folder` that can be read, saved on any layout and number of ranks; the step it
-        was taken after, or 0 where there is none."""
-        loaded = self._saved(folder, 2).load(["trainer"])
+        was taken after, or 0 where there is none. Those of steps after `at_most` are set aside."""
+        loaded = self.checkpoints(folder).load(["trainer", "sample"], at_most)
         if loaded is None:
             return 0
         for words in loaded.notes:
             self.say(words)
-        state = json.loads(loaded.extra["trainer"])
-        self.steps, self._positions = int(state["steps"]), state["batches"]
-        if self.scheduler is not None and "scheduler" in state:
+        self.steps, self._positions = loaded.step, [{"sample": loaded.extra.get("sample", 0)}]  # of an older recipe
+        state = json.loads(loaded.extra.get("trainer", "{}"))
+        self._positions = state.get("batches", self._positions)
+        if hasattr(self.scheduler, "load_state_dict") and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])
         for batches, position in zip(self._all_batches, self._positions):
             batches.load_state_dict(position)
         return self.steps
 
-    def _saved(self, folder: str, keep: int) -> Checkpoints:
+    def checkpoints(self, folder: str, keep: Optional[int] = None) -> Checkpoints:
+        """Those in `folder`, with the config that an export needs beside them."""
         if folder not in self._checkpoints:
+            if self.world.lead:
+                keep_config(folder, config_of(self.module), folder_of(self.module) or self.weights)
             self._checkpoints[folder] = Checkpoints(
                 folder,
                 self.parts,
                 self.optimizer,
-                keep,
-                others={"step": self._step},
+                others={"step": self.inner},
                 shared=lambda: mean_statistics(self.parts, self.meshes),
-                rank_state=self._step.rank_state(),
+                rank_state=self.inner.rank_state(),
             )
-        self._checkpoints[folder].keep = keep
+        self._checkpoints[folder].keep = keep or self._checkpoints[folder].keep
         return self._checkpoints[folder]
 
     def should_stop(self) -> bool:
@@ -392,13 +500,9 @@ class Trainer:
             ended = checkpoints.finish()
             if ended is not None and ended.error:
                 raise Refusal(f"the checkpoint of step {ended.step} failed: {ended.error}", "make room and save again")
-        self._let_go()
-
-    def _let_go(self) -> None:
         if self._stop is not None:
             self._stop.close()
-        if self._profiler is not None:
-            self._profiler.close()
+        self.profiler.close()
         if self._leave:
             leave()
 
@@ -448,9 +552,9 @@ def _never_empty(batch: Any, count: Tensor) -> Any:
     return changed
 
 
-def _sum(mean: Tensor, count: Tensor) -> Tensor:
+def _sum(value: Tensor, count: Tensor, by: Tensor) -> Tensor:
     """A mean over nothing is NaN in torch; its sum is 0."""
-    return torch.where(count > 0, mean, torch.zeros_like(mean)) * count
+    return torch.where(count > 0, value, torch.zeros_like(value)) * by
 
 
 def _many(batch: Any) -> bool:

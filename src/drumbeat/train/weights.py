@@ -7,7 +7,7 @@ model had been built whole, for every layout. Weights in safetensors files are r
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +47,11 @@ def materialize(part: nn.Module, device: Union[str, torch.device]) -> None:
 
 
 @torch.no_grad()
-def init_sharded(part: nn.Module, device: torch.device, home: Union[str, torch.device]) -> None:
-    """`home`: where the parts stay (offloading: the CPU). The model has `init_weights(name, out)`."""
-    materialize(part, home)
-    model: Any = part.module if isinstance(part, nn.parallel.DistributedDataParallel) else part
+def init_sharded(part: nn.Module, init: Callable[[str, Tensor], None], device: torch.device) -> None:
+    """`init(name, out)` fills one whole parameter, on `device`; this rank keeps its part."""
     for name, parameter in named_parameters([part]):
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        model.init_weights(name, whole)
+        init(name, whole)
         own_part(parameter).copy_(whole[own_cuts(parameter)])
 
 

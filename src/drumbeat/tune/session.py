@@ -151,7 +151,7 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     speed = seen.speed(_samples(tuning.plan, trial))
     return Result(
         trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured,
-        speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps), seen.memory_gib,
+        speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps), seen.memory_gib or _used_gib(watched.run),
         watched.run.path if watched.run else "", trial.long, seen.spread(),
     )  # fmt: skip
 
@@ -183,6 +183,13 @@ def trial_job(tuning: Tuning, trial: Trial) -> Job:
         time=None,
         stop_grace=min(tuning.job.stop_grace, GRACE),
     )
+
+
+def _used_gib(run: Optional[Run]) -> Optional[float]:
+    """Return the most memory that a GPU of node 0 held in a run that does not report it itself."""
+    samples = run.telemetry(0) if run else ()
+    used = [gpu.memory_used / 2**30 for sample in samples for gpu in sample.gpus if gpu.memory_used]
+    return max(used, default=None)
 
 
 def _gpu_gib(results: List[Result]) -> Optional[float]:

@@ -193,13 +193,18 @@ class Checkpoints:
         if error := self._told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
             raise OSError(error)
 
-    def load(self, wanted: Sequence[str]) -> Optional[Loaded]:
+    def load(self, wanted: Sequence[str], at_most: Optional[int] = None) -> Optional[Loaded]:
         """Load the newest committed checkpoint that can be read, the same one on all ranks; None where there is none.
 
-        Newer ones that cannot be read, by any rank, are set aside; a Refusal where not one can be."""
+        Newer ones that cannot be read, by any rank, are set aside, as are those of steps after `at_most`; a Refusal where not
+        one can be."""
         if self.rank == 0:
             clear(self.folder)
         steps: List[int] = self._told_by_rank_0(candidates(self.folder) if self.rank == 0 else None)
+        for step in [step for step in steps if at_most is not None and step > at_most]:
+            steps.remove(step)
+            if self.rank == 0:
+                set_aside(self.path_of(step))
         made_state = not self.state.optimizer.state
         damaged: List[Tuple[int, Unreadable]] = []
         for step in reversed(steps):
@@ -236,7 +241,7 @@ class Checkpoints:
         return said
 
     def _load(self, path: str, wanted: Sequence[str]) -> Tuple[Dict[str, Any], bool]:
-        """The `wanted` extras, and whether there were checksums to compare with. Unreadable on all ranks if it is so on any; what
+        """Those of the `wanted` extras that it has, and whether it has checksums. Unreadable on all ranks or none; what
         was written into the state till then is overwritten by the next that can be loaded."""
         reader = Reader(path)
         marker = self._together(lambda: self._marker(path))
@@ -244,7 +249,7 @@ class Checkpoints:
             self._together(lambda: check_files(path, marker["files"], self.rank, self.size))
         saved = self._together(lambda: contents(path, reader))
         state = self._ready_for(path, saved, marker["ranks"] == self.size)
-        state["extra"] = dict.fromkeys(wanted, 0)
+        state["extra"] = {name: 0 for name in wanted if f"extra.{name}" in saved}
         self._together(lambda: load_into(state, reader, self.group, path))
         own = state.pop(self._own, {})
         self.state.restore({**state, "buffers": own.get("buffers", {})})

@@ -24,6 +24,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # recomputation and t
 
 _KINDS = ("model", "optimizer", "buffers")
 
+MEAN = "ema"  # the running mean of a weight, which a trainer keeps among the optimizer's state
 Entries = Dict[str, Any]
 
 
@@ -135,6 +136,9 @@ class TrainingState:
                 begin = f"optimizer.state.{name}."
                 if parameter in self.optimizer.state and not any(key.startswith(begin) for key in saved):
                     del self.optimizer.state[parameter]  # it never had a gradient
+                if begin + MEAN in saved:
+                    own = self.optimizer.state[parameter]
+                    own[MEAN] = torch.zeros_like(own.get("master", parameter))
             self._walked = None
         state = self.now()
         own = {f"{kind}.{key}": value for kind in ("model", "optimizer") for key, value in state[kind].items()}

@@ -16,6 +16,10 @@ from drumbeat.train.refusal import Refusal
 Batch = Tuple[Tensor, Tensor]
 
 
+class Pieces(List[Batch]):
+    """The micro-batches of one step."""
+
+
 class Samples(Protocol):
     def __len__(self) -> int: ...
 
@@ -73,13 +77,13 @@ class Stream:
         self.sample = int(state["sample"])
         self.close()
 
-    def __next__(self) -> List[Batch]:
+    def __next__(self) -> Pieces:
         if self._ahead is None:
             self._ahead = _ahead_of(self, self.sample, self.prefetch) if self.prefetch else self._from(self.sample)
         batches = next(self._ahead)
         self.sample += self.batch
         moved = [(self._moved(x), self._moved(y)) for x, y in batches]
-        return moved if self.finish is None else [(self.finish(x), y) for x, y in moved]
+        return Pieces(moved if self.finish is None else [(self.finish(x), y) for x, y in moved])
 
     def _moved(self, x: Tensor) -> Tensor:
         if x.is_cuda:  # decoded there, on another stream: its memory must not be given away while this one reads it

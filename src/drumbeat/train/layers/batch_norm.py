@@ -50,6 +50,7 @@ def fusable(norm: nn.BatchNorm2d, x: Tensor) -> bool:
     channels = x.shape[1]
     return (
         x.is_cuda
+        and isinstance(norm, nn.BatchNorm2d)  # not a pipeline stage that lacks it
         and not torch.compiler.is_compiling()
         and norm.training
         and norm.affine

@@ -59,7 +59,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Tuple[Tensor, Tensor, None]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden.mul_(grads[0]), d_weight.mul_(grads[0]), None
+        if not hasattr(
+            ctx, "scaled"
+        ):  # zero-bubble pipelines come twice: for the input's gradient and for the weight's
+            ctx.scaled = True
+            for gradient in (d_hidden, d_weight):
+                gradient.data.mul_(
+                    grads[0]
+                )  # in place; `.data`: unseen by autograd, which would refuse the second time
+        return d_hidden, d_weight, None
 
 
 def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 import torch
-from torch._C._autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from drumbeat.train.measure.meter import WARM_UP

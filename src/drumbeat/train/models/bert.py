@@ -65,14 +65,14 @@ class Bert(nn.Module):
     def __init__(self, shape: BertShape) -> None:
         super().__init__()
         self.shape = shape
-        self.words: Optional[nn.Embedding] = nn.Embedding(shape.vocabulary, shape.width)
+        self.words = nn.Embedding(shape.vocabulary, shape.width)
         self.places = nn.Embedding(shape.context, shape.width)
         self.kinds = nn.Embedding(2, shape.width)  # first or second sentence; one sentence here
         self.norm = nn.LayerNorm(shape.width, eps=1e-12)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
         self.transform = nn.Linear(shape.width, shape.width)
         self.transform_norm = nn.LayerNorm(shape.width, eps=1e-12)
-        self.head: Optional[nn.Linear] = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if shape.tied:
             self.head.weight = self.words.weight
         for module in self.modules():
@@ -82,19 +82,12 @@ class Bert(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor, targets: Optional[Tensor] = None) -> Tensor:
-        """Logits; or, with targets (-100 = not asked), the sum of the losses.
-
-        A pipeline stage lacks the embeddings, the head, or both: it then takes or gives hidden states.
-        """
-        x = tokens
-        if self.words is not None:
-            places = torch.arange(tokens.shape[1], device=tokens.device)[None]
-            x = self.words(tokens) + self.places(places) + self.kinds(torch.zeros_like(places))
-            x = F.dropout(self.norm(x), self.shape.dropout, self.training)
+        """Logits; or, with targets (-100 = not asked), the sum of the losses."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        x = self.words(tokens) + self.places(places) + self.kinds(torch.zeros_like(places))
+        x = F.dropout(self.norm(x), self.shape.dropout, self.training)
         for block in self.blocks.values():
             x = block(x)
-        if self.head is None:
-            return x
         x = self.transform_norm(F.gelu(self.transform(x)))
         return self.head(x) if targets is None else linear_cross_entropy(x, self.head, targets)
 

@@ -23,16 +23,59 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class RopeScaling(NamedTuple):
-    """Llama 3.1's: waves longer than the context it was first trained on turn `factor` times slower, short ones as before."""
+    """Longer contexts than a model was first trained on: waves longer than that turn `factor` times slower, short ones as before.
 
+    llama3: what lies between is mixed by how often a wave turns within the original context, from `low` to `high` times.
+    yarn: by the wave's number, and attention is sharpened by `scale`."""
+
+    kind: str  # llama3 or yarn
     factor: float
-    low: float
-    high: float
     original: int
+    low: float = 1.0
+    high: float = 4.0
+    scale: float = 1.0
 
-    def apply(self, rates: Tensor) -> Tensor:
-        waves = self.original * rates / (2 * math.pi)  # how often each turns within the original context
-        keep = ((waves - self.low) / (self.high - self.low)).clamp(0, 1)
+    @staticmethod
+    def parse(text: str, original: int) -> RopeScaling:
+        """`llama3:8` or `yarn:4`: how many times longer."""
+        kind, _, factor = text.partition(":")
+        if kind not in ("llama3", "yarn") or not factor.replace(".", "", 1).isdecimal() or float(factor) < 1:
+            raise Refusal(f"rope={text} cannot be read", "write llama3:FACTOR or yarn:FACTOR, such as yarn:4")
+        times = float(factor)
+        if kind == "llama3":
+            return RopeScaling(kind, times, original)
+        return RopeScaling(kind, times, original, 1.0, 32.0, 0.1 * math.log(times) + 1)
+
+    @staticmethod
+    def read(rope: Mapping[str, Any], context: int) -> Optional[RopeScaling]:
+        """As a transformers config has it."""
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        original = rope.get("original_max_position_embeddings") or context
+        if kind == "llama3":
+            return RopeScaling(kind, rope["factor"], original, rope["low_freq_factor"], rope["high_freq_factor"])
+        if kind == "yarn":
+            scale = rope.get("attention_factor") or 0.1 * math.log(rope["factor"]) + 1
+            low, high = rope.get("beta_slow") or 1.0, rope.get("beta_fast") or 32.0
+            return RopeScaling(kind, rope["factor"], original, low, high, scale)
+        return None
+
+    def config(self) -> Dict[str, Any]:
+        words = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}[self.kind]
+        rope = {"rope_type": self.kind, "factor": self.factor, "original_max_position_embeddings": self.original}
+        rope.update(zip(words, (self.low, self.high)))
+        return {**rope, "attention_factor": self.scale} if self.kind == "yarn" else rope
+
+    def apply(self, rates: Tensor, base: float) -> Tensor:
+        if self.kind == "llama3":
+            turns = self.original * rates / (2 * math.pi)
+            keep = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        else:
+            count = len(rates)
+            # The number of the wave that turns so often within the original context.
+            number = lambda turns: count * math.log(self.original / (turns * 2 * math.pi)) / math.log(base)  # noqa: E731
+            first, last = max(math.floor(number(self.high)), 0), min(math.ceil(number(self.low)), 2 * count - 1)
+            along = (torch.arange(count, device=rates.device) - first) / max(last - first, 1e-3)
+            keep = 1 - along.clamp(0, 1)
         return rates * (keep + (1 - keep) / self.factor)
 
 
@@ -113,17 +156,25 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
-        self.embed: Optional[nn.Embedding] = nn.Embedding(shape.vocabulary, shape.width)
+        self.embed = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
-        self.norm: Optional[nn.RMSNorm] = nn.RMSNorm(shape.width, eps=shape.norm_eps)
-        self.head: Optional[nn.Linear] = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        self.tie()
+        self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        if shape.tied:
+            self.head.weight = self.embed.weight
         if self.norm.weight.device.type != "meta":
             with torch.no_grad():
                 for name, parameter in self.named_parameters():
-                    self.init_weights(name, parameter)
+                    self.init_parameter(name, parameter)
 
-    def init_weights(self, name: str, out: Tensor) -> None:
+    @property
+    def attention_heads(self) -> Tuple[int, int]:
+        return self.shape.heads, self.shape.kv_heads
+
+    def hugging_face_config(self) -> Dict[str, Any]:
+        return config_of(self.shape)
+
+    def init_parameter(self, name: str, out: Tensor) -> None:
         """Fill one parameter. Its random numbers come from torch's seed and its name, so it does not matter which others
         are filled here, or before.
         The last product of each block is scaled down by depth, so the residual sum keeps its size."""
@@ -134,23 +185,13 @@ class Llama(nn.Module):
             own = torch.Generator(out.device).manual_seed(torch.initial_seed() + zlib.crc32(name.encode()))
             out.normal_(std=0.02 / (2 * self.shape.layers) ** 0.5 if last else 0.02, generator=own)
 
-    def tie(self) -> None:
-        if self.shape.tied and self.embed is not None and self.head is not None:
-            self.head.weight = self.embed.weight
-
     def forward(self, tokens: Tensor, targets: Optional[Tensor] = None, positions: Optional[Tensor] = None) -> Tensor:
-        """Logits; or, with targets (-100 = no target), the *sum* of the losses, whose logits never stand whole.
-
-        A pipeline stage lacks the embedding, the norm and head, or both: it then takes or gives hidden states.
-        """
-        x = self.embed(tokens) if self.embed is not None else tokens
+        """Logits; or, with targets (-100 = no target), the *sum* of the losses, whose logits never stand whole."""
+        x = self.embed(tokens)
         cos, sin = self.angles(x.device, positions)
         for block in self.blocks.values():
             x = block(x, cos, sin)
-        if self.norm is not None:
-            x = self.norm(x)
-        if self.head is None:
-            return x
+        x = self.norm(x)
         if targets is None:
             return self.head(x)
         return linear_cross_entropy(x, self.head, targets)
@@ -161,10 +202,11 @@ class Llama(nn.Module):
             positions = torch.arange(self.shape.context, device=device)
         half = torch.arange(0, self.shape.head_width, 2, device=device, dtype=torch.float32) / self.shape.head_width
         rates = self.shape.rope_base**-half
+        scale = 1.0
         if self.shape.rope is not None:
-            rates = self.shape.rope.apply(rates)
+            rates, scale = self.shape.rope.apply(rates, self.shape.rope_base), self.shape.rope.scale
         angle = positions.float()[:, None] * rates
-        return angle.cos(), angle.sin()
+        return angle.cos() * scale, angle.sin() * scale
 
 
 Segment = Tuple[str, int, int]  # rows of one of transformers' matrices: its name, the first row, the row after the last
@@ -214,7 +256,8 @@ def shape_from(config: Mapping[str, Any]) -> LlamaShape:
     heads, width = config["num_attention_heads"], config["hidden_size"]
     odd = {
         f"model_type {config.get('model_type')}": config.get("model_type") != "llama",
-        f"rope_type {kind}": kind not in ("default", "llama3"),
+        f"rope_type {kind}": kind not in ("default", "llama3", "yarn"),
+        "yarn with mscale, or without truncation": rope.get("mscale") or not rope.get("truncate", True),
         f"hidden_act {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
         "biases": config.get("attention_bias") or config.get("mlp_bias"),
         "a head_dim of its own": (config.get("head_dim") or width // heads) * heads != width,
@@ -223,10 +266,7 @@ def shape_from(config: Mapping[str, Any]) -> LlamaShape:
     }
     if wrong := [name for name, so in odd.items() if so]:
         raise Refusal(f"the llama recipe does not compute {wrong[0]}", "train.setup takes any model of transformers")
-    scaling = None
-    if kind == "llama3":
-        keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        scaling = RopeScaling(*(rope[key] for key in keys))
+    context = config.get("max_position_embeddings", 2048)
     inner = config["intermediate_size"]
     return LlamaShape(
         width,
@@ -235,12 +275,12 @@ def shape_from(config: Mapping[str, Any]) -> LlamaShape:
         config.get("num_key_value_heads") or heads,
         inner,
         config["vocab_size"],
-        config.get("max_position_embeddings", 2048),
+        context,
         rope.get("rope_theta", config.get("rope_theta", 10_000.0)),
         config.get("tie_word_embeddings", False),
         max(groups for groups in (8, 4, 2, 1) if inner % groups == 0),
         config.get("rms_norm_eps", 1e-6),
-        scaling,
+        RopeScaling.read(rope, context),
     )
 
 
@@ -248,9 +288,7 @@ def config_of(shape: LlamaShape) -> Dict[str, Any]:
     """A config.json with which transformers loads what `to_hugging_face` gives."""
     rope: Dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_base}
     if shape.rope is not None:
-        rope.update(rope_type="llama3", **shape.rope._asdict())
-        rope["original_max_position_embeddings"] = rope.pop("original")
-        rope["low_freq_factor"], rope["high_freq_factor"] = rope.pop("low"), rope.pop("high")
+        rope.update(shape.rope.config())
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

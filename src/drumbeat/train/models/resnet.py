@@ -66,7 +66,7 @@ class ResNet(nn.Module):
         super().__init__()
         kind: Type[Union[BasicBlock, Bottleneck]] = BasicBlock if depth == 18 else Bottleneck
         counts = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
-        self.conv1: Optional[nn.Conv2d] = convolution(3, 64, 7, 2)
+        self.conv1 = convolution(3, 64, 7, 2)
         self.bn1 = nn.BatchNorm2d(64)
         inputs = 64
         for stage, count in enumerate(counts):
@@ -84,26 +84,24 @@ class ResNet(nn.Module):
                 blocks.append(kind(inputs, width, stride, shortcut))
                 inputs = outputs
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.fc: Optional[nn.Linear] = nn.Linear(inputs, classes)
+        self.fc = nn.Linear(inputs, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to logits. A pipeline stage lacks the first convolution, the last layer, or both."""
-        if self.conv1 is not None:
-            x = norm_relu_pool(self.bn1, self.stem(x))
+        """Images to logits."""
+        x = norm_relu_pool(self.bn1, self.stem(x))
         for stage in range(1, 5):
             x = self.get_submodule(f"layer{stage}")(x)
-        x = block_of(x).main
-        return x if self.fc is None else self.fc(x.mean(dim=(2, 3)))
+        return self.fc(block_of(x).main.mean(dim=(2, 3)))
 
     def stem(self, images: Tensor) -> Tensor:
         """The first convolution. On a GPU each 2 x 2 square of the image becomes 12 channels (16 with padding) and the
         7 x 7 filter with stride 2 a 4 x 4 one with stride 1: the same sums, but tensor cores want more than 3 channels.
         """
-        assert self.conv1 is not None
-        if not images.is_cuda or images.shape[-1] % 2 or images.shape[-2] % 2:
+        odd = not isinstance(self.conv1, nn.Conv2d)  # a pipeline stage that has none
+        if odd or not images.is_cuda or images.shape[-1] % 2 or images.shape[-2] % 2:
             return self.conv1(images)
         if torch.is_autocast_enabled("cuda"):  # as the convolution would: half the bytes to rearrange
             images = images.to(torch.get_autocast_dtype("cuda"))
@@ -142,7 +140,7 @@ class WideResNet(nn.Module):
         if (depth - 4) % 6:
             raise ValueError(f"depth {depth}: a wide ResNet has 6 n + 4 layers, such as 10, 16, 22, 28 or 40")
         inputs = 16
-        self.stem: Optional[nn.Conv2d] = convolution(3, inputs, 3)
+        self.stem = convolution(3, inputs, 3)
         blocks: List[nn.Module] = []
         for stage in range(3):
             outputs = (16 << stage) * widening
@@ -151,14 +149,13 @@ class WideResNet(nn.Module):
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(inputs)
-        self.fc: Optional[nn.Linear] = nn.Linear(inputs, classes)
+        self.fc = nn.Linear(inputs, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(x if self.stem is None else self.stem(x))
-        return x if self.fc is None else self.fc(F.relu(self.norm(x)).mean(dim=(2, 3)))
+        return self.fc(F.relu(self.norm(self.blocks(self.stem(x)))).mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 
 def forward_flops(model: nn.Module, size: int) -> int:

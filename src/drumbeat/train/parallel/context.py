@@ -7,10 +7,10 @@ Ring: keys and values go round the ranks (ring.py). As many rounds as ranks; any
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -44,25 +44,6 @@ class Context:
         else:
             places, self.attend = zigzag(length, mesh.get_local_rank(), ranks), Ring(mesh.get_group())
         self.places = places.to(mesh.device_type)  # there once, not sent in every step
-
-    def share(self, x: Tensor) -> Tensor:
-        """This rank's part of (batch, time)."""
-        return x[:, self.places]
-
-    def share_pair(self, batch: Tuple[Tensor, Tensor]) -> Tuple[Tensor, Tensor]:
-        return self.share(batch[0]), self.share(batch[1])
-
-    def apply(self, model: nn.Module) -> None:
-        """Every attention layer (a module with an `attend` attribute) attends across the ranks, and the model is told
-        at which places of the sequence its tokens stand (its `positions` argument)."""
-
-        def add_positions(_model: nn.Module, args: Tuple[Any, ...], more: Dict[str, Any]) -> Tuple[Any, Dict[str, Any]]:
-            return args, {**more, "positions": self.places}
-
-        model.register_forward_pre_hook(add_positions, with_kwargs=True)
-        for module in model.modules():
-            if hasattr(module, "attend"):
-                module.attend = self.attend  # type: ignore[assignment]
 
 
 class Ulysses:

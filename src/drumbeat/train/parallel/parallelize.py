@@ -17,7 +17,7 @@ import inspect
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -62,18 +62,15 @@ def parallelize(
     device: torch.device,
     precision: Precision,
     blocks: str = "",
-    recomputed: Union[str, Sequence[str]] = "",
+    recomputed: Sequence[str] = (),
     tensor_plan: Optional[Dict[str, ParallelStyle]] = None,
     recompute: str = "none",
     compile: bool = False,
-    whole_graphs: bool = True,
     sharding: Optional[Sharding] = None,
     hook: str = "all-reduce",
 ) -> nn.Module:
     """`blocks` names the module whose children are the model's repeated blocks; without it size chooses the units.
     `recomputed`: the modules whose children `recompute` wraps; without it those of `blocks`.
-
-    `whole_graphs`: a block that torch.compile cannot take in one piece is an error instead of a slow block.
     """
     layout = meshes.layout
     sharded = shards(meshes)
@@ -85,14 +82,11 @@ def parallelize(
         raise Refusal(
             "offload: only shards can live in CPU memory, and this layout has none", "use fsdp, or leave it out"
         )
-    holders = [recomputed] if isinstance(recomputed, str) else recomputed
-    apply_recompute(
-        model, [pair for name in holders or [blocks] for pair in block_list(model, name or blocks)], recompute
-    )
+    apply_recompute(model, [pair for name in recomputed or [blocks] for pair in block_list(model, name)], recompute)
     repeated = block_list(model, blocks)
     if compile:
         for _, block in repeated or [("", model)]:
-            block.compile(fullgraph=whole_graphs and bool(repeated))
+            block.compile()
     if sharded:
         if hook != "all-reduce":
             raise Refusal(f"communication hook {hook}: hooks belong to DDP, and this layout shards", "use layout ddp")

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 _WORTH_IT = 2  # a matrix travels compressed if that is less than 1 / 2 of its elements

@@ -6,16 +6,15 @@ drumbeat train bert --set model=base data=tokens.bin steps=1000000 checkpoint=ck
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar, Dict
+from typing import Dict
 
-from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 
-from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warmup_then_decay
 from drumbeat.train.data.masked import Masked
-from drumbeat.train.data.stream import Samples, Stream
+from drumbeat.train.data.stream import Samples
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
 from drumbeat.train.fit import Transformer
@@ -23,25 +22,20 @@ from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import transformer_flops, utilisation
 from drumbeat.train.models.bert import SHAPES, Bert, BertShape
 from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.settings import Settings, option
-from drumbeat.train.validation import mean_loss
+from drumbeat.train.schedules import SCHEDULES
+from drumbeat.train.settings import TokenSettings, option
 from drumbeat.train.world import join
 
 
 @dataclass(frozen=True)
-class BertSettings(Settings):
+class BertSettings(TokenSettings):
     model: str = option("byte-tiny", "shape: byte-tiny, base, large")
     data: str = option("python", "python (its own source), a folder of text (bytes), or a .bin or .npy token file")
-    token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     mask: int = option(0, "the mask token; 0: the shape's last one")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
-    untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
-    lr: float = option(0.0, "highest learning rate; 0: the shape's")
     steps: int = option(400, "optimizer steps")
-    validation: int = option(64, "sequences to validate on; 0: none")
-
-    UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
 
 
 SettingsClass = BertSettings
@@ -58,10 +52,6 @@ def samples(settings: BertSettings, length: int, part: str) -> Samples:
     else:
         text = byte_text(os.path.expanduser(settings.data), length, part)
     return Masked(text, shape.vocabulary, settings.mask or shape.vocabulary - 1, settings.seed)
-
-
-def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-    return model(tokens, targets)  # type: ignore[no-any-return]
 
 
 def tensor_plan() -> Dict[str, ParallelStyle]:
@@ -117,22 +107,19 @@ def run(settings: BertSettings) -> Result:
     length = settings.length or shape.context
     check(shape, meshes, length)
     settings = resolved(settings, world, meshes, transformer(shape, length))
-    first, last = ("words", "places", "kinds", "norm"), ("transform", "transform_norm", "head")
-    anatomy = Anatomy("blocks", first, last, tensor_plan=tensor_plan())
-    parts = assemble(settings, world, meshes, lambda: Bert(shape), loss, adamw(settings, meshes), anatomy)
-    stream = Stream(
-        samples(settings, length, "train"),
-        settings.batch,
-        data_rank=meshes.data_rank,
-        data_ranks=meshes.layout.data_ranks,
-        accumulate=settings.accumulate,
-        seed=settings.seed,
-        device=world.device,
-    )
+    model = build(settings, world, lambda: Bert(shape))
+    rate = SCHEDULES[settings.rate](settings.steps, settings.warmup)
+    optimizer = optimizer_of(settings, model)
+    trainer = set_up(settings, model, optimizer, scheduler=rate, plan=tensor_plan(), blocks="blocks", ema=settings.ema)
+    stream = trainer.stream(samples(settings, length, "train"), settings.batch)
     # The head is computed at every place, so every place counts, asked or not.
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=False) / 0.15
     use = utilisation(flops, "6 N + 12 L h s FLOPs per token", settings.precision, world.device, settings.measure_peak)
-    kept = samples(settings, length, "validation") if settings.validation else None
-    validate = (lambda: mean_loss(parts, kept, settings.validation, loss, stream.micro)) if kept is not None else None
-    plan = plan_for(settings, warmup_then_decay(settings), "tokens")
-    return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)
+    kept = samples(settings, length, "validation") if settings.validation else stream.samples
+
+    def validate() -> Dict[str, float]:
+        batches = kept_batches(trainer, kept, settings.validation, stream.micro)
+        with trainer.averaged() if settings.ema else nullcontext():
+            return trainer.evaluate(batches, TOKENS, split=False)
+
+    return train(settings, trainer, stream, TOKENS, validate if settings.validation else None, use)

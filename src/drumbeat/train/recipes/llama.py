@@ -7,10 +7,10 @@ drumbeat run --nodes 2 -- drumbeat train llama --layout hsdp --set model=8b prec
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar, Dict
+from typing import Dict
 
-from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -20,41 +20,36 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warmup_then_decay
-from drumbeat.train.data.stream import Samples, Stream
+from drumbeat.train.data.stream import Samples
 from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
-from drumbeat.train.export import keep_config, read_config
+from drumbeat.train.export import read_config
 from drumbeat.train.fit import Transformer
 from drumbeat.train.layers.attention import attention_kernel
 from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import transformer_flops, utilisation
-from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, config_of, segments, shape_from
-from drumbeat.train.parallel.context import Context
+from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, RopeScaling, segments, shape_from
 from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.precision import Precision
+from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.settings import Settings, option
-from drumbeat.train.validation import mean_loss
+from drumbeat.train.schedules import SCHEDULES
+from drumbeat.train.settings import TokenSettings, option
 from drumbeat.train.weights import Source
 from drumbeat.train.world import join
 
 
 @dataclass(frozen=True)
-class LlamaSettings(Settings):
+class LlamaSettings(TokenSettings):
     model: str = option("byte-tiny", "shape: byte-tiny, 1b, 3b, 8b, 70b")
     weights: str = option("", "folder with config.json and safetensors: start from these weights, in their shape")
     data: str = option("python", "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file")
-    token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
+    rope: str = option("", "longer sequences than the shape's: llama3:FACTOR or yarn:FACTOR times as long")
     context: str = option("auto", "cp: ulysses, ring, or auto: ulysses where the heads divide by it, else ring")
-    untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
     steps: int = option(600, "optimizer steps")
-    lr: float = option(0.0, "highest learning rate; 0: the shape's")
-    validation: int = option(64, "sequences to validate on; 0: none")
-
-    UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
 
 
 SettingsClass = LlamaSettings
@@ -111,10 +106,6 @@ def samples(settings: LlamaSettings, shape: LlamaShape, length: int, part: str) 
     return byte_text(os.path.expanduser(settings.data), length, part)
 
 
-def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-    return model(tokens, targets)  # type: ignore[no-any-return]
-
-
 def run(settings: LlamaSettings) -> Result:
     if settings.weights and settings.model != "byte-tiny":
         raise Refusal(f"weights and model={settings.model} together", "the folder's config.json says which shape it is")
@@ -126,38 +117,37 @@ def run(settings: LlamaSettings) -> Result:
     meshes = meshes_for(settings, world)
     length = settings.length or min(base.context, 8192)
     shape = replace(base, tied=base.tied and not settings.untie, context=max(base.context, length))
+    if settings.rope:
+        shape = replace(shape, rope=RopeScaling.parse(settings.rope, base.context))
     check(shape, meshes, length)
     settings = resolved(settings, world, meshes, transformer(shape, length))
-    split, tp = meshes.one("cp"), meshes.layout.tp
-    context = None
-    if split is not None:
-        context = Context(split, settings.context, length, shape.heads // tp, shape.kv_heads // tp)
-    anatomy = Anatomy("blocks", ("embed",), ("norm", "head"), tensor_plan=tensor_plan())
-    large = shape.matmul_parameters > LARGE
-    make = lambda: Llama(shape)  # noqa: E731
-    source = Source(settings.weights, segments(shape, base.tied)) if settings.weights else None
-    optimizer = adamw(settings, meshes)
-    parts = assemble(settings, world, meshes, make, loss, optimizer, anatomy, large, context, source=source)
-    if settings.checkpoint and world.lead:
-        keep_config(settings.checkpoint, config_of(shape), settings.weights)
-    stream = Stream(
-        samples(settings, shape, length, "train"),
-        settings.batch,
-        data_rank=meshes.data_rank,
-        data_ranks=meshes.layout.data_ranks,
-        accumulate=settings.accumulate,
-        seed=settings.seed,
-        device=world.device,
+    layout = meshes.layout
+    # Else a rank holds the whole model anyway.
+    empty = shape.matmul_parameters > LARGE and (shards(meshes) or layout.tp > 1 or layout.pp > 1)
+    model = build(settings, world, lambda: Llama(shape), empty)
+    trainer = set_up(
+        settings,
+        model,
+        optimizer_of(settings, model),
+        scheduler=SCHEDULES[settings.rate](settings.steps, settings.warmup),
+        plan=tensor_plan(),
+        blocks="blocks",
+        ema=settings.ema,
+        context=settings.context,
+        weights=Source(settings.weights, segments(shape, base.tied)) if settings.weights else "",
     )
+    context = trainer.contexts.at(length) if trainer.contexts is not None else None
+    stream = trainer.stream(samples(settings, shape, length, "train"), settings.batch)
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=True)
     formula = "6 N + 12 L h s / 2 FLOPs per token (causal attention counted as executed)"
     use = utilisation(flops, formula, settings.precision, world.device, settings.measure_peak)
     if world.lead:
-        count = sum(p.numel() for p in parts.parts[0].parameters())
+        count = sum(p.numel() for p in trainer.parts[0].parameters())
         stage = " in the first stages" if meshes.layout.pp > 1 else ""
         name = settings.weights or f"llama {settings.model}"
-        if length > base.context:
-            print(f"sequences of {length} tokens, and the shape was made for {base.context}", flush=True)
+        if length > base.context and shape.rope is None:
+            fix = f"rope=yarn:{-(-length // base.context)} stretches it"
+            print(f"sequences of {length} tokens, and the shape was made for {base.context}: {fix}", flush=True)
         print(f"{name}: {count:,} parameters{stage}; {meshes.layout.equation()}", flush=True)
         if world.device.type == "cuda" and (context is None or context.kind == "ulysses"):
             dtype, group = Precision(settings.precision).compute_dtype, shape.heads // shape.kv_heads
@@ -166,9 +156,11 @@ def run(settings: LlamaSettings) -> Result:
         if context is not None:
             print(f"context parallelism: {context.kind} ({context.why})", flush=True)
         print(f"MFU: {use.describe()}", flush=True)
-    validate = None
-    if settings.validation:
-        kept = samples(settings, shape, length, "validation")
-        validate = lambda: mean_loss(parts, kept, settings.validation, loss, stream.micro)  # noqa: E731
-    plan = plan_for(settings, warmup_then_decay(settings), "tokens")
-    return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)
+    kept = samples(settings, shape, length, "validation") if settings.validation else stream.samples
+
+    def validate() -> Dict[str, float]:
+        batches = kept_batches(trainer, kept, settings.validation, stream.micro)
+        with trainer.averaged() if settings.ema else nullcontext():
+            return trainer.evaluate(batches, TOKENS, split=False)
+
+    return train(settings, trainer, stream, TOKENS, validate if settings.validation else None, use)

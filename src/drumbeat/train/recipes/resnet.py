@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Tuple
+from typing import Dict, Tuple
 
-from drumbeat.train.assemble import Anatomy, meshes_for, plan_for, resolved
 from drumbeat.train.data.device_decode import decoders_for
 from drumbeat.train.data.images import ImageFolder
-from drumbeat.train.data.stream import Images, Stream
+from drumbeat.train.data.stream import Images
 from drumbeat.train.data.synthetic import SyntheticImages
-from drumbeat.train.images import accuracy, assemble_images, refuse_for_images, steps_of
+from drumbeat.train.images import ACCURACY, CLASSES, refuse_for_images, set_up_images, steps_of
 from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import utilisation
 from drumbeat.train.models.resnet import ResNet, forward_flops
+from drumbeat.train.recipe import kept_batches, meshes_for, resolved
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.world import World, join
@@ -69,28 +69,23 @@ def run(settings: ResNetSettings) -> Result:
     images, kept, classes = samples(settings, world)
     an_epoch = max(1, len(images) // settings.batch)
     steps = steps_of(settings.steps, settings.epochs, an_epoch) or 100
-    settings = resolved(replace(settings, steps=steps), world, meshes)
-    anatomy = Anatomy(first=("conv1", "bn1"), last=("fc",), stages=("layer1", "layer2", "layer3", "layer4"))
-    parts = assemble_images(settings, world, meshes, lambda: ResNet(settings.depth, classes), anatomy, settings.graph)
-    stream = Stream(
-        images,
-        settings.batch,
-        data_rank=meshes.data_rank,
-        data_ranks=meshes.layout.data_ranks,
-        accumulate=settings.accumulate,
-        seed=settings.seed,
-        device=world.device,
-        finish=images.finish,
-    )
     # A batch of 256 n images takes n times the rate, reached over the first steps (Goyal et al., 2017).
     top = settings.lr * settings.batch / 256
+    settings = resolved(replace(settings, steps=steps, lr=top), world, meshes)
     third = an_epoch * 30
 
-    def lr(step: int) -> float:
-        return top * min(1.0, (step + 1) / max(1, settings.warmup)) * 0.1 ** (step // third)
+    def rate(step: int) -> float:
+        return min(1.0, (step + 1) / max(1, settings.warmup)) * 0.1 ** (step // third)
 
-    flops = 3 * forward_flops(ResNet(settings.depth, classes), settings.size)
+    make = lambda: ResNet(settings.depth, classes)  # noqa: E731
+    stages = ("layer1", "layer2", "layer3", "layer4")
+    trainer = set_up_images(settings, world, meshes, make, rate, stages, settings.graph)
+    stream = trainer.stream(images, settings.batch, images.finish)
+    flops = 3 * forward_flops(make(), settings.size)
     use = utilisation(flops, "3 x forward FLOPs", settings.precision, world.device, settings.measure_peak)
-    plan = plan_for(settings, lr, "samples")
-    check = lambda: accuracy(parts, kept, stream.micro, settings.validation)  # noqa: E731
-    return train(plan, world, parts.step, stream, parts.checkpoints, check, use)
+
+    def validate() -> Dict[str, float]:
+        batches = kept_batches(trainer, kept, settings.validation, stream.micro, kept.finish)
+        return trainer.evaluate(batches, ACCURACY, split=False)
+
+    return train(settings, trainer, stream, CLASSES, validate, use, unit="samples")

@@ -12,14 +12,14 @@ import time
 from dataclasses import dataclass, replace
 from typing import ClassVar, Dict, Tuple
 
-from drumbeat.train.assemble import Anatomy, meshes_for, plan_for, resolved
 from drumbeat.train.data.cifar import cifar100
-from drumbeat.train.data.stream import Images, Stream
+from drumbeat.train.data.stream import Images
 from drumbeat.train.data.synthetic import SyntheticImages
-from drumbeat.train.images import accuracy, assemble_images, refuse_for_images, steps_of
+from drumbeat.train.images import ACCURACY, CLASSES, refuse_for_images, set_up_images, steps_of
 from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import utilisation
 from drumbeat.train.models.resnet import WideResNet, forward_flops
+from drumbeat.train.recipe import kept_batches, meshes_for, resolved
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.world import join
 
@@ -65,37 +65,27 @@ def run(settings: WideResNetSettings) -> Result:
     an_epoch = max(1, len(images) // settings.batch)
     steps = steps_of(settings.steps, settings.epochs, an_epoch)
     every = settings.validate_every or an_epoch
-    settings = resolved(replace(settings, steps=steps, validate_every=every), world, meshes)
-    build = lambda: WideResNet(settings.depth, settings.widening, settings.classes)  # noqa: E731
-    anatomy = Anatomy(first=("stem",), last=("norm", "fc"), stages=("blocks",))
-    parts = assemble_images(settings, world, meshes, build, anatomy)
-    stream = Stream(
-        images,
-        settings.batch,
-        data_rank=meshes.data_rank,
-        data_ranks=meshes.layout.data_ranks,
-        accumulate=settings.accumulate,
-        seed=settings.seed,
-        device=world.device,
-        finish=images.finish,
-    )
     top = settings.base_lr * settings.batch / 256
+    settings = resolved(replace(settings, steps=steps, validate_every=every, lr=top), world, meshes)
+    make = lambda: WideResNet(settings.depth, settings.widening, settings.classes)  # noqa: E731
 
-    def lr(step: int) -> float:
-        return top * min((step + 1) / max(1, settings.warmup), (1 + math.cos(math.pi * step / steps)) / 2)
+    def rate(step: int) -> float:
+        return min((step + 1) / max(1, settings.warmup), (1 + math.cos(math.pi * step / steps)) / 2)
 
+    trainer = set_up_images(settings, world, meshes, make, rate, ("blocks",))
+    stream = trainer.stream(images, settings.batch, images.finish)
     clock = _Epochs(settings, an_epoch, world.lead, "GPUs" if world.device.type != "cpu" else "processes")
 
-    def check() -> Dict[str, float]:
+    def validate() -> Dict[str, float]:
         took = clock.training_done()
-        values = accuracy(parts, kept, stream.micro, settings.validation)
+        batches = kept_batches(trainer, kept, settings.validation, stream.micro, kept.finish)
+        values = trainer.evaluate(batches, ACCURACY, split=False)
         clock.print(stream.sample // clock.images, values, took)
         return values
 
-    flops = 3 * forward_flops(build(), 32)
+    flops = 3 * forward_flops(make(), 32)
     use = utilisation(flops, "3 x forward FLOPs", settings.precision, world.device, settings.measure_peak)
-    plan = plan_for(settings, lr, "samples")
-    result = train(plan, world, parts.step, stream, parts.checkpoints, check, use, clock.target_reached)
+    result = train(settings, trainer, stream, CLASSES, validate, use, clock.target_reached, "samples")
     if not result.stopped:
         clock.summary(world.size // world.local_size, world.local_size)
     return result

@@ -1,0 +1,152 @@
+"""Conversations and texts from folders of jsonl and parquet files, tokenised, packed into rows, mixed by weight.
+
+A line is {"messages": [{"role": ..., "content": ...}]}, {"prompt": ..., "completion": ...} or {"text": ...}. What an assistant
+says counts in the loss, and so do completions and texts; what it is asked does not. Several documents share a row: each one's
+positions begin at 0, by which transformers' attention keeps them apart, and its first token is not predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drumbeat.train.data.stream import Batch, Pieces, Samples, Stream
+from drumbeat.train.layers.cross_entropy import IGNORE
+from drumbeat.train.refusal import Refusal
+
+Document = Tuple[List[int], List[int]]  # tokens, and for each whether it counts
+
+
+def lines_of(folder: str) -> Iterator[Mapping[str, Any]]:
+    """All rows of all *.jsonl and *.parquet files below a folder, in the order of their names; or of one such file."""
+    paths = [folder] if os.path.isfile(folder) else sorted(_below(folder))
+    if not paths:
+        raise Refusal(f"{folder}: no .jsonl or .parquet file in it", "give a folder of conversations or texts")
+    for path in paths:
+        if path.endswith(".parquet"):
+            try:
+                import pyarrow.parquet as parquet  # type: ignore[import-not-found]
+            except ImportError:
+                raise Refusal(
+                    f"{path}: reading parquet needs pyarrow", "pip install pyarrow, or give .jsonl files"
+                ) from None
+            for batch in parquet.ParquetFile(path).iter_batches():
+                yield from batch.to_pylist()
+            continue
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    if line.strip():
+                        yield dict(json.loads(line))
+                except (ValueError, TypeError):
+                    raise Refusal(f"{path}, line {number}: not a JSON object", "write one object per line") from None
+
+
+def _below(folder: str) -> Iterator[str]:
+    for place, _, names in os.walk(os.path.expanduser(folder)):
+        yield from (os.path.join(place, name) for name in names if name.endswith((".jsonl", ".parquet")))
+
+
+def document(row: Mapping[str, Any], tokenizer: Any) -> Document:
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    if "messages" in row:
+        return conversation(row["messages"], tokenizer)
+    if "prompt" in row and "completion" in row:
+        asked = list(tokenizer(row["prompt"])["input_ids"])
+        said = list(tokenizer(row["completion"], add_special_tokens=False)["input_ids"]) + end
+        return asked + said, [0] * len(asked) + [1] * len(said)
+    if "text" in row:
+        tokens = list(tokenizer(row["text"])["input_ids"]) + end
+        return tokens, [1] * len(tokens)
+    raise Refusal(f"a row with {', '.join(row) or 'nothing'}", "rows have messages, prompt and completion, or text")
+
+
+def conversation(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Document:
+    """By the tokenizer's chat template. What a template adds to a conversation with an assistant's answer, beyond the prompt for
+    one, is that answer."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise Refusal("the tokenizer has no chat template", "give rows with prompt and completion, or text")
+
+    def tokens_of(part: Sequence[Mapping[str, str]], prompt: bool) -> List[int]:
+        made = tokenizer.apply_chat_template(list(part), tokenize=True, add_generation_prompt=prompt, return_dict=False)
+        return list(made)
+
+    whole = tokens_of(messages, False)
+    counts = [0] * len(whole)
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant":
+            first, last = len(tokens_of(messages[:i], True)), len(tokens_of(messages[: i + 1], False))
+            counts[first:last] = [1] * (min(last, len(whole)) - first)
+    return whole, counts
+
+
+class Packed:
+    """Documents in rows of `length` tokens, as they come: one that does not fit into what is left of a row begins the next, one
+    that is longer than a row is cut. Inputs are (rows, 2, length): tokens and positions; targets are labels, not shifted."""
+
+    def __init__(self, documents: Sequence[Document], length: int, padding: int) -> None:
+        rows: List[List[Document]] = [[]]
+        left = length
+        for tokens, counts in documents:
+            if not sum(counts[1:length]):
+                continue  # nothing to learn
+            tokens, counts = tokens[:length], counts[:length]
+            if len(tokens) > left:
+                rows.append([])
+                left = length
+            rows[-1].append((tokens, counts))
+            left -= len(tokens)
+        rows = [row for row in rows if row]
+        self.inputs = np.zeros((len(rows), 2, length), dtype=np.int64)
+        self.inputs[:, 0] = padding
+        self.labels = np.full((len(rows), length), IGNORE, dtype=np.int64)
+        for i, row in enumerate(rows):
+            at = 0
+            for tokens, counts in row:
+                end = at + len(tokens)
+                self.inputs[i, 0, at:end], self.inputs[i, 1, at:end] = tokens, np.arange(end - at)
+                self.labels[i, at + 1 : end] = np.where(counts[1:], tokens[1:], IGNORE)
+                at = end
+            self.inputs[i, 1, at:] = np.arange(length - at)  # padding is a document of its own, of which nothing counts
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def read(self, indices: List[int], epochs: List[int]) -> Batch:
+        return torch.from_numpy(self.inputs[indices]), torch.from_numpy(self.labels[indices])
+
+
+class Mixture:
+    """Rows of several sources, by weight: a pass takes each one's share, from a source that is too small several times. Which
+    rows a step takes follows from its number alone, so a resumed run goes on exactly."""
+
+    def __init__(self, sources: Sequence[Samples], weights: Sequence[float]) -> None:
+        total = sum(map(len, sources))
+        counts = [max(1, round(total * weight / sum(weights))) for weight in weights]
+        self.sources = list(sources)
+        self.table = [(s, j % len(source)) for s, source in enumerate(sources) for j in range(counts[s])]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def read(self, indices: List[int], epochs: List[int]) -> Batch:
+        rows = [
+            self.sources[s].read([row], [epoch]) for (s, row), epoch in zip((self.table[i] for i in indices), epochs)
+        ]
+        return torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows])
+
+
+def named(x: Tensor, y: Tensor) -> Dict[str, Any]:
+    """A batch as transformers' models take it. With a cache they would not look where documents begin."""
+    tokens, positions = x.unbind(1)
+    return {"input_ids": tokens.contiguous(), "position_ids": positions.contiguous(), "labels": y, "use_cache": False}
+
+
+class NamedStream(Stream):
+    def __next__(self) -> Pieces:
+        return Pieces(named(x, y) for x, y in super().__next__())  # type: ignore[misc]

@@ -1,0 +1,132 @@
+"""What all recipes do with their settings: choose what is not said, build the model and set up its trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from drumbeat.train.checkpoint.generators import seed_generators
+from drumbeat.train.data.stream import Samples
+from drumbeat.train.fit import Transformer, best_precision, device_bytes, fit
+from drumbeat.train.layers.cross_entropy import IGNORE
+from drumbeat.train.optim import Muon
+from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import RECOMPUTE, shards
+from drumbeat.train.parallel.pipeline import SPLIT_BACKWARD
+from drumbeat.train.prepare import setup
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.settings import Settings, TokenSettings
+from drumbeat.train.trainer import Summed, Trainer
+from drumbeat.train.world import World
+
+S = TypeVar("S", bound=Settings)
+_LARGE = 500_000_000  # parameters
+
+
+def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transformer] = None) -> S:
+    """Settings without a choice left: precision, micro-batches, recomputation and warm-up. With the shape of a transformer
+    they follow from what fits into the device's memory (fit.py), and rank 0 says what was chosen."""
+    layout, sharded = meshes.layout, shards(meshes)
+    # A large model that is hurried through its first steps jumps between guesses (1b, 10 steps: loss 12, 8, 15, 6, 16, 17).
+    least = 100 if shape is not None and shape.parameters > _LARGE else 10
+    warmup = settings.warmup if settings.warmup >= 0 else max(least, min(2000, settings.steps // 10))
+    precision, accumulate, recompute = settings.precision, settings.accumulate or 1, settings.recompute
+    if precision == "auto":
+        plain = sharded or shape is None or getattr(settings, "optimizer", "adamw") != "adamw"
+        precision = best_precision(world.device, plain)
+    if recompute not in ("auto", *RECOMPUTE):
+        raise Refusal(f"recompute '{recompute}' is unknown", f"known: auto, {', '.join(RECOMPUTE)}")
+    share = settings.batch // layout.data_ranks
+    if shape is not None and share and (settings.accumulate == 0 or recompute == "auto"):
+        if settings.offload:
+            shape = replace(shape, parameters=0)
+        pieces = layout.tp * layout.pp * (layout.dp_shard * layout.cp if sharded else 1)
+        found = fit(
+            replace(shape, length=max(1, shape.length // (layout.cp * layout.tp))),
+            device_bytes(world.device),
+            precision,
+            sharded,
+            pieces,
+            share,
+            recompute=recompute,
+            micro=share // settings.accumulate if settings.accumulate else 0,
+            least=2 * layout.pp if layout.pp > 1 else 1,
+        )
+        accumulate = settings.accumulate or max(1, share // found.micro)
+        recompute = found.recompute
+        if (
+            settings.recompute == "auto"
+            and recompute == "selective"
+            and layout.pp > 1
+            and settings.schedule in SPLIT_BACKWARD
+        ):
+            recompute = "full"
+        if world.lead and found.memory is not None:
+            print(f"chosen: {found.says()}; learning rate {settings.lr:g} after {warmup} steps", flush=True)
+    recompute = "none" if recompute == "auto" else recompute
+    return replace(settings, precision=precision, accumulate=accumulate, recompute=recompute, warmup=warmup)
+
+
+def meshes_for(settings: Settings, world: World) -> Meshes:
+    layout = Layout.parse(settings.layout, world.local_size).for_world(world.size)
+    return Meshes(layout, world.device.type)
+
+
+def build(settings: Settings, world: World, make: Callable[[], nn.Module], empty: bool = False) -> nn.Module:
+    """The model, with the same first weights on every rank and for every layout; `empty`: without memory, for `setup` to fill."""
+    seed_generators(settings.seed)
+    with torch.device("meta" if empty else world.device):
+        return make()
+
+
+def set_up(settings: Settings, model: nn.Module, optimizer: torch.optim.Optimizer, **more: Any) -> Trainer:
+    same = ("layout", "precision", "clip", "accumulate", "seed", "recompute", "compile", "offload", "smallest", "prefetch",
+            "hook", "profile", "schedule")  # fmt: skip
+    return setup(model, optimizer, **{name: getattr(settings, name) for name in same}, **more)
+
+
+def decaying(model: nn.Module, decay: float) -> List[Dict[str, Any]]:
+    """Groups of parameters: matrices decay, vectors (norms, biases) do not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups: List[Dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def optimizer_of(settings: TokenSettings, model: nn.Module) -> torch.optim.Optimizer:
+    if settings.optimizer == "muon":
+        matrices = [p for p in model.get_submodule("blocks").parameters() if p.ndim == 2]
+        taken = {id(p) for p in matrices}
+        groups = decaying(model, settings.decay)
+        groups = [{**group, "params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
+        return Muon(matrices, groups, settings.lr, settings.decay)
+    return torch.optim.AdamW(
+        decaying(model, settings.decay), lr=settings.lr, betas=(0.9, 0.95), fused=not settings.offload
+    )
+
+
+def _token_loss(model: nn.Module, batch: Tuple[Tensor, Tensor]) -> Tensor:
+    return model(*batch)  # type: ignore[no-any-return]
+
+
+TOKENS = Summed(_token_loss, lambda batch: (batch[1] != IGNORE).sum())
+
+
+def kept_batches(
+    trainer: Trainer, kept: Samples, count: int, at_once: int, finish: Optional[Callable[[Tensor], Tensor]] = None
+) -> Iterator[Tuple[Tensor, Tensor]]:
+    """This rank's share of the first `count` samples that were kept back (0: all), `at_once` at a time: as many as in training,
+    so validation never needs more memory than a training step."""
+    rank, ranks = trainer.meshes.data_rank, trainer.meshes.layout.data_ranks
+    pieces = 1 if trainer.pipeline is None else trainer.accumulate  # of a pipeline, which are equally long
+    own = max(1, min(count or len(kept), len(kept)) // ranks // pieces) * pieces
+    for first in range(0, own, at_once * pieces):
+        indices = [(rank + ranks * i) % len(kept) for i in range(first, min(first + at_once * pieces, own))]
+        inputs, targets = (x.to(trainer.world.device) for x in kept.read(indices, [0] * len(indices)))
+        yield inputs if finish is None else finish(inputs), targets

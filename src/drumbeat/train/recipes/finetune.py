@@ -1,0 +1,119 @@
+"""Fine-tune a causal model of transformers on conversations, prompts with completions, or texts; whole, or with LoRA.
+
+drumbeat train finetune --set weights=Llama-3.2-1B data=conversations lora=16 checkpoint=ckpt save_every=200 export=tuned
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Dict, Iterator, List
+
+import torch
+
+from drumbeat.train.checkpoint.generators import seed_generators
+from drumbeat.train.data.conversations import Document, Mixture, NamedStream, Packed, document, lines_of, named
+from drumbeat.train.data.stream import Samples
+from drumbeat.train.loop import Result, train
+from drumbeat.train.lora import add_lora, load_adapter
+from drumbeat.train.recipe import decaying, kept_batches, meshes_for, resolved, set_up
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.schedules import SCHEDULES
+from drumbeat.train.settings import Settings, option
+from drumbeat.train.world import join
+
+_KEPT = 50  # of so many documents one is kept back to validate on
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(Settings):
+    weights: str = option("", "folder with config.json, safetensors and tokenizer, as save_pretrained writes it")
+    data: str = option("", "folders or files of .jsonl and .parquet; several by weight: chat:0.7,code:0.3")
+    length: int = option(2048, "tokens per row, into which documents are packed")
+    lora: int = option(0, "rank of LoRA's matrices; 0: train all weights")
+    alpha: float = option(0.0, "LoRA's scale is alpha / rank; 0: twice the rank")
+    targets: str = option("", "layers with an adapter, comma between, such as q_proj,v_proj; none: all linear ones")
+    adapter: str = option("", "folder with an adapter of peft's to go on from")
+    export: str = option("", "folder for the weights at the end, with what LoRA has learnt added to them")
+    rate: str = option("cosine", "learning rate after the warm-up: wsd (level, then down), cosine, linear, constant")
+    lr: float = option(0.0, "highest learning rate; 0: 2e-4 with LoRA, 2e-5 without")
+    decay: float = option(0.0, "weight decay")
+    precision: str = option("auto", "fp32, tf32, bf16, bf16-master, fp8; auto: bf16 on a GPU")
+    validation: int = option(64, "rows to validate on; 0: none")
+
+    UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
+
+
+SettingsClass = FinetuneSettings
+
+
+def samples(settings: FinetuneSettings, tokenizer: Any, kept: bool) -> Samples:
+    """Rows to train on, or those of every 50th document, which are kept back."""
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    sources: List[Samples] = []
+    weights: List[float] = []
+    for text in settings.data.split(","):
+        folder, colon, weight = text.rpartition(":") if ":" in text else (text, "", "1")
+        try:
+            weights.append(float(weight))
+        except ValueError:
+            raise Refusal(
+                f"data={text} cannot be read", "write FOLDER, or FOLDER:WEIGHT with a comma between"
+            ) from None
+        documents: List[Document] = []
+        for i, row in enumerate(lines_of(os.path.expanduser(folder))):
+            if bool(settings.validation and i % _KEPT == _KEPT - 1) == kept:
+                documents.append(document(row, tokenizer))
+        sources.append(Packed(documents, settings.length, padding))
+        if not len(sources[-1]) and not kept:
+            raise Refusal(f"{folder}: nothing to learn from", "rows need an answer, a completion or a text")
+    there = [i for i, source in enumerate(sources) if len(source)]
+    return Mixture([sources[i] for i in there], [weights[i] for i in there])
+
+
+def run(settings: FinetuneSettings) -> Result:
+    if not settings.weights or not settings.data:
+        raise Refusal("finetune needs weights=FOLDER and data=FOLDER")
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError:
+        raise Refusal("finetune needs transformers", "pip install transformers") from None
+    if settings.rate not in SCHEDULES:
+        raise Refusal(f"rate '{settings.rate}' is unknown", f"known: {', '.join(SCHEDULES)}")
+    adapted = bool(settings.lora or settings.adapter)
+    settings = replace(settings, lr=settings.lr or (2e-4 if adapted else 2e-5))
+    world = join()
+    folder = os.path.expanduser(settings.weights)
+    settings = resolved(settings, world, meshes_for(settings, world))
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    rows, kept = samples(settings, tokenizer, False), samples(settings, tokenizer, True)
+    seed_generators(settings.seed)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    if settings.adapter:
+        load_adapter(model, os.path.expanduser(settings.adapter))
+    elif settings.lora:
+        targets = [name for name in settings.targets.split(",") if name]
+        add_lora(model, settings.lora, settings.alpha or 2.0 * settings.lora, targets)
+    optimizer = torch.optim.AdamW(
+        decaying(model, settings.decay), lr=settings.lr, betas=(0.9, 0.95), fused=not settings.offload
+    )
+    schedule = SCHEDULES[settings.rate](settings.steps, settings.warmup)
+    trainer = set_up(settings, model, optimizer, scheduler=schedule)
+    stream = trainer.stream(rows, settings.batch, kind=NamedStream)
+    if world.lead:
+        learns, all_ = (
+            sum(p.numel() for p in model.parameters() if p.requires_grad or every) for every in (False, True)
+        )
+        rest = f"on {len(rows):,} rows of {settings.length} tokens"
+        print(f"{folder}: {learns:,} of {all_:,} parameters are trained {rest}", flush=True)
+
+    def validate() -> Dict[str, float]:
+        def batches() -> Iterator[Dict[str, Any]]:
+            return (named(x, y) for x, y in kept_batches(trainer, kept, settings.validation, stream.micro))
+
+        return trainer.evaluate(batches(), split=False)
+
+    result = train(settings, trainer, stream, None, validate if settings.validation and len(kept) else None)
+    if settings.export and not result.stopped:
+        trainer.export(os.path.expanduser(settings.export))
+    return result

@@ -1,0 +1,177 @@
+"""Fine-tuning: what counts in the loss, documents that do not see each other, mixtures, LoRA in and out, the recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import pytest
+import torch
+from gloo_world import GlooWorld
+
+transformers = pytest.importorskip("transformers", reason="a heavy development dependency: pip install transformers")
+
+from drumbeat.train.data.conversations import Mixture, Packed, document, lines_of, named  # noqa: E402
+from drumbeat.train.layers.cross_entropy import IGNORE  # noqa: E402
+from drumbeat.train.lora import add_lora, load_adapter  # noqa: E402
+from drumbeat.train.refusal import Refusal  # noqa: E402
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def small(folder: Path) -> Any:
+    """A model with a tokenizer of single letters and a chat template, as a download lies in a folder."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = {chr(i): i for i in range(128)}
+    plain = Tokenizer(models.WordLevel({**letters, "[UNK]": 128}, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=chr(3), pad_token=chr(4))
+    tokenizer.chat_template = TEMPLATE
+    config = transformers.LlamaConfig(
+        vocab_size=160, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Any, Any]:
+    folder = tmp_path_factory.mktemp("base")
+    return (folder, *small(folder))
+
+
+def data(folder: Path) -> Path:
+    folder.mkdir()
+    rows: List[Dict[str, Any]] = []
+    for i in range(60):
+        asked, said = {"role": "user", "content": f"{i} more?"}, {"role": "assistant", "content": f"{i + 1}!"}
+        rows.append({"messages": [asked, said]} if i % 2 else {"prompt": f"{i}+1=", "completion": str(i + 1)})
+    (folder / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows[:30]))
+    (folder / "b.jsonl").write_text("\n".join(json.dumps(row) for row in rows[30:]))
+    return folder
+
+
+def test_only_answers_count(base: Tuple[Path, Any, Any]) -> None:
+    tokenizer = base[2]
+
+    def counted(row: Dict[str, Any]) -> str:
+        tokens, counts = document(row, tokenizer)
+        return "".join(chr(token) for token, so in zip(tokens, counts) if so)
+
+    turns = [("system", "be"), ("user", "hi"), ("assistant", "hello"), ("user", "and?"), ("assistant", "bye")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    assert counted({"messages": messages}) == "hello</s>bye</s>"
+    assert counted({"prompt": "1+1=", "completion": "2"}) == "2\x03" and counted({"text": "abc"}) == "abc\x03"
+    with pytest.raises(Refusal, match="a row with question; rows have messages"):
+        document({"question": "?"}, tokenizer)
+
+
+def test_packed_documents_do_not_see_each_other(base: Tuple[Path, Any, Any]) -> None:
+    _, model, tokenizer = base
+    documents = [document({"text": text}, tokenizer) for text in ("first one", "two", "the third of them", "x")]
+    rows = Packed(documents, 24, 4)
+    batch = named(*rows.read(list(range(len(rows))), [0] * len(rows)))
+    with torch.no_grad():
+        together = model(**batch).loss * (batch["labels"] != IGNORE).sum()
+        apart = torch.zeros(())
+        for tokens, _ in documents:
+            ids = torch.tensor([tokens])
+            apart += model(input_ids=ids, labels=ids).loss * (ids.numel() - 1)
+    assert len(rows) == 2 and rows.inputs[0, 1].tolist()[8:12] == [8, 9, 0, 1]
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mixture_takes_its_shares_and_every_row() -> None:
+    sources = [Packed([([n, i], [1, 1]) for i in range(count)], 2, 0) for n, count in ((1, 30), (2, 10))]
+    mixed = Mixture(sources, [1, 3])
+    first = mixed.read(list(range(len(mixed))), [0] * len(mixed))[0][:, 0].numpy()
+    assert len(mixed) == 40 and np.bincount(first[:, 0])[1:].tolist() == [10, 30]
+    assert np.bincount(first[first[:, 0] == 2][:, 1]).tolist() == [3] * 10
+
+
+def test_a_folder_is_read_by_name_and_a_broken_line_is_told(tmp_path: Path) -> None:
+    folder = data(tmp_path / "data")
+    assert len(list(lines_of(str(folder)))) == 60
+    (folder / "c.jsonl").write_text('{"text": "a"}\n[1]\n{')
+    with pytest.raises(Refusal, match=r"c.jsonl, line 2: not a JSON object"):
+        list(lines_of(str(folder)))
+    with pytest.raises(Refusal, match="no .jsonl or .parquet file"):
+        list(lines_of(str(tmp_path / "none")))
+
+
+def tune(weights: str, folder: str, *more: str) -> List[float]:
+    from drumbeat.train.recipes.finetune import FinetuneSettings, run
+    from drumbeat.train.settings import fill
+
+    texts = [f"weights={weights}", f"data={folder}", "length=64", "batch=4", "steps=6", "lr=5e-2", "report_every=1"]
+    result = run(fill(FinetuneSettings, [*texts, *more]))
+    return [*result.losses, *(check["loss"] for check in result.validation)]
+
+
+def test_lora_on_any_layout_in_and_out(world: GlooWorld, base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
+    from drumbeat.cli import main
+
+    folder, rows = str(base[0]), str(data(tmp_path / "data"))
+    out, saved = tmp_path / "merged", tmp_path / "saved"
+    more = ("lora=4", "targets=q_proj,down_proj", f"export={out}")
+    (alone,) = world.run(tune, folder, rows, *more, f"checkpoint={saved}", "save_every=3", size=1)
+    assert alone[0] > alone[5] + 0.05
+    for values in world.run(tune, folder, rows, "lora=4", "targets=q_proj,down_proj", "layout=fsdp", size=2):
+        assert values == pytest.approx(alone, rel=1e-4)
+    assert main(["train", "export", str(saved), "--to", str(tmp_path / "adapter"), "--adapter"]) == 0
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["target_modules"]) == ("LORA", 4, ["down_proj", "q_proj"])
+    fresh = transformers.LlamaForCausalLM.from_pretrained(folder)
+    adapted = load_adapter(fresh, str(tmp_path / "adapter"))
+    merged = transformers.LlamaForCausalLM.from_pretrained(out)
+    tokens = torch.randint(0, 128, (2, 16))
+    with torch.no_grad():
+        want, plain = merged(tokens).logits, base[1](tokens).logits
+        torch.testing.assert_close(adapted(tokens).logits, want, rtol=1e-4, atol=1e-5)
+    assert (want - plain).abs().max() > 1e-3 and "lora" not in json.loads((out / "config.json").read_text())
+    assert transformers.AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+
+
+def resumed(weights: str, folder: str, place: str) -> bool:
+    from drumbeat.train.recipes import finetune
+    from drumbeat.train.settings import fill
+    from drumbeat.train.verify_resume import verify_resume
+
+    texts = [
+        f"weights={weights}",
+        f"data={folder}/a.jsonl:1,{folder}/b.jsonl:3",
+        "length=64",
+        "batch=2",
+        "steps=4",
+        "lora=2",
+    ]
+    return verify_resume(finetune, fill(finetune.FinetuneSettings, [*texts, f"checkpoint={place}"]))
+
+
+def test_a_mixture_with_lora_resumes_exactly(world: GlooWorld, base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
+    assert world.run(resumed, str(base[0]), str(data(tmp_path / "data")), str(tmp_path / "saved"), size=1) == [True]
+
+
+def test_lora_refuses_layers_that_are_not_there(base: Tuple[Path, Any, Any]) -> None:
+    with pytest.raises(Refusal, match="no linear layer called qproj"):
+        add_lora(transformers.LlamaForCausalLM(base[1].config), 2, 4, ["qproj"])
+
+
+def test_all_weights_on_layouts_that_cut_the_model(
+    world: GlooWorld, base: Tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    folder, rows = str(base[0]), str(data(tmp_path / "data"))
+    (alone,) = world.run(tune, folder, rows, "lr=1e-3", "steps=4", size=1)
+    for layout in (("layout=tp",), ("layout=pp", "accumulate=2", "schedule=1f1b")):
+        for values in world.run(tune, folder, rows, "lr=1e-3", "steps=4", *layout, size=2):
+            assert values == pytest.approx(alone, rel=2e-5), layout
