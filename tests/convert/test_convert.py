@@ -338,7 +338,7 @@ def test_a_training_command_kept_in_variables_of_the_container():
     draft = convert(OLIVIA)
     assert draft.keys["command"] == ["/usr/local/bin/torchrun", "train.py", "--epochs", "100"]
     assert draft.env["TRAINING_SCRIPT"] == "train.py --epochs 100" and draft.keys["binds"] == ["/a:/b"]
-    assert draft.setup == ['export head="${MASTER_ADDR}"', 'export LD_LIBRARY_PATH="/opt/lib:${LD_LIBRARY_PATH}"']
+    assert draft.setup == ['export head="${MASTER_ADDR}"', "export LD_LIBRARY_PATH=$HOME_OF/lib:$LD_LIBRARY_PATH"]
     assert not draft.differences
 
 
@@ -351,3 +351,9 @@ def test_what_a_sourced_file_may_change_is_said():
         "source setup.sh",
     ]
     assert not [each for each in draft.to_check if "not read" in each.why]
+
+
+def test_a_script_that_goes_through_its_arguments():
+    text = script('while [[ $# -gt 0 ]]; do case "$1" in --lr) LR="$2"; shift 2;; *) shift;; esac; done', "srun python t.py ${LR:-1}")
+    assert convert(text).keys["command"] == ["python", "t.py", "1"]
+    assert convert(text, ["x", "--lr", "5"]).keys["command"] == ["python", "t.py", "5"]

@@ -32,6 +32,8 @@ def run(args: Any) -> int:
     text = job_file(draft, "standard input" if args.script == "-" else args.script)
     if "command" not in draft.keys:
         what, fix = "no line starts a training", "name the batch script itself; drumbeat lint reads any script"
+        if draft.ended_at:
+            fix = f"it exits at line {draft.ended_at} before: give the script's arguments to convert, after its name"
         if draft.unknown:
             line, words = draft.unknown
             fix = f"line {line} starts a program that is not known ({words[:60]}): write its job file by hand (docs/job.md)"

@@ -131,6 +131,8 @@ class Shell:
         self.arguments = None if arguments is None else list(arguments)
         self.variables: Dict[str, Variable] = {}
         self.functions: Dict[str, Tuple[Node, str]] = {}
+        self.required: FrozenSet[str] = frozenset()  # variables from outside without which the script does not go on
+        self.ended_at = 0  # the line of an exit that is reached in any case
         self.exports: FrozenSet[str] = frozenset()  # variables that are exported whenever they get a value
         self.hidden: FrozenSet[str] = frozenset()  # variables that the shell outside has not exported
         self.files: Dict[str, str] = {}  # what the script writes into files: path -> text
@@ -207,6 +209,8 @@ class Shell:
             name,
         ):
             return None
+        if name in self.required:
+            return False
         if name.isdigit():
             self.defaults.setdefault(f"${name}", default)
             return True
@@ -221,7 +225,7 @@ class Shell:
         exported = exported or self.exports_all or name in self.exports or bool(before and before.exported)
         joined = value if isinstance(value, str) else "\0".join(value)
         own = f"${{{name}}}"
-        if len(joined) > MAX_VALUE or not self.marks.stable(joined):
+        if len(joined) > MAX_VALUE or not self.marks.named(joined) or name in self.marks.reads(joined):
             kind = self.marks.kind(joined) or JOB
             if isinstance(value, str):
                 value = self.marks.mark(Unknown(own, kind, frozenset((name,)), False, f"{raw}"))
@@ -461,10 +465,16 @@ class Shell:
         before, events = self._apart(), len(self.events)
         pairs = list(zip(node.bodies[0::2], node.bodies[1::2]))
         for condition, body in pairs:
-            started = len(self.started)
+            started, defaults = len(self.started), set(self.defaults)
             result = self._body(condition)
             if len(self.started) > started:
                 return None
+            fresh = set(self.defaults) - defaults
+            if result and fresh and any(_name(each) == "exit" for each in body):  # it does not go on without them
+                self.required = self.required | fresh
+                for name in fresh:
+                    del self.defaults[name]
+                continue
             if result is None:
                 del self.events[events:]
                 self.variables = before.variables
@@ -488,10 +498,21 @@ class Shell:
         return True
 
     def _while(self, node: Node) -> Optional[bool]:
-        started = len(self.started)
+        if self.arguments is None and re.search(r"\$\{?#|getopts", self.text[node.start : node.bodies[1][0].start]):
+            self.defaults.setdefault("$@", "")  # it goes through arguments, and nobody gave any
+            return True
+        if self._apart()._body(node.bodies[0]) is not None and not any(each.kind == "unknown" for each in node.bodies[0]):
+
+            def rounds(shell: Shell) -> None:
+                for _ in range(MAX_ROUNDS):
+                    if shell._body(node.bodies[0]) is node.negated:
+                        return
+                    shell._body(node.bodies[1])
+
+            return self._inline(node, rounds)
         self._keep(node)
         self._look_inside(node)
-        return None if len(self.started) == started else True
+        return None
 
     def _for(self, node: Node) -> Optional[bool]:
         items = [each for word in node.words[1:] for each in self.words.fields(word.raw)]
@@ -724,6 +745,7 @@ class Shell:
     def _exit(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         if self.certain:
             self.events.append(Event("print", node.line, text))
+            self.ended_at = node.line
         raise (_Return if words[0] == "return" else _Exit)
 
     def _read(self, words: List[str], node: Node, text: str) -> Optional[bool]:
@@ -756,6 +778,8 @@ class Shell:
     def _without_outside(self, text: str) -> str:
         """Return '' for a variable of the submitting shell that is taken to be unset."""
         found = self.marks.get(text) if MARK.fullmatch(text) else None
+        if found and (found.kind == HEAD or found.text == "${SLURM_JOB_ID}"):
+            return "1"  # not empty
         name = re.fullmatch(r"\$\{(\w+)\}", found.text) if found and found.kind == SUBMIT else None
         return "" if name and not name[1].isdigit() and self._unset(name[1], "") else text
 
@@ -767,7 +791,10 @@ class Shell:
         quoted = [word[:1] in "'\"" for word, some in zip(raw[1:], each) for _ in some]
         if fields and fields[-1] in ("]", "]]"):
             fields.pop()
-        fields = [self._without_outside(each) for each in fields]
+        if len(fields) <= 2 or fields[0] == "!":
+            fields = [self._without_outside(each) for each in fields]
+        else:
+            fields = [self._without_outside(each) if each != "1" and self.marks.kind(each) == SUBMIT else each for each in fields]
         return _decide(list(zip(fields, quoted)), double)
 
 

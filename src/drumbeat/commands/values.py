@@ -60,6 +60,10 @@ class Marks:
     def stable(self, text: str) -> bool:
         return all(unknown.stable for unknown in self.of(text))
 
+    def named(self, text: str) -> bool:
+        """Return true if each unknown can be had again by a variable's name."""
+        return all(unknown.stable or re.fullmatch(r"\$\{\w+\}", unknown.text) for unknown in self.of(text))
+
     def shown(self, text: str, of: Callable[[Unknown], str] = lambda unknown: unknown.text) -> str:
         """Return the text with the shell's words for what is not known."""
         return MARK.sub(lambda found: of(self.get(found[0])), text)

@@ -65,6 +65,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     if not candidates:
         started = [each for each in batch.events if each.words[:1] and each.words[0].rsplit("/", 1)[-1] in STARTERS]
         draft.unknown = (started[-1].line, started[-1].text) if started else None
+        draft.ended_at = batch.ended_at
         return None
     wide = [each for each in candidates if not _one_task(each)] or candidates
     chosen = next((each for each in wide if each.certain), wide[0])
