@@ -354,6 +354,44 @@ def test_what_a_sourced_file_may_change_is_said():
 
 
 def test_a_script_that_goes_through_its_arguments():
-    text = script('while [[ $# -gt 0 ]]; do case "$1" in --lr) LR="$2"; shift 2;; *) shift;; esac; done', "srun python t.py ${LR:-1}")
+    text = script(
+        'while [[ $# -gt 0 ]]; do case "$1" in --lr) LR="$2"; shift 2;; *) shift;; esac; done',
+        "srun python t.py ${LR:-1}",
+    )
     assert convert(text).keys["command"] == ["python", "t.py", "1"]
     assert convert(text, ["x", "--lr", "5"]).keys["command"] == ["python", "t.py", "5"]
+
+
+RAY = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+nodes_array=($nodes)
+head_node=${nodes_array[0]}
+port=6379
+srun --nodes=1 --ntasks=1 -w "$head_node" ray start --head --port=$port --block &
+sleep 10
+for ((i = 1; i < SLURM_JOB_NUM_NODES; i++)); do
+  srun --nodes=1 --ntasks=1 -w "${nodes_array[$i]}" ray start --address "$head_node:$port" --block &
+done
+python -u driver.py --workers "$SLURM_NNODES"
+"""
+
+
+def test_rays_head_and_workers_are_drumbeats_own():
+    draft = convert(RAY)
+    assert draft.keys["command"] == ["python", "-u", "driver.py", "--workers", "2"] and draft.keys["launcher"] == "once"
+    assert not draft.setup and "ray start --head" in str(draft.left_out) and not draft.differences
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("python t.py", 1),
+        ("srun python t.py", 1),
+        ("srun torchrun t.py", 1),
+        ("srun torchrun --nproc-per-node=gpu t.py", None),
+        ("srun -n4 python t.py", None),
+    ],
+)
+def test_ranks_are_as_many_as_the_script_starts(line, ranks):
+    assert job(script(line, sbatch=("--gres=gpu:4",))).ranks_per_node == ranks

@@ -501,7 +501,9 @@ class Shell:
         if self.arguments is None and re.search(r"\$\{?#|getopts", self.text[node.start : node.bodies[1][0].start]):
             self.defaults.setdefault("$@", "")  # it goes through arguments, and nobody gave any
             return True
-        if self._apart()._body(node.bodies[0]) is not None and not any(each.kind == "unknown" for each in node.bodies[0]):
+        if self._apart()._body(node.bodies[0]) is not None and not any(
+            each.kind == "unknown" for each in node.bodies[0]
+        ):
 
             def rounds(shell: Shell) -> None:
                 for _ in range(MAX_ROUNDS):
@@ -794,7 +796,10 @@ class Shell:
         if len(fields) <= 2 or fields[0] == "!":
             fields = [self._without_outside(each) for each in fields]
         else:
-            fields = [self._without_outside(each) if each != "1" and self.marks.kind(each) == SUBMIT else each for each in fields]
+            fields = [
+                self._without_outside(each) if each != "1" and self.marks.kind(each) == SUBMIT else each
+                for each in fields
+            ]
         return _decide(list(zip(fields, quoted)), double)
 
 

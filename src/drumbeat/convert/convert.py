@@ -119,11 +119,11 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     _ask_for_arguments(draft, launch)
     tasks = tasks_per_node(script.directives)
     _own_size(draft, launch, tasks)
-    _ranks(draft, launch, tasks)
+    ranks = _ranks(draft, launch, tasks)
     needed, exported = _command(draft, launch)
     keep(draft, launch, needed, exported)
     draft.lines.setdefault("command", launch.line)
-    _compare(draft, launch, tasks)
+    _compare(draft, launch, ranks)
 
 
 def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
@@ -163,11 +163,25 @@ def _command(draft: Draft, launch: Launch) -> Tuple[FrozenSet[str], FrozenSet[st
     return frozenset(assigned), frozenset(assigned)
 
 
-def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
-    """Give a node one rank per GPU if the script does not say otherwise."""
-    count = launch.tasks if launch.launcher else launch.tasks or tasks
+def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
+    """Return ranks per node as the script starts them; None if its launcher takes one per GPU. The job file says so."""
+    nodes: int = draft.keys.get("nodes", 1)
+    count = launch.tasks
+    if not launch.launcher:
+        count = (
+            count
+            or (launch.size["ntasks"] // nodes if "ntasks" in launch.size else 0)
+            or (1 if launch.alone else tasks)
+            or 1
+        )
     if count and count != draft.keys.get("gpus"):
         draft.set("ranks-per-node", count, launch.line)
+    if any(re.search(r"\bray\s+start\b", event.text) for event in launch.shell.events):
+        draft.set("launcher", "once", launch.line)
+        draft.keys.pop("ranks-per-node", None)
+    elif launch.alone and not launch.launcher and nodes > 1:
+        draft.question(launch.line, "", f"the script starts it on its first node alone; here it starts on all {nodes}")
+    return count
 
 
 def _own_size(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
@@ -183,7 +197,7 @@ def _own_size(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
         )
 
 
-def _compare(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
+def _compare(draft: Draft, launch: Launch, ranks: Optional[int]) -> None:
     """List what reaches a rank otherwise than from the script."""
     try:
         job = job_from_text(job_file(draft, "script"), "the converted job")
@@ -191,8 +205,7 @@ def _compare(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
         return  # said when the file is written
     there = from_script(launch)
     draft.differences = differences(there, from_job(job, draft.marks, launch), draft.marks, draft.env)
-    ranks = launch.tasks if launch.launcher else launch.tasks or tasks or 1
-    if ranks and not launch.size and (job.ranks_per_node or job.gpus or 1) != ranks:
+    if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
 
 

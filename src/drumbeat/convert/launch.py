@@ -63,6 +63,7 @@ class Launch:
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
     workdir: str = ""
     container: bool = False
+    alone: bool = False  # the batch script starts it itself, on the first node
     also: FrozenSet[str] = (
         frozenset()
     )  # variables of the batch shell that the job file exports, since its command reads them
@@ -99,6 +100,7 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     shell.variables = {name: each for name, each in started.variables.items() if each.exported}
     shell.cwd = started.cwd
     launch = Launch(started.line, list(started.words), shell, events, len(events))
+    launch.alone = started.words[0].rsplit("/", 1)[-1] not in STARTERS
     _give(launch, started.prefix)
     while launch.words:
         program = launch.words[0].rsplit("/", 1)[-1]
@@ -380,6 +382,8 @@ def _launcher(draft: Draft, launch: Launch) -> None:
     if flags:
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
     launch.tasks, launch.launcher = found.ranks_per_node, True
+    if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
+        launch.tasks = 1  # torchrun's own default
     if found.kind == "accelerate" and not found.nodes and launch.tasks:
         launch.tasks = max(1, launch.tasks // int(draft.keys.get("nodes", 1)))
     kept = list(found.kept)

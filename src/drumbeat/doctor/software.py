@@ -388,12 +388,7 @@ def _megatron(answers: FrameworkAnswers) -> Iterator[Finding]:
     )
 
 
-def _maxtext(answers: FrameworkAnswers) -> Iterator[Finding]:
-    python = str(answers.probe.get("python", ""))
-    if tuple(int(part) for part in re.findall(r"\d+", python)[:2]) < (3, 12):
-        yield bad(
-            "maxtext-python", WARNING, f"Python {python}: MaxText's releases need 3.12", "", recipe("maxtext", answers)
-        )
+def _jax(answers: FrameworkAnswers) -> Iterator[Finding]:
     yield _imported(answers, "jax", ERROR, "", recipe("maxtext", answers))
     platforms = answers.probe.get("jax")
     if platforms is None:
@@ -409,6 +404,20 @@ def _maxtext(answers: FrameworkAnswers) -> Iterator[Finding]:
             )
         else:
             yield ok("jax-devices", title)
+
+
+def _plain(answers: FrameworkAnswers) -> Iterator[Finding]:
+    name = answers.framework
+    yield _imported(answers, name, ERROR, "", f"pip install {'paddlepaddle' if name == 'paddle' else name}")
+
+
+def _maxtext(answers: FrameworkAnswers) -> Iterator[Finding]:
+    python = str(answers.probe.get("python", ""))
+    if tuple(int(part) for part in re.findall(r"\d+", python)[:2]) < (3, 12):
+        yield bad(
+            "maxtext-python", WARNING, f"Python {python}: MaxText's releases need 3.12", "", recipe("maxtext", answers)
+        )
+    yield from _jax(answers)
     if _module(answers, "maxtext")[0] is not None:
         yield ok(
             "maxtext",
@@ -441,7 +450,9 @@ def _mpi(answers: FrameworkAnswers) -> Iterator[Finding]:
 _CHECKS: Dict[str, Callable[[FrameworkAnswers], Iterator[Finding]]] = {
     "deepspeed": _deepspeed,
     "horovod": _horovod,
+    "jax": _jax,
     "maxtext": _maxtext,
+    **dict.fromkeys(("keras", "paddle", "ray", "tensorflow"), _plain),
     "megatron": _megatron,
     "mpi": _mpi,
 }

@@ -208,7 +208,9 @@ def _with_more_parts(name: str) -> List[str]:
     """Return the one known name that has all parts of this one, in order: NCCL_IFNAME lacks a part of NCCL_SOCKET_IFNAME."""
     parts = name.split("_")
     longer = [known for known in SPELT if known.startswith(parts[0] + "_") and known.endswith("_" + parts[-1])]
-    longer = [known for known in longer if len(known.split("_")) == len(parts) + 1 and set(parts) <= set(known.split("_"))]
+    longer = [
+        known for known in longer if len(known.split("_")) == len(parts) + 1 and set(parts) <= set(known.split("_"))
+    ]
     return longer if len(longer) == 1 and len(parts) > 1 else []
 
 

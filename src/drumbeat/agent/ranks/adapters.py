@@ -14,7 +14,7 @@ from drumbeat.base.order import EnvVar
 from drumbeat.plan.argv import ADAPTERS, WHO
 
 OFF = "off"
-_FILES = ("sitecustomize.py", "jax_cluster.py")
+_FILES = ("sitecustomize.py", "jax_cluster.py", "worker_list.py")
 
 
 def install(local: str, environ: Mapping[str, str]) -> List[EnvVar]:
