@@ -77,7 +77,9 @@ def test_what_drumbeat_works_out_is_left_out_and_the_rest_kept():
     assert made.env == {"NCCL_DEBUG": "INFO", "HF_TOKEN": None}
     assert made.setup.split("\n") == [
         "set +e  # as in the script", "source env/bin/activate", 'export HF_HOME="${SCRATCH}/hf"',
-        'export CACHE="${TMPDIR:-/tmp}/c"', 'if [ "${RANK:-${NODE_RANK:-0}}" = 0 ]; then  # once, as in the script', "mkdir -p out", "fi",
+        'export CACHE="${TMPDIR:-/tmp}/c"',
+        'if [ "${RANK:-${NODE_RANK:-0}}" = 0 ]; then  # once, as in the script',
+        "mkdir -p out", "fi",
     ]  # fmt: skip
     assert "abcdefgh" not in job_file(convert(text), "x")
     for word in ("MASTER_ADDR", "cpu-bind", "purge"):

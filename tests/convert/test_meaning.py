@@ -4,6 +4,7 @@ Both are run: the script by bash with a stand-in for srun, the job file as drumb
 bash, then the command.
 """
 
+# ruff: noqa: E501
 import os
 import random
 import subprocess

@@ -145,15 +145,15 @@ def init_parallel_env(): return {name: value for name, value in os.environ.items
 import os
 def init(): return os.environ.get("RAY_ADDRESS")
 """,
-    # Its head listens until the driver is done; a node that joins says so.
+    # Its head listens until it is ended; a node that joins says so.
     "ray/scripts/scripts.py": """
-import os, socket, subprocess, sys
+import os, socket, sys, time
 port = next((word.split("=")[1] for word in sys.argv if word.startswith("--port=")), "")
 if port:
-    text = "import socket, time; s = socket.create_server(('', int(%s))); print(flush=True); time.sleep(60)" % port
-    subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE).stdout.readline()
-elif "--block" in sys.argv:
-    open("joined-" + os.environ["NODE_RANK"], "w").write(sys.argv[2])
+    server = socket.create_server(("", int(port)))
+else:
+    open("joined-" + os.environ["NODE_RANK"], "w").write(sys.argv[-1])
+time.sleep(60)
 """,
 }
 ASKS = {
@@ -161,7 +161,7 @@ ASKS = {
         "from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver as c\nanswer = c._load_tf_config()"
     ),
     "paddle": "from paddle.distributed.parallel import init_parallel_env\nanswer = init_parallel_env()",
-    "ray": "import ray._private.worker as w\nanswer = w.init()",
+    "ray": "import time\nimport ray._private.worker as w\nanswer = w.init()\nwhile not os.path.exists('joined-1'): time.sleep(0.1)",
 }
 
 

@@ -355,7 +355,8 @@ def _trimmed(text: str, pattern: str, op: str) -> str:
 _OPERATORS: Dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
     ast.FloorDiv: lambda a, b: int(a / b), ast.LShift: lambda a, b: a << min(b, 62), ast.RShift: operator.rshift,
-    ast.Gt: operator.gt, ast.Lt: operator.lt, ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Gt: operator.gt, ast.Lt: operator.lt, ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }  # fmt: skip
 
 

@@ -60,7 +60,9 @@ _FIRST_OF = re.compile(
 )
 _HOST_LIST = re.compile(r"scontrol\s+show\s+hostnames?|nodeset\s+-e|expand_hostlist|hostlist|PBS_NODEFILE|LSB_")
 _OWN_HOST = re.compile(
-    r"\s*(?:srun\b[^|]*(?:-n ?1|--ntasks[= ]1|-w|--nodelist)\b[^|]*\bhostname\b)|\s*(?:/bin/|/usr/bin/)?(?:hostname\b|uname\s+-n|ip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig\b|python3?\s+-c\b.*gethost)"
+    r"\s*srun\b[^|]*(?:-n ?1|--ntasks[= ]1|-w|--nodelist)\b[^|]*\bhostname\b"
+    r"|\s*(?:/bin/|/usr/bin/)?(?:hostname\b|uname\s+-n|ip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig\b)"
+    r"|\s*python3?\s+-c\b.*gethost"
 )
 _FILTERS = _words(
     "awk cut head tr sed getent grep nslookup dig host echo hostname xargs printf ping tail egrep cat srun"
@@ -846,16 +848,16 @@ def _name(node: Node) -> str:
 
 def _into_file(node: Node) -> bool:
     return any(
-        token.text in (">", ">>", "&>", "&>>", ">|") and token.word and token.word.text not in ("/dev/null", "/dev/stderr", "/dev/stdout")
+        token.text in (">", ">>", "&>", "&>>", ">|") and token.word and not token.word.text.startswith("/dev/")
         for token in node.redirects
-    )  # fmt: skip
+    )
 
 
 def _exports(nodes: Sequence[Node], name: str) -> bool:
     return any(
-        each.words[:1] and each.words[0].text == "export" and any(re.match(rf"{name}(?:=|$)", word.raw) for word in each.words[1:])
+        _name(each) == "export" and any(re.match(rf"{name}(?:=|$)", word.raw) for word in each.words[1:])
         for each in nodes
-    )  # fmt: skip
+    )
 
 
 _BUILTINS: Dict[str, Callable[[Shell, List[str], Node, str], Optional[bool]]] = {

@@ -347,10 +347,13 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     return True
 
 
+_NOT_STARTED = frozenset(
+    ("module", "ml", "conda", "mamba", "ulimit", "umask", "source", "set", "trap", "hostname", "date", "sleep")
+)
+
+
 def _anything(words: List[str]) -> bool:
-    return words[0] not in ("module", "ml", "conda", "mamba", "ulimit", "umask", "source", "set", "trap", "hostname", "date", "sleep") and bool(
-        not MARK.fullmatch(words[0]) or len(words) > 1
-    )  # fmt: skip
+    return words[0] not in _NOT_STARTED and (len(words) > 1 or not MARK.fullmatch(words[0]))
 
 
 def _last_one(started: Started, inner: Shell) -> bool:

@@ -267,9 +267,9 @@ _MASKS = re.compile(r"(?:mask_cpu:|map_cpu:)?(?:0x[0-9a-fA-F]+,)+0x[0-9a-fA-F]+|
 
 def masks_unused(context: Context) -> Iterator[Hit]:
     for each in context.script.assignments:
-        if each.how == "plain" and _MASKS.fullmatch(each.text.strip()):
-            if not re.search(rf"\$\{{?{each.name}\b", context.script.text):
-                yield Hit(each.line, {"name": each.name})
+        used = re.search(rf"\$\{{?{each.name}\b", context.script.text)
+        if each.how == "plain" and not used and _MASKS.fullmatch(each.text.strip()):
+            yield Hit(each.line, {"name": each.name})
 
 
 def visibility_twice(context: Context) -> Iterator[Hit]:

@@ -91,6 +91,8 @@ def for_paddle() -> None:
         os.environ["PADDLE_TRAINER_ENDPOINTS"] = ",".join(workers)
         os.environ["PADDLE_CURRENT_ENDPOINT"] = workers[rank]
         os.environ["PADDLE_TRAINER_ID"], os.environ["PADDLE_TRAINERS_NUM"] = str(rank), str(world)
+        os.environ.setdefault("FLAGS_selected_gpus", os.environ.get("LOCAL_RANK", "0"))
+        sys.modules["paddle.distributed.parallel"]._global_parallel_env = None  # it was read while paddle was loaded
 
 
 def for_ray() -> None:
@@ -101,16 +103,24 @@ def for_ray() -> None:
     import atexit
     import subprocess
 
-    ray = [sys.executable, "-m", "ray.scripts.scripts"]
-    address = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    master = (environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))
+    environ["RAY_ADDRESS"] = f"{master[0]}:{master[1]}"
     if environ["NODE_RANK"] == "0":
-        host, port = address.rsplit(":", 1)
-        subprocess.run([*ray, "start", "--head", f"--node-ip-address={host}", f"--port={port}"], check=True, stdout=2)
-        atexit.register(subprocess.run, [*ray, "stop"], stdout=subprocess.DEVNULL)
-        environ["RAY_ADDRESS"] = address
+        head = subprocess.Popen([*ray, "--head", f"--node-ip-address={master[0]}", f"--port={master[1]}"], stdout=2)
+        atexit.register(head.wait, 30)
+        atexit.register(head.terminate)  # these are called in reverse
+        _dialled(master).close()
         return
-    _dialled((environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))).close()
-    subprocess.run([*ray, "start", f"--address={address}", "--block"], stdout=2)  # until the head is gone
+    _dialled(master).close()
+    node = subprocess.Popen([*ray, f"--address={master[0]}:{master[1]}"], stdout=2)
+    try:
+        while node.poll() is None:
+            time.sleep(2)
+            socket.create_connection(master, timeout=30).close()
+    except OSError:
+        node.terminate()  # the head is gone: the driver is done
+    node.wait()
     sys.exit(0)
 
 
