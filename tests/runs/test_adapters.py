@@ -161,7 +161,8 @@ ASKS = {
         "from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver as c\nanswer = c._load_tf_config()"
     ),
     "paddle": "from paddle.distributed.parallel import init_parallel_env\nanswer = init_parallel_env()",
-    "ray": "import time\nimport ray._private.worker as w\nanswer = w.init()\nwhile not os.path.exists('joined-1'): time.sleep(0.1)",
+    "ray": "import time\nimport ray._private.worker as w\n"
+    "answer = w.init()\nwhile not os.path.exists('joined-1'): time.sleep(0.1)",
 }
 
 

@@ -91,8 +91,11 @@ def for_paddle() -> None:
         os.environ["PADDLE_TRAINER_ENDPOINTS"] = ",".join(workers)
         os.environ["PADDLE_CURRENT_ENDPOINT"] = workers[rank]
         os.environ["PADDLE_TRAINER_ID"], os.environ["PADDLE_TRAINERS_NUM"] = str(rank), str(world)
+        if not getattr(sys.modules["paddle"], "is_compiled_with_cuda", bool)():
+            os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
         os.environ.setdefault("FLAGS_selected_gpus", os.environ.get("LOCAL_RANK", "0"))
-        sys.modules["paddle.distributed.parallel"]._global_parallel_env = None  # it was read while paddle was loaded
+        parallel: Any = sys.modules["paddle.distributed.parallel"]
+        parallel._global_parallel_env = None  # it was read while paddle was loaded
 
 
 def for_ray() -> None:
