@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.commands.script import read
+from drumbeat.base.problem import Problem
 from drumbeat.convert.convert import convert
-from drumbeat.convert.draft import job_file, literal
+from drumbeat.convert.draft import job_file
 from drumbeat.jobfile.fields import expand
 from drumbeat.jobfile.job import job_from_text
 
@@ -74,17 +74,23 @@ def test_what_drumbeat_works_out_is_left_out_and_the_rest_kept():
     )  # fmt: skip
     made = job(text)
     assert made.modules == ("NRIS/GPU", "CUDA") and made.workdir == "$HOME/code"
-    assert made.env == {"HF_HOME": "$SCRATCH/hf", "HF_TOKEN": None}
-    assert made.setup == 'source env/bin/activate\nexport CACHE="${TMPDIR:-/tmp}/c"'
+    assert made.env == {"NCCL_DEBUG": "INFO", "HF_TOKEN": None}
+    assert made.setup.split("\n") == [
+        "set +e  # as in the script", "source env/bin/activate", 'export HF_HOME="${SCRATCH}/hf"',
+        'export CACHE="${TMPDIR:-/tmp}/c"',
+        'if [ "${RANK:-${NODE_RANK:-0}}" = 0 ]; then  # once, as in the script',
+        "mkdir -p out", "fi",
+    ]  # fmt: skip
     assert "abcdefgh" not in job_file(convert(text), "x")
-    for word in ("MASTER_ADDR", "NCCL_DEBUG", "cpu-bind", "mkdir", "purge"):
+    for word in ("MASTER_ADDR", "cpu-bind", "purge"):
         assert why(text, word), word
 
 
 def test_what_only_the_job_knows_is_left_to_a_shell_on_the_node():
     draft = convert(script("srun python train.py --out out-$SLURM_JOB_ID"))
-    assert draft.keys["command"] == ["bash", "-c", 'exec python train.py --out "out-$$SLURM_JOB_ID"']
-    assert draft.to_check
+    assert draft.keys["command"] == ["bash", "-c", "exec python train.py --out out-${SLURM_JOB_ID}"]
+    assert job_from_text(job_file(draft, "x")).command[2].endswith("out-$${SLURM_JOB_ID}")
+    assert not draft.differences
 
 
 def test_a_launcher_never_hides_behind_a_shell():
@@ -93,8 +99,8 @@ def test_a_launcher_never_hides_behind_a_shell():
         'export DIR="${DIR:-/code}"', 'export CMD="$LAUNCHER $DIR/train.py"', "srun $CMD",
     )  # fmt: skip
     draft = convert(text)
-    assert draft.keys["command"] == ["torchrun", "$DIR/train.py"]
-    assert not draft.env and [note.text for note in draft.to_check] == ["$DIR/train.py"]
+    assert draft.keys["command"] == ["torchrun", "/code/train.py"] and draft.defaults == {"DIR": "/code"}
+    assert "its defaults hold: DIR=/code" in job_file(draft, "x")
 
 
 def test_ranks_of_an_inner_shell_are_left_out_too():
@@ -103,15 +109,17 @@ def test_ranks_of_an_inner_shell_are_left_out_too():
         "srun -B x singularity exec $SIF bash -c '\n$WITH_CONDA\nexport RANK=$SLURM_PROCID\npython train.py' | tee out.log",
     )  # fmt: skip
     draft = convert(text)
-    assert draft.setup == ["$WITH_CONDA"] and draft.keys["command"] == ["python", "train.py"]
+    assert draft.setup[1:] == ["$WITH_CONDA"] and draft.keys["command"] == ["python", "train.py"]
     assert draft.env == {"OMP_NUM_THREADS": "8"} and not draft.to_check
-    assert why(text, "RANK=$SLURM_PROCID") and why(text, "tee out.log")
+    assert why(text, "RANK=${SLURM_PROCID}") and why(text, "tee out.log")
 
 
 def test_one_command_of_several():
     text = script("python prepare.py", "srun python train.py", "srun -n1 nvidia-smi")
     assert job(text).command == ("python", "train.py")
-    assert why(text, "prepare.py") == ["a job file starts one command; give this one a job of its own"]
+    assert "\npython prepare.py\nfi" in job(text).setup
+    asks = convert(script("srun -n1 python prepare.py", "srun python train.py")).to_check
+    assert "a job file starts one command; give this one a job of its own" in [each.why for each in asks]
 
 
 def test_mpi_and_docker():
@@ -151,8 +159,10 @@ def test_options_of_containers_that_stand_alone():
 
 def test_arguments_of_the_script_are_asked_for():
     draft = convert(script("python3 $1 --lr ${2:-1e-3}"))
-    assert draft.keys["command"] == ["python3", "ARGUMENT", "--lr", "ARGUMENT"]
+    assert draft.keys["command"] == ["python3", "ARGUMENT", "--lr", "1e-3"] and draft.defaults == {"$2": "1e-3"}
     assert any("argument of the batch script" in note.why for note in draft.to_check)
+    given = convert(script("python3 $1 --lr ${2:-1e-3}"), ["train.py", "5"])
+    assert given.keys["command"] == ["python3", "train.py", "--lr", "5"] and not given.to_check
 
 
 def test_what_is_done_after_the_training_stays_with_it():
@@ -161,22 +171,28 @@ def test_what_is_done_after_the_training_stays_with_it():
 
 
 def test_an_unknown_program_is_named():
-    draft = convert(script("srun tune run --nnodes 2 recipe"))
-    assert "command" not in draft.keys and draft.unknown == (2, "srun tune run --nnodes 2 recipe")
+    draft = convert(script("srun nvidia-smi -L"))
+    assert "command" not in draft.keys and draft.unknown == (2, "srun nvidia-smi -L")
+    assert convert(script("srun tune run --nnodes 2 recipe")).keys["command"] == ["tune", "run", "recipe"]
 
 
-def test_an_export_that_only_dropped_flags_used_goes_with_them():
+def test_the_first_node_is_what_drumbeat_calls_it():
     draft = convert(
         "#!/bin/bash\n#SBATCH --nodes=2\n"
+        "nodes=( $(scontrol show hostnames $SLURM_JOB_NODELIST) )\nhead=${nodes[0]}\n"
         'export head_ip=$(srun -n1 -w "$head" hostname --ip-address)\n'
         "export DATA=$(srun -n1 cat /etc/root)\n"
         "export SEEN=$(date +%s)\n"
-        "srun torchrun --nnodes 2 --rdzv_endpoint $head_ip:29500 train.py --data $DATA\n"
+        "srun torchrun --nnodes 2 --rdzv_endpoint $head_ip:29500 train.py --data $DATA --url tcp://$head:1\n"
     )
-    assert draft.setup == ["export DATA=$(srun -n1 cat /etc/root)", "export SEEN=$(date +%s)"]
-    assert ("only flags that drumbeat fills in used it", 3) in [(each.why, each.line) for each in draft.left_out]
-    assert any("asks Slurm on every node" in each.why and each.line == 4 for each in draft.to_check)
-    assert "head_ip" not in str(draft.to_check)
+    assert draft.setup == [
+        'export head_ip="${MASTER_ADDR}"',
+        "export DATA=$(srun -n1 cat /etc/root)",
+        "export SEEN=$(date +%s)",
+    ]
+    assert draft.keys["command"][2] == "exec torchrun train.py --data ${DATA} --url tcp://${MASTER_ADDR}:1"
+    whys = {each.line: each.why for each in draft.to_check}
+    assert "asks Slurm on every node" in whys[6] and "here by every rank: they may differ" in whys[7]
 
 
 def test_nothing_that_the_script_sets_is_dropped_without_a_word():
@@ -185,8 +201,9 @@ def test_nothing_that_the_script_sets_is_dropped_without_a_word():
         "  srun --export=ALL,SEED=3 python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed $seed\ndone\n"
     )
     assert draft.modules == ["A"] and draft.setup == ["ml use /my", "ml load B"] and draft.env == {"SEED": "3"}
-    assert {"LRS=(1 2)", "for seed in 1 2", "ml use /my", "ml load B"} <= {each.text for each in draft.to_check}
-    assert "_" not in {each.text for each in draft.left_out}
+    assert {"ml use /my", "ml load B"} <= {each.text for each in draft.to_check}
+    assert draft.keys["command"] == ["python", "t.py", "--lr", "1", "--seed", "1"]
+    assert any(each.why.startswith("starts only under a condition, or in a loop") for each in draft.to_check)
 
 
 def test_lines_for_another_scheduler_are_named():
@@ -206,9 +223,9 @@ MEANT = ["--fmt", '$(touch x; echo "a\\b")', "--re", "`id -u`", "--v", "$HOME", 
 
 def test_single_quotes_stay_literal_in_a_list():
     draft = convert(script(f"srun python train.py {LITERAL}"))
-    assert draft.keys["command"] == ["python", "train.py", *(word.replace("$", "$$") for word in MEANT)]
-    assert not draft.to_check
-    assert expand(draft.keys["command"][-1], {}, "command") == "it's $x"
+    assert draft.keys["command"] == ["python", "train.py", *MEANT] and not draft.to_check
+    made = job_from_text(job_file(draft, "x"))
+    assert [expand(word, {}, "command") for word in made.command[2:]] == MEANT
 
 
 def test_single_quotes_stay_literal_behind_a_shell():
@@ -220,30 +237,15 @@ def test_single_quotes_stay_literal_behind_a_shell():
     assert said.split("\0")[:-1] == [*MEANT, "--m", "$a7"]
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("\"$A\"'$A'", "$A\x02A"),
-        ("$A'$A'$A", "$A\x02A$A"),
-        ("'$(id)'$(id)", "\x02(id)$(id)"),
-        ("\"$(echo '$A' \"x\")\"'$A'", "$(echo '$A' \"x\")\x02A"),
-        ('"it\'s $A"', "it's $A"),
-        ("$'$A'", "\x02A"),
-        ('"a\\"b"\'$A\'', 'a"b\x02A'),
-    ],
-)
-def test_only_what_stands_in_single_quotes_is_marked(word, meant):
-    assert literal(read(f"echo {word}\n").commands[0].words[1]) == meant
-
-
 def test_single_quotes_of_a_variable_stay_literal():
     draft = convert(script("export A='$HOME/x'", "B='$(id)'", "srun python train.py $B"))
-    assert draft.env == {"A": "$$HOME/x"} and draft.keys["command"][2:] == ["$$(id)"]
+    made = job_from_text(job_file(draft, "x"))
+    assert made.env == {"A": "$$HOME/x"} and made.command[2:] == ("$$(id)",)
 
 
 def test_single_quotes_inside_what_the_batch_shell_fills_in():
     draft = convert(script("srun bash -c \"python train.py --job '$SLURM_JOB_ID'\""))
-    assert draft.keys["command"] == ["bash", "-c", 'exec python train.py --job "$$SLURM_JOB_ID"']
+    assert draft.keys["command"] == ["bash", "-c", 'exec python train.py --job "${SLURM_JOB_ID}"']
 
 
 def asked(text):
@@ -282,10 +284,116 @@ def test_what_lint_finds_is_to_check_unless_the_conversion_takes_it_away():
         "export NCCL_SOKET_IFNAME=ib0", "pkill -f old", "srun torchrun --nnodes=2 train.py --out <folder> | tee log",
         sbatch=("-N 2", "--ntasks-per-node=8"),
     )  # fmt: skip
-    found = [(note.line, re.findall(r"\[(.*)\]", note.why)) for note in convert(text).to_check]
-    assert found == [(7, ["rdma-off"]), (8, ["variable-misspelt"]), (10, ["placeholder-left"])]
+    found = [(note.line, code) for note in convert(text).to_check for code in re.findall(r"\[(.*)\]", note.why)]
+    assert found == [
+        (5, "debug-left-on"),
+        (7, "rdma-off"),
+        (8, "variable-misspelt"),
+        (9, "kill-by-pattern"),
+        (10, "placeholder-left"),
+    ]
 
 
 def test_a_finding_cannot_break_out_of_its_comment():
     text = script('export NCCL_SOKET_IFNAME="a\nnodes: 7"', "srun python train.py <a\nnodes: 9>", sbatch=("-N 2",))
     assert job(text).nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("A=xxxxxxxx\n" + 12 * f"A={10 * '$A'}\n" + "srun python t.py $A\n", ""),
+        (200 * "if true; then\n" + "srun python t.py\n" + 200 * "fi\n", "nested more than 100 deep"),
+        (20_000 * "if true; then\n", "more than 10,000 lines"),
+        (f"A={500 * '$(echo '}x{500 * ')'}\nsrun python t.py $A\n", ""),
+        ("f() { f; f; }\nf\nsrun python t.py\n", "more than 20,000 steps"),
+    ],
+)
+def test_time_and_memory_are_bounded(text, said):
+    if said:
+        with pytest.raises(Problem, match=said):
+            convert(text)
+    else:
+        assert len(job_file(convert(text), "x")) < 1 << 16
+
+
+def test_a_pipe_is_not_waited_for(drumbeat, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for command in ("convert", "lint"):
+        done = drumbeat(command, tmp_path / "pipe")
+        assert done.returncode == 2 and "is not a regular file" in done.stderr
+
+
+OLIVIA = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4
+IMAGE=/x/pytorch.sif
+export APPTAINERENV_TRAINING_SCRIPT="train.py --epochs 100"
+export APPTAINERENV_TORCHRUN_PATH="/usr/local/bin/torchrun"
+nodes=( $(scontrol show hostnames $SLURM_JOB_NODELIST) )
+export APPTAINERENV_head=$(srun --nodes=1 --ntasks=1 -w "${nodes[0]}" hostname --ip-address | awk '{print $1}')
+srun apptainer exec --nv --bind /a:/b --env HOME_OF=/opt $IMAGE bash -c 'export LD_LIBRARY_PATH=$HOME_OF/lib:$LD_LIBRARY_PATH; \\
+  $TORCHRUN_PATH --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=$SLURM_GPUS_ON_NODE --rdzv_endpoint=$head:29500 $TRAINING_SCRIPT'
+"""
+
+
+def test_a_training_command_kept_in_variables_of_the_container():
+    draft = convert(OLIVIA)
+    assert draft.keys["command"] == ["/usr/local/bin/torchrun", "train.py", "--epochs", "100"]
+    assert draft.env["TRAINING_SCRIPT"] == "train.py --epochs 100" and draft.keys["binds"] == ["/a:/b"]
+    assert draft.setup == ['export head="${MASTER_ADDR}"', "export LD_LIBRARY_PATH=$HOME_OF/lib:$LD_LIBRARY_PATH"]
+    assert not draft.differences
+
+
+def test_what_a_sourced_file_may_change_is_said():
+    text = script("export A=1", "source setup.sh", "srun python t.py $A")
+    assert any("not read here: if it sets A" in each.why for each in convert(text).to_check)
+    draft = convert(text, None, lambda path: "A=2\n" if path == "setup.sh" else "")
+    assert draft.keys["command"] == ["bash", "-c", "exec python t.py ${A}"] and draft.setup[-2:] == [
+        "export A=1",
+        "source setup.sh",
+    ]
+    assert not [each for each in draft.to_check if "not read" in each.why]
+
+
+def test_a_script_that_goes_through_its_arguments():
+    text = script(
+        'while [[ $# -gt 0 ]]; do case "$1" in --lr) LR="$2"; shift 2;; *) shift;; esac; done',
+        "srun python t.py ${LR:-1}",
+    )
+    assert convert(text).keys["command"] == ["python", "t.py", "1"]
+    assert convert(text, ["x", "--lr", "5"]).keys["command"] == ["python", "t.py", "5"]
+
+
+RAY = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+nodes_array=($nodes)
+head_node=${nodes_array[0]}
+port=6379
+srun --nodes=1 --ntasks=1 -w "$head_node" ray start --head --port=$port --block &
+sleep 10
+for ((i = 1; i < SLURM_JOB_NUM_NODES; i++)); do
+  srun --nodes=1 --ntasks=1 -w "${nodes_array[$i]}" ray start --address "$head_node:$port" --block &
+done
+python -u driver.py --workers "$SLURM_NNODES"
+"""
+
+
+def test_rays_head_and_workers_are_drumbeats_own():
+    draft = convert(RAY)
+    assert draft.keys["command"] == ["python", "-u", "driver.py", "--workers", "2"] and draft.keys["launcher"] == "once"
+    assert not draft.setup and "ray start --head" in str(draft.left_out) and not draft.differences
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("python t.py", 1),
+        ("srun python t.py", 1),
+        ("srun torchrun t.py", 1),
+        ("srun torchrun --nproc-per-node=gpu t.py", None),
+        ("srun -n4 python t.py", None),
+    ],
+)
+def test_ranks_are_as_many_as_the_script_starts(line, ranks):
+    assert job(script(line, sbatch=("--gres=gpu:4",))).ranks_per_node == ranks

@@ -95,3 +95,22 @@ def test_ranks_that_share_a_model_may_be_given_the_same_rows():
     )
     assert "sampler-missing" in codes(text.format(""), "t.py")
     assert "sampler-missing" not in codes(text.format("parallel_state.initialize_model_parallel(2, 1)\n"), "t.py")
+
+
+def of_script(*lines):
+    return {each.code for each in lint("#!/bin/bash\n" + "\n".join(lines) + "\n", "run.sbatch").findings}
+
+
+def test_one_task_that_holds_all_gpus_of_its_node():
+    one = ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-task=8", "srun ./train.sh")
+    assert "gpus-per-task-option" not in of_script(*one)
+    assert "gpus-per-task-option" in of_script(*(line.replace("node=1", "node=8") for line in one))
+
+
+def test_infiniband_off_beside_another_network():
+    off = ("#SBATCH --nodes=2", "export NCCL_IB_DISABLE=1", "srun ./train.sh")
+    assert "rdma-off" in of_script(*off) and "rdma-off" not in of_script("export FI_PROVIDER=efa", *off[::-1])
+
+
+def test_a_variable_that_lacks_a_part_of_its_name():
+    assert "variable-misspelt" in of_script("export NCCL_IFNAME=ib0", "srun ./train.sh")

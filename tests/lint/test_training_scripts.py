@@ -110,3 +110,17 @@ def test_our_own_scripts_are_clean():
 def test_cores_given_twice_in_a_map():
     assert "masks-overlap" in codes("#!/bin/bash\nsrun -n 2 --cpu-bind=map_cpu:49,49 ./app\n", "run.sh")
     assert codes("#!/bin/bash\nsrun -n 2 --cpu-bind=map_cpu:49,57 ./app\n", "run.sh") == []
+
+
+def test_the_global_rank_as_device_without_a_variable():
+    text = "import os, torch\ntorch.cuda.set_device(int(os.environ['RANK']))\n"
+    assert [each.code for each in lint(text, "t.py").findings] == ["rank-variable-as-device"]
+    assert not lint(text.replace("'RANK'", "'LOCAL_RANK'"), "t.py").findings
+
+
+def test_a_sampler_that_is_only_imported():
+    text = (
+        "from torch.utils.data import DataLoader, DistributedSampler\ndist.init_process_group('nccl', device_id=d)\n"
+        "model = DistributedDataParallel(model)\nloader = DataLoader(data, shuffle=True)\nif __name__ == '__main__': go()\n"
+    )
+    assert "sampler-missing" in [each.code for each in lint(text, "t.py").findings]

@@ -129,3 +129,87 @@ def test_an_adapter_that_does_not_fit_says_so_and_stops_nothing(asked, drumbeat)
     assert seen["answer"] == "another contract"
     (log,) = drumbeat.run_folder().glob("nodes/0/attempt-0/rank-0.err")
     assert "drumbeat: jax_cluster.py failed" in log.read_text()
+
+
+# TensorFlow, Paddle and Ray, as far as the adapters touch them; `make versions` asks the real ones.
+STAND_INS = {
+    "tensorflow/python/distribute/cluster_resolver/tfconfig_cluster_resolver.py": """
+import json, os
+def _load_tf_config(): return json.loads(os.environ.get("TF_CONFIG", "{}"))
+""",
+    "paddle/distributed/parallel.py": """
+import os
+def init_parallel_env(): return {name: value for name, value in os.environ.items() if name.startswith("PADDLE_")}
+""",
+    "ray/_private/worker.py": """
+import os
+def init(): return os.environ.get("RAY_ADDRESS")
+""",
+    # Its head listens until it is ended; a node that joins says so.
+    "ray/scripts/scripts.py": """
+import os, socket, sys, time
+port = next((word.split("=")[1] for word in sys.argv if word.startswith("--port=")), "")
+if port:
+    server = socket.create_server(("", int(port)))
+else:
+    open("joined-" + os.environ["NODE_RANK"], "w").write(sys.argv[-1])
+time.sleep(60)
+""",
+}
+ASKS = {
+    "tensorflow": (
+        "from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver as c\nanswer = c._load_tf_config()"
+    ),
+    "paddle": "from paddle.distributed.parallel import init_parallel_env\nanswer = init_parallel_env()",
+    "ray": "import time\nimport ray._private.worker as w\n"
+    "answer = w.init()\nwhile not os.path.exists('joined-1'): time.sleep(0.1)",
+}
+
+
+@pytest.fixture
+def told(drumbeat):
+    for name, text in STAND_INS.items():
+        path = drumbeat.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def tell(framework, *words):
+        (drumbeat.folder / "ask.py").write_text(
+            f"import json, os\n{ASKS[framework]}\n"
+            "where = [os.environ['MASTER_ADDR'] + ':' + os.environ['MASTER_PORT'], answer]\n"
+            "json.dump(where, open('seen-' + os.environ.get('RANK', 'n' + os.environ['NODE_RANK']), 'w'))\n"
+        )
+        done = drumbeat("run", "--site", "localhost", *words, "--", sys.executable, "ask.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {path.name[5:]: json.loads(path.read_text()) for path in drumbeat.folder.glob("seen-*")}
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [(("--nodes", 2, "--ranks-per-node", 2), 4), (("--nodes", 2, "--launcher", "once"), 2)]
+)
+def test_tensorflow_is_told_all_workers(told, words, count):
+    answers = [answer for _, (_, answer) in sorted(told("tensorflow", *words).items())]
+    assert [each["task"] for each in answers] == [{"type": "worker", "index": index} for index in range(count)]
+    (workers,) = {tuple(each["cluster"]["worker"]) for each in answers}
+    assert len(set(workers)) == count
+
+
+def test_paddle_is_told_all_workers(told):
+    answers = [answer for _, (_, answer) in sorted(told("paddle", "--nodes", 2, "--ranks-per-node", 1).items())]
+    workers = answers[0]["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    assert [each["PADDLE_CURRENT_ENDPOINT"] for each in answers] == workers and len(set(workers)) == 2
+    assert [each["PADDLE_TRAINER_ID"] for each in answers] == ["0", "1"]
+    assert answers[1]["PADDLE_TRAINERS_NUM"] == "2"
+
+
+def test_one_rank_is_told_nothing(told):
+    assert told("tensorflow", "--ranks-per-node", 1)["0"][1] == {}
+
+
+def test_ray_has_one_driver_and_the_other_nodes_join_it(told, drumbeat):
+    seen = told("ray", "--nodes", 2)
+    assert len(seen) == 1, "the program after ray.init() runs on node 0 alone"
+    address, answer = seen["0"]
+    assert answer == address and (drumbeat.folder / "joined-1").read_text() == f"--address={address}"

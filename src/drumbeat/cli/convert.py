@@ -9,24 +9,31 @@ from drumbeat.cli import add_json
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument("script", metavar="SCRIPT", help="a batch script; - is standard input")
+    parser.add_argument(
+        "arguments", nargs="*", metavar="ARGUMENT", help="arguments of the script, as you give them to sbatch"
+    )
     add_json(parser)
     parser.epilog = "Exit code: 0, or 1 when no line was found that starts a training."
 
 
 def run(args: Any) -> int:
     import json
+    import os
     import sys
 
     from drumbeat.base.problem import Problem
     from drumbeat.cli.lint import read_script
+    from drumbeat.commands.interpreter import reader
     from drumbeat.convert.convert import convert
     from drumbeat.convert.draft import job_file
     from drumbeat.jobfile.job import job_from_text
 
-    draft = convert(read_script(args.script))
+    draft = convert(read_script(args.script), args.arguments or None, reader(os.getcwd(), ""))
     text = job_file(draft, "standard input" if args.script == "-" else args.script)
     if "command" not in draft.keys:
         what, fix = "no line starts a training", "name the batch script itself; drumbeat lint reads any script"
+        if draft.ended_at:
+            fix = f"it exits at line {draft.ended_at} before: give the script's arguments to convert, after its name"
         if draft.unknown:
             line, words = draft.unknown
             fix = f"line {line} starts a program that is not known ({words[:60]}): write its job file by hand (docs/job.md)"
@@ -38,9 +45,12 @@ def run(args: Any) -> int:
     job_from_text(text, "the converted job")
     if args.json:
         notes = {"left_out": draft.left_out, "to_check": draft.to_check}
-        print(json.dumps({"job": text, **{name: [note._asdict() for note in each] for name, each in notes.items()}}))
+        found = {name: [note._asdict() for note in each] for name, each in notes.items()}
+        found["differences"] = [each._asdict() for each in draft.differences]
+        print(json.dumps({"job": text, **found, "defaults": draft.defaults}))
         return 0
     print(text, end="")
     if not sys.stdout.isatty():
-        print(f"{len(draft.left_out)} left out, {len(draft.to_check)} to check: see the comments", file=sys.stderr)
+        counts = f"{len(draft.left_out)} left out, {len(draft.to_check)} to check, {len(draft.differences)} that differ"
+        print(f"{counts}: see the comments", file=sys.stderr)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import stat
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -94,7 +95,11 @@ def read_script(name: str) -> str:
         if name == "-":
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
-            with open(name, "rb") as file:
+            with open(name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise Problem(
+                        f"{printable(name)} is not a regular file", "name a script or a page; - reads standard input"
+                    )
                 data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise Problem(f"{printable(name)}: {error.strerror}", "give the path of a batch script") from None

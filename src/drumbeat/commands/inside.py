@@ -79,6 +79,7 @@ _IMPORTS = (
 )
 _LIGHTNING = regex(_IMPORTS + r"(?:lightning|pytorch_lightning)\b", re.M)
 _MPI4PY = regex(_IMPORTS + r"mpi4py\b", re.M)
+_RAY = regex(_IMPORTS + r"ray\b", re.M)
 _DEVICES = regex(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
 
 
@@ -142,6 +143,8 @@ class Script:
             return "the program starts its ranks itself (multiprocessing spawn)"
         if _READS_RANK.search(self.python):
             return ""
+        if _RAY.search(self.python):
+            return "the program starts its own workers (Ray)"
         if _LIGHTNING.search(self.python) and _DEVICES.search(self.python):
             return "the program starts its ranks itself (Lightning, devices=)"
         return ""

@@ -41,6 +41,8 @@ class Token(NamedTuple):
     text: str
     line: int
     word: Optional[Word] = None
+    start: int = 0  # its place in the text
+    end: int = 0
 
 
 class Fault(NamedTuple):
@@ -57,6 +59,7 @@ class Heredoc(NamedTuple):
     line: int  # of its first line
     literal: bool  # its mark was quoted: nothing in it is expanded
     owner: int  # line of the command it belongs to
+    end: int = 0  # its place in the text, behind its mark
 
 
 # Where a bracket, a quote or a backtick of shell text ends. Time is bounded: nesting has a limit, and after a few
@@ -192,7 +195,11 @@ class Lexer:
     def run(self) -> Lexer:
         position, size = 0, len(self.text)
         while position < size:
+            start, known = position, len(self.tokens)
             position = self._step(position)
+            if self.tokens and len(self.tokens) >= known and self.tokens[-1].end == 0:
+                end = start + 1 if self.tokens[-1].text == "\n" else position
+                self.tokens[-1] = self.tokens[-1]._replace(start=start, end=end)
         return self
 
     def place(self, position: int) -> Tuple[int, int]:
@@ -241,7 +248,7 @@ class Lexer:
             self.tokens.pop()  # the 2 of 2>
         while end < len(self.text) and self.text[end] in " \t":
             end += 1
-        if end >= len(self.text) or self.text[end] in "\n|&;()<>":
+        if end >= len(self.text) or (self.text[end] in "\n|&;()<>" and not self._process(end)):
             self.tokens.append(Token("operator", operator, line))
             return end
         stop = self._word(end)
@@ -263,7 +270,7 @@ class Lexer:
                 if (line.lstrip("\t") if tabs else line) == mark:
                     break
                 lines.append(line)
-            self.heredocs.append(Heredoc("\n".join(lines), first, literal, owner))
+            self.heredocs.append(Heredoc("\n".join(lines), first, literal, owner, min(at - 1, len(self.text))))
         self._waiting.clear()
         return min(at, len(self.text))
 

@@ -3,18 +3,211 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Set
+from typing import Callable, Dict, FrozenSet, Optional, Sequence, Set, Tuple
 
-from drumbeat.base.redact import is_secret, redact
-from drumbeat.base.regex import regex
-from drumbeat.commands.script import Assignment, Command, Script, foreign_directives, read
-from drumbeat.convert.directives import read_directives, tasks_per_node
-from drumbeat.convert.draft import BLANK, Draft, for_shell, in_job_file, literal
-from drumbeat.convert.launch import OURS, STARTERS, WORKED_OUT, Launch, peel, starts_training
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import redact
+from drumbeat.commands.interpret import Shell, Started
+from drumbeat.commands.script import Script, foreign_directives, read
+from drumbeat.commands.values import SUBMIT
+from drumbeat.convert.compare import differences, from_job, from_script
+from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
+from drumbeat.convert.draft import Difference, Draft, job_file
+from drumbeat.convert.launch import OURS, STARTERS, Launch, peel, starts_training
+from drumbeat.convert.residue import keep
 from drumbeat.findings.model import Finding
+from drumbeat.jobfile.job import job_from_text
 from drumbeat.lint.context import rules
 from drumbeat.lint.engine import lint
-from drumbeat.plan.variables import DEBUGGING
+
+MAX_LINES = 10_000
+_ARGUMENT = re.compile(r"\$(?:\{[0-9]+\}|[0-9#])")
+
+
+def convert(
+    text: str, arguments: Optional[Sequence[str]] = None, read_file: Callable[[str], str] = lambda path: ""
+) -> Draft:
+    """Convert a batch script. `arguments`: those of the script, if they are known; `read_file` gives the text of a file that it
+    sources, '' if it cannot be read here."""
+    if text.count("\n") > MAX_LINES:
+        raise Problem(f"more than {MAX_LINES:,} lines", "no batch script has so many: is it the right file?")
+    script = read(text)
+    draft = Draft()
+    read_directives(draft, script.directives)
+    for line, words in foreign_directives(text):
+        draft.question(
+            line, words, "not a line for Slurm, so it is not read: write nodes, gpus, time and the rest yourself"
+        )
+    for line in script.late:
+        draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
+    _unclosed(draft, script)
+    batch = Shell(slurm_variables(draft, script.directives), starts_training, arguments, draft.marks, read=read_file)
+    batch.run(text)
+    chosen = _chosen(draft, batch)
+    if chosen:
+        _carry_over(draft, chosen, batch, script)
+    ask_about_findings(draft, script)
+    return draft
+
+
+def _unclosed(draft: Draft, script: Script) -> None:
+    """Ask about a quote that is never closed: it makes the rest of the script one word."""
+    fault = next((each for each in script.faults if each.kind == "quote"), None)
+    if fault:
+        draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
+
+
+def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
+    """Pick the command that the job is for; name the others."""
+    waited = [each for each in batch.started if not each.background] or batch.started
+    starters = [each for each in waited if each.words[0].rsplit("/", 1)[-1] in STARTERS]
+    candidates = [each for each in starters if _trains(each)] or starters or waited
+    if not candidates:
+        started = [each for each in batch.events if each.words[:1] and each.words[0].rsplit("/", 1)[-1] in STARTERS]
+        draft.unknown = (started[-1].line, started[-1].text) if started else None
+        draft.ended_at = batch.ended_at
+        return None
+    wide = [each for each in candidates if not _one_task(each)] or candidates
+    chosen = next((each for each in wide if each.certain), wide[0])
+    if not chosen.certain:
+        draft.question(
+            chosen.line, chosen.text, "starts only under a condition, or in a loop, that is decided when the job runs"
+        )
+    for other in batch.started:
+        name = other.words[0].rsplit("/", 1)[-1]
+        if other.before < chosen.before and other.certain and name not in STARTERS and not other.background:
+            batch.events[other.before].kind = "once"  # before the training, and once: rank 0 does it
+        elif other is not chosen and other.line != chosen.line:
+            draft.question(other.line, other.text, "a job file starts one command; give this one a job of its own")
+    return chosen
+
+
+def _trains(started: Started) -> bool:
+    return bool(
+        re.search(
+            r"\.py\b|\s-m\s|\b(?:torchrun|accelerate|deepspeed|composer|train|pretrain)\b", " ".join(started.words)
+        )
+    )
+
+
+def _one_task(started: Started) -> bool:
+    text = " ".join(started.words[:16])
+    return bool(re.search(r"(?:^|\s)(?:-n\s?1|--ntasks[= ]1|-N\s?1|--nodes[= ]1)(?=\s)", text))
+
+
+def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> None:
+    launch = peel(draft, chosen, batch)
+    draft.defaults.update(batch.defaults)
+    draft.defaults.update(launch.shell.defaults)
+    for line, words, names in batch.unread:
+        used = [name for name in names if name not in OURS and (name in draft.env or name in launch.shell.variables)]
+        if used:
+            why = f"not read here: if it sets {', '.join(used[:8])}{' …' if used[8:] else ''}, the values in this file are wrong"
+            draft.question(line, words, why)
+    if chosen.piped:
+        why = "every rank's output is kept in the run folder, and the exit code is the training's"
+        draft.drop(chosen.line, f"| {chosen.piped}", why)
+    for event in batch.events:
+        if event.kind == "print" and not event.text.startswith(("exit", "echo", "printf", "date", "set", "wait")):
+            draft.drop(event.line, event.text, "only prints or waits")
+    for event in batch.events[chosen.before + 1 :] if chosen.certain else ():
+        if event.kind in ("once", "shell", "each"):
+            draft.drop(event.line, event.text, "runs after the training; on-end runs one command when a job has ended")
+    if not any(launch.words):
+        draft.drop(chosen.line, chosen.text, "nothing is left of it to start")
+        return
+    _ask_for_arguments(draft, launch)
+    tasks = tasks_per_node(script.directives)
+    _own_size(draft, launch, tasks)
+    ranks = _ranks(draft, launch, tasks)
+    needed, exported = _command(draft, launch)
+    keep(draft, launch, needed, exported)
+    draft.lines.setdefault("command", launch.line)
+    _compare(draft, launch, ranks)
+
+
+def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
+    """Put a word in place of the script's own arguments, which nobody gave."""
+    used = [word for word in launch.words if _ARGUMENT.search(draft.marks.shown(word))]
+    if used:
+        draft.question(
+            launch.line, " ".join(used), "an argument of the batch script: give it to convert, after the script's name"
+        )
+        marks = draft.marks
+        launch.words = [
+            _ARGUMENT.sub("ARGUMENT", marks.shown(word, lambda unknown: unknown.text)) if word in used else word
+            for word in launch.words
+        ]
+
+
+def _command(draft: Draft, launch: Launch) -> Tuple[FrozenSet[str], FrozenSet[str]]:
+    """Write the command. Return the variables that it reads, and those that must be exported for it."""
+    marks, words = draft.marks, launch.words
+    unknown = [each for word in words for each in marks.of(word)]
+    own = {name for each in unknown for name in each.reads if not each.stable or each.kind != SUBMIT} - OURS
+    assigned = {
+        name for name in own if name in launch.shell.variables or any(name in each.writes for each in launch.events)
+    }
+    if all(each.kind == SUBMIT and each.stable for each in unknown):
+        draft.keys["command"] = words
+        return frozenset(), frozenset()
+    text = "exec " + " ".join(map(marks.quoted, words))
+    draft.keys["command"] = ["bash", "-c", text]
+    lists = [each for each in unknown if "[" in each.text]
+    if lists:
+        draft.question(
+            launch.line,
+            " ".join(each.text for each in lists),
+            "a list that the script fills when it runs: bash passes on no list",
+        )
+    return frozenset(assigned), frozenset(assigned)
+
+
+def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
+    """Return ranks per node as the script starts them; None if its launcher takes one per GPU. The job file says so."""
+    nodes: int = draft.keys.get("nodes", 1)
+    count = launch.tasks
+    if not launch.launcher:
+        count = (
+            count
+            or (launch.size["ntasks"] // nodes if "ntasks" in launch.size else 0)
+            or (1 if launch.alone else tasks)
+            or 1
+        )
+    if count and count != draft.keys.get("gpus"):
+        draft.set("ranks-per-node", count, launch.line)
+    if any(re.search(r"\bray\s+start\b", event.text) for event in launch.shell.events):
+        draft.set("launcher", "once", launch.line)
+        draft.keys.pop("ranks-per-node", None)
+    elif launch.alone and not launch.launcher and nodes > 1:
+        draft.question(launch.line, "", f"the script starts it on its first node alone; here it starts on all {nodes}")
+    return count
+
+
+def _own_size(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
+    """Ask about a size of srun's own: it may start fewer or more than the job has; a job file uses the whole job."""
+    nodes: int = draft.keys.get("nodes", 1)
+    per_node: int = 1 if launch.launcher else launch.tasks or tasks or draft.keys.get("gpus") or 1
+    given = {"nodes": nodes, "ntasks": nodes * per_node}
+    other = [f"--{name}={count}" for name, count in launch.size.items() if count != given[name]]
+    if other:
+        has = f"nodes: {nodes}" + ("" if launch.launcher else f" with {per_node} ranks each")
+        draft.question(
+            launch.line, f"srun {' '.join(other)}", f"not the job's size ({has}), which the job file takes: write yours"
+        )
+
+
+def _compare(draft: Draft, launch: Launch, ranks: Optional[int]) -> None:
+    """List what reaches a rank otherwise than from the script."""
+    try:
+        job = job_from_text(job_file(draft, "script"), "the converted job")
+    except Problem:
+        return  # said when the file is written
+    there = from_script(launch)
+    draft.differences = differences(there, from_job(job, draft.marks, launch), draft.marks, draft.env)
+    if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
+        draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
+
 
 # Findings of `drumbeat lint` are carried into the job file too, unless the conversion fixes them.
 
@@ -38,262 +231,6 @@ def _carried(draft: Draft, script: Script) -> Set[int]:
 
 def _asked(draft: Draft, finding: Finding, line: int) -> bool:
     """Return lines with a question of their own: a secret, an open quote."""
-    known = {"secret-in-script": "looks secret", "quote-unclosed": "never closed"}.get(finding.code)
-    return bool(known) and any(note.line == line and str(known) in note.why for note in draft.to_check)
-
-
-_IN_THE_JOB = regex(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_RANK|PMI|OMPI|HOSTNAME)\w*")
-_BASH_ONLY = regex(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that
-_ARGUMENT = regex(r"\$(\{[@*0-9][^}]*\}|[@*0-9])")  # of the batch script
-_SUBSTITUTION = regex(r"\$\(\(.*?\)\)|\$\([^()]*\)|`[^`]*`", re.DOTALL)
-_ENVIRONMENTS = regex(
-    r"(source|\.)\s+\S|(conda|mamba|micromamba|pyenv|spack)\s+(activate|load|shell)|eval\s.*(conda|spack)"
-)
-_VERBS = (
-    "load", "add", "purge", "reset", "use", "unuse", "unload", "rm", "del", "swap", "switch", "restore", "save", "list", "avail",
-    "spider", "show", "refresh", "try-load",
-)  # fmt: skip
-_OWN_MODULES = "modules of a folder of your own are loaded in `setup`, on every node: `module` must be known there"
-_WRITERS = ("cat", "tee", "printf", "echo")
-_NOTHING_TO_DO = (
-    "echo", "printf", "date", "hostname", "set", "wait", "exit", "sleep", "pwd", "nvidia-smi", "rocm-smi", "ls", "env",
-    "printenv", "true", "scontrol", "trap", "sinfo", "squeue",
-)  # fmt: skip
-
-
-def convert(text: str) -> Draft:
-    script = read(text)
-    draft = Draft()
-    read_directives(draft, script.directives)
-    for line, words in foreign_directives(text):
-        draft.question(
-            line, words, "not a line for Slurm, so it is not read: write nodes, gpus, time and the rest yourself"
-        )
-    for line in script.late:
-        draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
-    _unclosed(draft, script)
-    known: Dict[str, str] = {}
-    launches: List[Command] = []
-    for pipeline in script.pipelines:
-        commands = [command for command in pipeline.commands if not command.within]
-        for command in commands:
-            for each in command.assignments:
-                _assignment(draft, each, known)
-        starting = [each for each in commands if starts_training(each, lambda word: _fill(word, known))]
-        launches += starting
-        for command in commands if not starting else []:
-            if command.words:
-                _other(draft, command, known)
-    waited = [each for each in launches if each.ended_by != "&"] or launches
-    chosen = next((each for each in waited if each.name in STARTERS), waited[-1] if waited else None)
-    for other in launches:
-        if other is not chosen:
-            draft.drop(other.line, other.text, "a job file starts one command; give this one a job of its own")
-    if chosen is None:
-        started = [each for pipeline in script.pipelines for each in pipeline.commands if each.name in STARTERS]
-        draft.unknown = next(((each.line, each.text) for each in started[::-1] if not each.within), None)
-    else:
-        _command(draft, chosen, known, script)
-        _only_for_dropped_flags(draft, chosen, script)
-    _still_used(draft)
-    ask_about_findings(draft, script)
-    draft.keys = {key: in_job_file(value) for key, value in draft.keys.items()}
-    draft.env = {name: in_job_file(value) for name, value in draft.env.items()}
-    return draft
-
-
-def _unclosed(draft: Draft, script: Script) -> None:
-    """Ask about a quote that is never closed: it makes the rest of the script one word."""
-    fault = next((each for each in script.faults if each.kind == "quote"), None)
-    if fault:
-        draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
-
-
-def _only_for_dropped_flags(draft: Draft, launch: Command, script: Script) -> None:
-    """Drop an exported variable that only a dropped flag of the launcher used; question srun in what stays."""
-    meant = " ".join(word.raw for word in launch.words)
-    lines = {each.name: each.line for each in script.assignments if each.how == "export"}
-    for export in [line for line in draft.setup if line.startswith("export ")]:
-        name = export[len("export ") :].partition("=")[0]
-        rest = [line for line in draft.setup if line != export]
-        carried = " ".join([*map(str, draft.keys.values()), *draft.env.values(), *rest])
-        asked = re.compile(rf"\$\{{?{re.escape(name)}\b")
-        if asked.search(meant) and not asked.search(carried):
-            draft.setup.remove(export)
-            draft.drop(lines.get(name, launch.line), export, "only flags that drumbeat fills in used it")
-        elif re.search(r"\b(?:srun|scontrol)\b", export):
-            draft.question(
-                lines.get(name, launch.line), export, "asks Slurm on every node, inside the job: write its value"
-            )
-
-
-def _still_used(draft: Draft) -> None:
-    """Ask about values that the script computes when it runs, if something that was carried over needs them."""
-    carried = " ".join([*map(str, draft.keys.values()), *draft.env.values(), *draft.setup])
-    for name, (line, text) in draft.computed.items():
-        if re.search(rf"\$\{{?{name}\b", carried):
-            draft.question(
-                line, text, f"the script sets {name} when it runs: put that into `setup`, or write its value"
-            )
-
-
-def _fill(word: str, known: Dict[str, str], used: Optional[Set[str]] = None) -> str:
-    """Fill in what the script assigns; other variables stay: drumbeat expands them where the job is submitted."""
-
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
-        if used is not None and name in known:
-            used.add(name)
-        return known.get(name, found[0])
-
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word)
-
-
-def _assignment(draft: Draft, each: Assignment, known: Dict[str, str]) -> None:
-    value = _fill(literal(each.value), known)
-    computed = bool(each.value.parts) or bool(_BASH_ONLY.search(value)) or each.value.raw.startswith("(")
-    whole = _SUBSTITUTION.sub(lambda found: re.sub(r"\s", BLANK, found[0]), value)
-    if not computed or re.search(r"\S\s+\S", whole):  # several words: a launch line that is kept in a variable
-        known[each.name] = whole
-    else:
-        known.pop(each.name, None)
-    if each.how != "export":
-        if computed:
-            draft.computed[each.name] = (each.line, f"{each.name}={each.value.raw}")
-        return
-    if each.name in OURS:
-        draft.drop(each.line, f"{each.name}={each.text}", WORKED_OUT)
-    elif each.name in DEBUGGING:
-        draft.drop(each.line, f"{each.name}={each.text}", f"for debugging: {DEBUGGING[each.name].cost}")
-    elif is_secret(each.name, value):
-        draft.env[each.name] = "pass"
-        draft.question(each.line, each.name, "looks secret: export it before you submit, and it is handed on by name")
-    elif computed or _IN_THE_JOB.search(value):
-        draft.setup.append(f"export {each.name}={each.value.raw}")
-    else:
-        draft.env[each.name] = value
-
-
-def _other(draft: Draft, command: Command, known: Dict[str, str]) -> None:
-    words = [_fill(word.text, known) for word in command.words]
-    name = command.name
-    if command.text.strip() == "_":  # a process substitution stands alone: the command that reads it is named
-        return
-    if name in ("for", "read") and len(words) > 1:
-        loop = name == "for"
-        for variable in words[1:2] if loop else [word for word in words[1:] if not word.startswith("-")]:
-            draft.computed[variable] = (command.line, command.text)
-    if name in ("module", "ml"):
-        _modules(draft, command, words)
-    elif name == "cd" and len(words) == 2:
-        draft.set("workdir", words[1], command.line)
-    elif _ENVIRONMENTS.match(command.text):
-        draft.setup.append(" ".join(word.raw for word in command.words))
-    elif any(token.text.startswith(("<<", ">")) for token in command.redirects) and name in _WRITERS:
-        draft.drop(command.line, _target(command), "written when the job runs: make it a file beside the job file")
-    elif name in _NOTHING_TO_DO:
-        draft.drop(command.line, command.text, "not needed")
-    elif name not in ("export", "declare", "readonly", "unset", "["):
-        draft.drop(
-            command.line, command.text, "a command of the batch script: move it to `setup` if every node needs it"
-        )
-
-
-def _target(command: Command) -> str:
-    files = [token.word.text for token in command.redirects if token.word and token.text.startswith(">")]
-    return f"{command.name} > {' '.join(files)}" if files else command.text
-
-
-def _modules(draft: Draft, command: Command, words: List[str]) -> None:
-    rest = words[1:]
-    verb = rest.pop(0) if rest and (command.name == "module" or rest[0] in _VERBS) else "load"
-    if verb in ("purge", "reset"):
-        draft.drop(command.line, command.text, "modules are loaded in a clean environment")
-    elif verb in ("load", "add") and not draft.own_modules:
-        draft.modules += rest
-    elif verb in ("load", "add", "use"):
-        draft.own_modules = True
-        draft.setup.append(" ".join(word.raw for word in command.words))
-        draft.question(command.line, command.text, _OWN_MODULES)
-    else:
-        draft.drop(command.line, command.text, "put it into `setup` if the command needs it")
-
-
-def _command(draft: Draft, command: Command, known: Dict[str, str], script: Script) -> None:
-    used: Set[str] = set()
-    launch = peel(draft, command.words, command.line, lambda word: _fill(word, known, used))
-    for name in _all_of(used, known, script):  # they now stand in the command
-        draft.env.pop(name, None)
-        draft.setup = [line for line in draft.setup if not line.startswith(f"export {name}=")]
-    for each in command.assignments:
-        if each.how == "prefix":
-            launch.env[each.name] = _fill(literal(each.value), known)
-    for name, value in launch.env.items():
-        if name in OURS:
-            draft.drop(launch.line, f"{name}={value}", WORKED_OUT)
-        else:
-            draft.env[name] = "pass" if is_secret(name, value) else value
-    why = "every rank's output is kept in the run folder, and the exit code is the training's"
-    for pipeline in script.pipelines:
-        if command in pipeline.commands:
-            for after in pipeline.commands[pipeline.commands.index(command) + 1 :]:
-                draft.drop(command.line, f"| {after.text}", why)
-    if not launch.words:
-        draft.drop(command.line, command.text, "nothing is left of it to start")
-        return
-    tasks = tasks_per_node(script.directives)
-    _own_size(draft, launch, tasks)
-    _ranks(draft, launch, tasks)
-    draft.set("command", _as_command(draft, launch), launch.line)
-
-
-def _all_of(used: Set[str], known: Dict[str, str], script: Script) -> Set[str]:
-    """Add variables that only hold a part of another one that was used."""
-    parts = {each.name: set(re.findall(r"\$\{?(\w+)", each.text)) & set(known) for each in script.assignments}
-    found = set(used)
-    while True:
-        more = {part for name in found for part in parts.get(name, set())} - found
-        if not more:
-            return found
-        found |= more
-
-
-def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
-    """Give a node one rank per GPU if the script does not say otherwise."""
-    count = launch.tasks if launch.launcher else launch.tasks or tasks
-    if count and count != draft.keys.get("gpus"):
-        draft.set("ranks-per-node", count, launch.line)
-
-
-def _own_size(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
-    """Ask about a size of srun's own: it may start fewer or more than the job has; a job file uses the whole job."""
-    nodes: int = draft.keys.get("nodes", 1)
-    per_node: int = 1 if launch.launcher else launch.tasks or tasks or draft.keys.get("gpus") or 1
-    given = {"nodes": nodes, "ntasks": nodes * per_node}
-    other = [f"--{name}={count}" for name, count in launch.size.items() if count != given[name]]
-    if other:
-        has = f"nodes: {nodes}" + ("" if launch.launcher else f" with {per_node} ranks each")
-        draft.question(
-            launch.line, f"srun {' '.join(other)}", f"not the job's size ({has}), which the job file takes: write yours"
-        )
-
-
-def _as_command(draft: Draft, launch: Launch) -> List[str]:
-    launch.words = [word.replace(BLANK, " ") for word in launch.words]
-    own = [word for word in launch.words if _ARGUMENT.search(word)]
-    if own:
-        draft.question(
-            launch.line, " ".join(own), "an argument of the batch script: write its value in place of ARGUMENT"
-        )
-        launch.words = [_ARGUMENT.sub("ARGUMENT", word) for word in launch.words]
-    made = [line.partition("=")[0].split()[-1] for line in draft.setup if line.startswith("export ")]
-    from_setup = re.compile(r"\$\{?(" + "|".join(map(re.escape, made)) + r")\b") if made else re.compile(r"(?!)")
-    later = [word for word in launch.words if any(p.search(word) for p in (_IN_THE_JOB, _BASH_ONLY, from_setup))]
-    if not later:
-        return launch.words
-    if launch.launcher:  # it must stay in sight: behind a shell it would be started once per rank
-        draft.question(launch.line, " ".join(later), "filled in where you submit: export it there, or write its value")
-        return launch.words
-    draft.question(launch.line, " ".join(later), "known only in the job, so a shell on the node fills it in")
-    text = " ".join(for_shell(word) for word in launch.words)
-    return ["bash", "-c", "exec " + text.replace("$", "$$")]
+    known: Dict[str, str] = {"secret-in-script": "looks secret", "quote-unclosed": "never closed"}
+    words = known.get(finding.code)
+    return bool(words) and any(note.line == line and str(words) in note.why for note in draft.to_check)

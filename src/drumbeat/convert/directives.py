@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 from drumbeat.commands.script import Directive
 from drumbeat.convert.draft import Draft
@@ -21,7 +21,7 @@ _DROPPED = {
     "requeue": "drumbeat decides what is requeued (requeues)",
     "no-requeue": "drumbeat decides what is requeued (requeues: 0)",
     "mail-type": "mail is sent when the job ends or fails",
-    "export": "drumbeat passes the environment on",
+    "export": "drumbeat passes your variables on",
     "ntasks": "drumbeat starts one agent per node",
     "ntasks-per-node": "drumbeat starts one agent per node",
     "tasks-per-node": "drumbeat starts one agent per node",
@@ -136,3 +136,26 @@ def _gpus_per_task(draft: Draft, each: Directive, tasks: int) -> None:
 def _cores(draft: Draft, each: Optional[Directive], tasks: Optional[int]) -> None:
     if each and each.value.isdigit():
         draft.set("cpus", int(each.value) * (tasks or 1), each.line)
+
+
+def slurm_variables(draft: Draft, directives: Sequence[Directive]) -> Dict[str, str]:
+    """Return what Slurm's variables hold in the batch script, as far as its options decide it; '' where it sets none."""
+    given = {each.name: each.value for each in directives}
+    nodes = str(draft.keys["nodes"]) if "nodes" in draft.keys else "" if "nodes" in given else "1"
+    tasks, gpus = tasks_per_node(directives), draft.keys.get("gpus")
+    total = given.get("ntasks", "") or (str(tasks * int(nodes)) if tasks and nodes else "")
+    found = {
+        "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": total, "SLURM_NPROCS": total,
+        "SLURM_TASKS_PER_NODE": (f"{tasks}(x{nodes})" if nodes != "1" else str(tasks)) if tasks and nodes else "",
+        "SLURM_GPUS_ON_NODE": str(gpus or ""), "SLURM_JOB_NAME": given.get("job-name", ""),
+        "SLURM_JOB_PARTITION": given.get("partition", ""), "SLURM_JOB_ACCOUNT": given.get("account", ""),
+    }  # fmt: skip
+    known = {name: value for name, value in found.items() if value and "$" not in value}
+    for name, option in (
+        ("SLURM_CPUS_PER_TASK", "cpus-per-task"), ("SLURM_NTASKS_PER_NODE", "ntasks-per-node"),
+        ("SLURM_GPUS_PER_NODE", "gpus-per-node"), ("SLURM_GPUS", "gpus"), ("SLURM_GPUS_PER_TASK", "gpus-per-task"),
+    ):  # fmt: skip
+        known[name] = given.get(option, "")
+    if "array" not in given:
+        known.update({"SLURM_ARRAY_TASK_ID": "", "SLURM_ARRAY_JOB_ID": ""})
+    return {**known, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.commands.launch import find_launcher
-from drumbeat.commands.script import Command, Script, read
-from drumbeat.commands.shell import Word
-from drumbeat.convert.draft import Draft, has_marks, literal, marked, plain
+from drumbeat.commands.interpret import Event, Shell, Started
+from drumbeat.commands.launch import find_launcher, runs_text
+from drumbeat.commands.values import MARK, SUBMIT, whole_marks
+from drumbeat.convert.draft import Draft
 
 # Variables that drumbeat works out on each node.
 OURS = {
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "LOCAL_WORLD_SIZE",
-    "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET_GDR_LEVEL", "MIOPEN_USER_DB_PATH", "NCCL_NET",
-    "SRUN_CPUS_PER_TASK", "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "HEAD_NODE", "HEAD_NODE_IP", "GPUS_PER_NODE",
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
+    "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET_GDR_LEVEL", "MIOPEN_USER_DB_PATH", "NCCL_NET", "SRUN_CPUS_PER_TASK",
+    "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR",
 }  # fmt: skip
 WORKED_OUT = "worked out on each node, with its reason (drumbeat plan)"
 STARTERS = ("srun", "mpirun", "mpiexec")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman")
-_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "fabric", "tune")
 _NAMES_LAUNCHER = regex(
-    r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|accelerate\.\S+"
+    r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|composer|run|accelerate\.\S+"
 )
 _LABELS = ("--role", "--tee", "-t")
 _SHELLS = ("bash", "sh")
@@ -35,85 +35,130 @@ _SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
 _BARE = {
     "srun": "overlap exclusive label l unbuffered u K kill-on-bad-exit no-kill k pty O overcommit s oversubscribe verbose v "
     "quiet Q multi-prog contiguous spread-job use-min-nodes container-mount-home container-writable container-readonly "
-    "container-remap-root container-entrypoint",
+    "container-remap-root container-entrypoint Z vv lu ul",
     "mpirun": "oversubscribe tag-output report-bindings allow-run-as-root display-map verbose v q bycore bynode",
     "apptainer": "nv rocm cleanenv e contain c containall C no-home writable-tmpfs userns u fakeroot f no-mount compat",
     "docker": "rm it i t d privileged init detach interactive tty",
 }
 _BARE["mpiexec"], _BARE["singularity"], _BARE["podman"] = _BARE["mpirun"], _BARE["apptainer"], _BARE["docker"]
+_UTILITY = regex(
+    r"(?:[\w/]*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
+    r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray|dcgmproftester\d*|enroot|env\s*$"
+    r"|python3?\s+-m\s+(?:pip|venv)|python3?\s+-c|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
+)
+_BUILDS = regex(r"(?:docker|podman|apptainer|singularity)\s+(?!run\b|exec\b)")
 
 
 @dataclass
 class Launch:
-    """The rest of a launch line after its wrappers are taken off."""
+    """The rest of a launch line after its wrappers are taken off, and the shell in which it runs."""
 
     line: int
     words: List[str]
+    shell: Shell
+    events: List[Event]  # before it, in order; those inside a task at the end
+    outside: int  # of them, how many the batch script runs, once
     tasks: Optional[int] = None  # ranks per node that the starter asks for
     launcher: bool = False  # torchrun or its like starts the ranks
-    env: Dict[str, str] = field(default_factory=dict)
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
+    workdir: str = ""
+    container: bool = False
+    alone: bool = False  # the batch script starts it itself, on the first node
+    also: FrozenSet[str] = (
+        frozenset()
+    )  # variables of the batch shell that the job file exports, since its command reads them
 
 
-_TRAINS = regex(r"\.py\b|\.sh\b|\.sif\b|\s-m\s|\b(torchrun|accelerate|deepspeed|python3?)\b")
-_MONITORS = regex(r"\b(nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop)\b")
-
-
-def starts_training(command: Command, fill: Callable[[str], str]) -> bool:
-    names = command.names
-    if command.within or not names or (names[0].startswith("python") and names[1:2] and names[1] in ("-", "-c")):
+def starts_training(words: Sequence[str]) -> bool:
+    """Return true for a command that may be what the job is for."""
+    name = words[0].rsplit("/", 1)[-1]
+    rest = list(words)
+    if name in STARTERS:
+        rest = rest[1 + _options(rest[1:], _BARE[name])[1] :]
+        if not rest:
+            return False
+    elif name not in _CONTAINERS + _LAUNCHERS and not re.fullmatch(r"python[\d.]*", name):
         return False
-    program = names[0] in STARTERS + _CONTAINERS + _LAUNCHERS or names[0].startswith("python")
-    text = " ".join(fill(word.text) for word in command.words)
-    return program and bool(_TRAINS.search(text)) and not _MONITORS.search(command.text)
+    text = " ".join(rest)
+    if rest[0].rsplit("/", 1)[-1] in _SHELLS and len(rest) > 2 and runs_text(rest[1]):
+        commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
+        return not all(map(_is_utility, commands))
+    return not _is_utility(text) and not _BUILDS.match(text)
 
 
-def peel(draft: Draft, words: Sequence[Word], line: int, fill: Callable[[str], str]) -> Launch:
-    """Peel the wrappers off. `fill` puts in what the script itself assigns to a variable."""
-    launch = Launch(line, _split(words, fill))
+def _is_utility(text: str) -> bool:
+    return bool(_UTILITY.match(text))
+
+
+def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
+    """Peel the wrappers off, with what each of them gives to the command behind it."""
+    shell = Shell(_in_task(batch.known), lambda words: True, (), batch.marks, True, batch.read)
+    shell.steps, shell.files, shell.foreign = batch.steps, batch.files, batch.foreign
+    shell.hidden = frozenset(name for name, each in started.variables.items() if not each.exported)
+    events = batch.events[: started.before]
+    shell.events = list(events)
+    shell.variables = {name: each for name, each in started.variables.items() if each.exported}
+    shell.cwd = started.cwd
+    launch = Launch(started.line, list(started.words), shell, events, len(events))
+    launch.alone = started.words[0].rsplit("/", 1)[-1] not in STARTERS
+    _give(launch, started.prefix)
     while launch.words:
         program = launch.words[0].rsplit("/", 1)[-1]
         if program in STARTERS:
             _starter(draft, launch, program)
         elif program in _CONTAINERS:
             _container(draft, launch, program)
-        elif program in _SHELLS and _inline(launch.words):
-            if not _shell(draft, launch, fill):
+        elif program in _SHELLS and len(launch.words) >= 2:
+            if not _shell(draft, launch, started):
                 break
         elif program in ("env", "time", "nohup", "exec"):
             _simple_wrapper(launch)
         else:
             break
+    launch.events = launch.shell.events
+    for key in ("container", "binds"):
+        value = draft.keys.get(key) or ""
+        if draft.marks.kind("".join(value)) not in ("", SUBMIT):
+            draft.question(
+                launch.line,
+                "".join(value),
+                f"{key}: known only in the job: write its value, or export it where you submit",
+            )
     _launcher(draft, launch)
     return launch
 
 
-def _split(words: Sequence[Word], fill: Callable[[str], str], quotes: bool = True) -> List[str]:
-    """Split a variable that holds several words as the shell would, unless it is quoted.
+def _in_task(known: Mapping[str, str]) -> Dict[str, str]:
+    return {
+        name: value for name, value in known.items() if name not in ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
+    }
 
-    `quotes`: what stands in single quotes is literal.
-    """
-    split: List[str] = []
-    for word in words:
-        text = literal(word) if quotes else word.text
-        filled = fill(text)
-        if filled != text and word.raw[:1] != '"' and not re.search(r"\s", text):
-            split += [each for each in filled.replace("\\\n", " ").split() if each != "\\"]
-        else:
-            split.append(filled)
-    return split
+
+def _give(launch: Launch, variables: Dict[str, str]) -> None:
+    """Give the command variables of its own."""
+    for name, value in variables.items():
+        launch.shell._assign(name, value, launch.shell.marks.quoted(value), launch.line, True)
+
+
+_PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*_CONTAINERS, *_LAUNCHERS)) + ")")
 
 
 def _options(words: Sequence[str], bare: str) -> Tuple[List[Tuple[str, str]], int]:
     """Return (name, value) of the options at the start, and the position of the first other word."""
     alone = set(bare.split())
     found, at = [], 0
-    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+    while at < len(words) and len(words) > at + 1:
+        if bare == _BARE["srun"] and MARK.fullmatch(words[at]) and any(map(_PROGRAM.fullmatch, words[at + 1 :])):
+            found.append(("", words[at]))  # options that only the job knows
+            at += 1
+            continue
+        if not words[at].startswith("-") or words[at] == "-":
+            break
         name, equals, value = words[at].lstrip("-").partition("=")
         glued = not equals and not words[at].startswith("--") and len(name) > 1  # -N2
         if glued and name[0] in "NncGpAtwxBve" and name not in alone and name not in ("np", "env"):
             name, value, equals = name[0], name[1:], "="
-        if not equals and name not in alone and not name.startswith("no-") and at + 1 < len(words):
+        if not equals and name not in alone and not name.startswith("no-"):
             value, at = words[at + 1], at + 1
         found.append((name.replace("_", "-"), value))
         at += 1
@@ -122,18 +167,24 @@ def _options(words: Sequence[str], bare: str) -> Tuple[List[Tuple[str, str]], in
 
 def _starter(draft: Draft, launch: Launch, program: str) -> None:
     found, at = _options(launch.words[1:], _BARE[program])
+    own = "which drumbeat calls itself" if program == "srun" else "whose place drumbeat takes"
     for name, value in found:
         if name in ("ntasks-per-node", "tasks-per-node", "npernode", "ppr") and value.isdigit():
             launch.tasks = int(value)
         elif name == "container-image":
-            draft.set("container", value, launch.line)
+            launch.container = True
+            draft.set("container", whole_marks(value), launch.line)
             draft.set("container-runtime", "pyxis", launch.line)
         elif name == "container-mounts":
-            draft.keys.setdefault("binds", []).extend(value.split(","))
-        elif name == "x" and "=" in value:
-            launch.env.update([_pair(value)])
+            draft.keys.setdefault("binds", []).extend(whole_marks(value).split(","))
+        elif name in ("container-workdir", "chdir", "D"):
+            launch.workdir = whole_marks(value)
+        elif name == "x" and program != "srun":
+            _give(launch, dict([_pair(value)] if "=" in value else []))
         elif name == "export":
-            launch.env.update(_pair(each) for each in value.split(",") if "=" in each)
+            _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
+            if value.split(",")[0] == "NONE":
+                draft.question(launch.line, f"srun --export={value}", "your own variables reach the ranks here")
         elif name in _SIZE and program == "srun":
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and program != "srun":
@@ -141,12 +192,18 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
         elif name in ("cpu-bind", "map-by", "bind-to", "gpu-bind"):
             why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
             draft.drop(launch.line, f"{program} --{name}={value}", why)
+        elif name == "":
+            said = launch.shell.marks.resolved(value)
+            if "container" in said:
+                draft.question(
+                    launch.line, f"{program} {said}", f"options of {program} that the script decides when it runs"
+                )
+            else:
+                draft.drop(
+                    launch.line, f"{program} {said}", f"options of {program} that the script decides when it runs"
+                )
         elif name not in ("n", "ntasks", "N", "nodes", "np", "c", "cpus-per-task", "gpus", "gpus-per-node", "gres"):
-            draft.drop(
-                launch.line,
-                f"{program} --{name} {value}".strip(),
-                f"an option of {program}, {'which drumbeat calls itself' if program == 'srun' else 'whose place drumbeat takes'}",
-            )
+            draft.drop(launch.line, f"{program} --{name} {value}".strip(), f"an option of {program}, {own}")
     launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
 
 
@@ -172,38 +229,77 @@ def _processes(draft: Draft, launch: Launch, words: str, value: str) -> None:
         draft.question(launch.line, words, "ranks on all nodes together: write nodes and ranks-per-node")
 
 
+_GIVEN_BY_US = (
+    "nv",
+    "rocm",
+    "device",
+    "gpus",
+    "group-add",
+    "ipc",
+    "shm-size",
+    "rm",
+    "it",
+    "network",
+    "net",
+    "cleanenv",
+)
+
+
 def _container(draft: Draft, launch: Launch, program: str) -> None:
     rest = launch.words[1:]
+    while rest and rest[0].startswith("-"):  # singularity -q exec
+        draft.drop(launch.line, f"{program} {rest[0]}", f"an option of {program}")
+        rest = rest[1:]
     if not rest or rest[0] not in ("exec", "run"):
         launch.words = rest
         return
     found, at = _options(rest[1:], _BARE[program])
     after = rest[1 + at :]
     draft.set("container-runtime", program, launch.line)
+    launch.container = True
     if after:
-        draft.set("container", after[0], launch.line)
-    why = "drumbeat starts the container with what GPUs and RDMA need"
+        draft.set("container", whole_marks(after[0]), launch.line)
     binds: List[str] = draft.keys.setdefault("binds", [])
+    apptainer = program in ("apptainer", "singularity")
+    if apptainer:
+        _apptainer_variables(launch, binds)
     for name, value in found:
         if name in ("bind", "B", "v", "volume"):
-            binds += [bind for bind in value.split(",") if bind not in ("$PWD", "$(pwd)", "$HOME")]
-        elif name in ("env", "e"):
-            launch.env.update([_pair(value) if "=" in value else (value, "pass")])
-        elif name in ("nv", "rocm", "device", "gpus", "group-add", "ipc", "shm-size", "rm", "it", "network", "net"):
-            draft.drop(
-                launch.line,
-                f"{program} --{name} {value}".strip(),
-                why,
-            )
+            binds += [bind for bind in whole_marks(value).split(",") if bind]
+        elif name == "env" or (name == "e" and not apptainer):
+            pairs = value.split(",") if apptainer and re.fullmatch(r"\w+=[^,]*(,\w+=[^,]*)+", value) else [value]
+            _give(launch, dict(_pair(whole_marks(each)) for each in pairs if "=" in each))
+            draft.env.update({each: "pass" for each in pairs if "=" not in each})
+        elif name in ("pwd", "w", "workdir"):
+            launch.workdir = whole_marks(value)
         else:
-            draft.drop(
-                launch.line,
-                f"{program} --{name} {value}".strip(),
-                f"an option of {program}: a site's container.options may hold it",
-            )
+            why = "drumbeat starts the container with what GPUs and RDMA need"
+            other = f"an option of {program}: a site's container.options may hold it"
+            draft.drop(launch.line, f"{program} --{name} {value}".strip(), why if name in _GIVEN_BY_US else other)
     if not binds:
         del draft.keys["binds"]
     launch.words = after[1:]
+
+
+def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
+    """Give what APPTAINERENV_NAME and APPTAINER_BIND say: the first is NAME inside."""
+    for name, variable in list(launch.shell.variables.items()):
+        found = re.fullmatch(r"(?:APPTAINER|SINGULARITY)(ENV_(\w+)|_BIND(?:PATH)?)", name)
+        if not found or not isinstance(variable.value, str):
+            continue
+        del launch.shell.variables[name]
+        if found[2] is None:
+            binds += [each for each in variable.value.split(",") if each and not _own_name(launch, each, name)]
+        elif found[2] in ("PREPEND_PATH", "APPEND_PATH"):
+            path = launch.shell._lookup("PATH")
+            parts = [variable.value, str(path)]
+            _give(launch, {"PATH": ":".join(parts if found[2] == "PREPEND_PATH" else parts[::-1])})
+        else:
+            _give(launch, {found[2]: variable.value})
+
+
+def _own_name(launch: Launch, text: str, name: str) -> bool:
+    return any(name in unknown.reads for unknown in launch.shell.marks.of(text))
 
 
 def _pair(text: str) -> Tuple[str, str]:
@@ -211,64 +307,75 @@ def _pair(text: str) -> Tuple[str, str]:
     return name, value
 
 
-def _inline(words: Sequence[str]) -> bool:
-    return len(words) >= 3 and bool(re.fullmatch(r"-[a-z]*c", words[1]))
-
-
-def _shell(draft: Draft, launch: Launch, fill: Callable[[str], str]) -> bool:
-    """Convert `bash -c 'a; b; train'`: what comes before the training becomes setup. False: it stays as it is."""
-    quoted = has_marks(
-        launch.words[2]
-    )  # else the batch script's own shell has filled it in, whatever quotes are inside
-    text = fill(plain(launch.words[2]))
-    launch.words[2] = marked(text) if quoted else text
-    inner: Script = read(text.replace("\\$", "$"))
-    commands = [each for each in inner.commands if not each.within]
-    last = commands[-1] if commands else None
-    piped = any(len(line.commands) > 1 and not line.commands[0].within for line in inner.pipelines)
-    if last is None or piped or not last.words:
+def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
+    """Follow `bash -c 'a; b; train'`, or a script that was written just before. False: it stays as it is."""
+    words, shell = launch.words, launch.shell
+    place = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-") or runs_text(word)), 0)
+    if place and runs_text(words[place]) and len(words) > place + 1:
+        text, arguments = words[place + 1], words[place + 3 :]
+    elif place and words[place] in shell.files:
+        text, arguments = shell.files[words[place]], words[place + 1 :]
+        launch.words = ["bash", "-c", text, words[place], *arguments]
+    else:
         return False
-    if any(each.follows == "||" or each.name in ("if", "for", "while", "case") for each in commands):
+    inner = Shell(shell.known, lambda words: True, arguments, shell.marks, True, shell.read)
+    inner.hidden = shell.hidden
+    inner.steps, inner.files, inner.foreign, inner.cwd = shell.steps, shell.files, shell.foreign, shell.cwd
+    inner.events, inner.variables = list(shell.events), dict(shell.variables)
+    inner.wanted = _anything
+    inner.run(whole_marks(text), launch.line)
+    trainings = [each for each in inner.started if starts_training(each.words) or _last_one(each, inner)]
+    chosen = trainings[-1] if trainings else None
+    after = inner.events[chosen.before + 1 :] if chosen else []
+    if (
+        chosen is None
+        or len(trainings) > 1
+        or not chosen.certain
+        or chosen.piped
+        or any(each.kind != "print" for each in after)
+    ):  # only the whole of it is right
         return False
-    if any(_TRAINS.search(each.text) for each in commands[:-1]) and not _TRAINS.search(last.text):
-        return False  # something is done after the training: only the whole of it is right
-    for each in commands[:-1]:
-        _before(draft, each, launch.line)
-    launch.env.update(
-        {
-            each.name: fill(literal(each.value) if quoted else each.text)
-            for each in last.assignments
-            if each.how == "prefix"
-        }
-    )
-    launch.words = _split(last.words, fill, quotes=quoted)
+    if len([each for each in inner.started if each is not chosen]) and not _before(inner, chosen):
+        return False
+    inner.events = inner.events[: chosen.before]
+    for event in inner.events[len(shell.events) :]:  # what stands before it is run by every task
+        event.kind = "each" if event.kind in ("started", "once") else event.kind
+    inner.variables = dict(chosen.variables)
+    inner.cwd = chosen.cwd
+    launch.shell, launch.words = inner, list(chosen.words)
+    _give(launch, chosen.prefix)
     return True
 
 
-def _before(draft: Draft, command: Command, line: int) -> None:
-    """Turn a command in front of the training, in the same shell, into setup, except what drumbeat sets itself."""
-    ours = [each for each in command.assignments if each.name in OURS]
-    for each in ours:
-        draft.drop(line, f"{each.name}={each.text}", WORKED_OUT)
-    if not ours:
-        draft.setup.append(_written(command))
+_NOT_STARTED = frozenset(
+    ("module", "ml", "conda", "mamba", "ulimit", "umask", "source", "set", "trap", "hostname", "date", "sleep")
+)
 
 
-def _written(command: Command) -> str:
-    prefixed = [f"{each.spelt}={each.value.raw}" for each in command.assignments if each.how in ("plain", "prefix")]
-    return " ".join(prefixed + [word.raw for word in command.words])
+def _anything(words: List[str]) -> bool:
+    return words[0] not in _NOT_STARTED and (len(words) > 1 or not MARK.fullmatch(words[0]))
+
+
+def _last_one(started: Started, inner: Shell) -> bool:
+    return started is inner.started[-1] and not any(starts_training(each.words) for each in inner.started)
+
+
+def _before(inner: Shell, chosen: Started) -> bool:
+    return inner.started[-1] is chosen and all(each.certain for each in inner.started)
 
 
 def _simple_wrapper(launch: Launch) -> None:
-    launch.words = launch.words[1:]
-    while launch.words and re.match(r"[A-Za-z_]\w*=", launch.words[0]):
-        name, _, value = launch.words.pop(0).partition("=")
-        launch.env[name] = value
+    program = launch.words.pop(0)
+    given: Dict[str, str] = {}
+    while program.endswith("env") and launch.words and re.match(r"[A-Za-z_]\w*=", launch.words[0]):
+        given.update([_pair(launch.words.pop(0))])
+    _give(launch, given)
 
 
 def _launcher(draft: Draft, launch: Launch) -> None:
+    words = launch.words
     try:
-        found = find_launcher(launch.words)
+        found = find_launcher(words)
     except Problem as problem:
         draft.question(launch.line, problem.what, problem.fix)
         return
@@ -278,11 +385,19 @@ def _launcher(draft: Draft, launch: Launch) -> None:
     if flags:
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
     launch.tasks, launch.launcher = found.ranks_per_node, True
+    if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
+        launch.tasks = 1  # torchrun's own default
+    if found.kind == "accelerate" and not found.nodes and launch.tasks:
+        launch.tasks = max(1, launch.tasks // int(draft.keys.get("nodes", 1)))
     kept = list(found.kept)
     for place in [place for place, word in enumerate(kept) if word in _LABELS][::-1]:
         draft.drop(
             launch.line, " ".join(kept[place : place + 2]), "only labels output, which drumbeat keeps apart by rank"
         )
         del kept[place : place + 2]
-    ends = [place for place, word in enumerate(launch.words[:8]) if _NAMES_LAUNCHER.fullmatch(word.rsplit("/", 1)[-1])]
-    launch.words = [*launch.words[: ends[-1] + 1 if ends else 1], *kept, *found.script]
+    ends = [
+        place
+        for place, word in enumerate(words[: len(found.prefix) + 8])
+        if _NAMES_LAUNCHER.fullmatch(word.rsplit("/", 1)[-1])
+    ]
+    launch.words = [*words[: ends[-1] + 1 if ends else len(found.prefix) + 1], *kept, *found.script]

@@ -266,10 +266,13 @@ def _megatron(answers: FrameworkAnswers) -> Iterator[Finding]:
     )
 
 
-def _maxtext(answers: FrameworkAnswers) -> Iterator[Finding]:
-    python, how = str(answers.probe.get("python", "")), recipe("maxtext", answers)
-    if tuple(int(part) for part in re.findall(r"\d+", python)[:2]) < (3, 12):
-        yield find("maxtext-python", python=python, recipe=how)
+def _plain(answers: FrameworkAnswers) -> Iterator[Finding]:
+    name = answers.framework
+    yield _imported(answers, name, ERROR, "", f"pip install {'paddlepaddle' if name == 'paddle' else name}")
+
+
+def _jax(answers: FrameworkAnswers) -> Iterator[Finding]:
+    how = recipe("maxtext", answers)
     yield _imported(answers, "jax", ERROR, "", how)
     platforms = answers.probe.get("jax")
     if platforms is None:
@@ -283,6 +286,13 @@ def _maxtext(answers: FrameworkAnswers) -> Iterator[Finding]:
             "jax-devices", "unseen" if unseen else "",
             count=len(platforms), kinds=", ".join(kinds), gpus=len(answers.gpus), recipe=how,
         )  # fmt: skip
+
+
+def _maxtext(answers: FrameworkAnswers) -> Iterator[Finding]:
+    python, how = str(answers.probe.get("python", "")), recipe("maxtext", answers)
+    if tuple(int(part) for part in re.findall(r"\d+", python)[:2]) < (3, 12):
+        yield find("maxtext-python", python=python, recipe=how)
+    yield from _jax(answers)
     if _module(answers, "maxtext")[0] is not None:
         command = "python3 -m maxtext.trainers.pre_train.train"
         yield find("maxtext", version=_module(answers, "maxtext")[0], evidence=[command])
@@ -299,7 +309,9 @@ def _mpi(answers: FrameworkAnswers) -> Iterator[Finding]:
 _CHECKS: Dict[str, Callable[[FrameworkAnswers], Iterator[Finding]]] = {
     "deepspeed": _deepspeed,
     "horovod": _horovod,
+    "jax": _jax,
     "maxtext": _maxtext,
+    **dict.fromkeys(("keras", "paddle", "ray", "tensorflow"), _plain),
     "megatron": _megatron,
     "mpi": _mpi,
 }

@@ -196,12 +196,22 @@ def misspelt(context: Context) -> Iterator[Hit]:
         if not each.name.startswith(FAMILIES) or each.name in SPELT or each.name in DEAD or each.name in DEBUGGING:
             continue
         if each.name not in near and len(near) < MOST_NAMES:
-            likely = difflib.get_close_matches(each.name[:60], SPELT, 1, _NEAR)
+            likely = difflib.get_close_matches(each.name[:60], SPELT, 1, _NEAR) or _with_more_parts(each.name)
             near[each.name] = likely[0] if likely else ""
             edits = _renamed(context, each.name, near[each.name]) if likely else ()
         if near.get(each.name):
             yield Hit(each.line, {"name": each.name, "near": near[each.name]}, edits)
             edits = ()
+
+
+def _with_more_parts(name: str) -> List[str]:
+    """Return the one known name that has all parts of this one, in order: NCCL_IFNAME lacks a part of NCCL_SOCKET_IFNAME."""
+    parts = name.split("_")
+    longer = [known for known in SPELT if known.startswith(parts[0] + "_") and known.endswith("_" + parts[-1])]
+    longer = [
+        known for known in longer if len(known.split("_")) == len(parts) + 1 and set(parts) <= set(known.split("_"))
+    ]
+    return longer if len(longer) == 1 and len(parts) > 1 else []
 
 
 def _renamed(context: Context, name: str, new: str) -> Tuple[Edit, ...]:
@@ -242,13 +252,24 @@ def sockets_without_tcp(context: Context) -> Iterator[Hit]:
 
 
 def rdma_off(context: Context) -> Iterator[Hit]:
-    for each in context.script.assignments:
+    other = any(each.name in ("FI_PROVIDER", "NCCL_NET", "NCCL_NET_PLUGIN") for each in context.script.assignments)
+    for each in context.script.assignments if not other else ():  # another network than InfiniBand is named
         if each.name == "NCCL_IB_DISABLE" and each.text == "1" and (context.nodes or 1) > 1:
             yield Hit(each.line, {"nodes": str(context.nodes)})
 
 
 def _number(text: str) -> Optional[int]:
     return int(text) if re.fullmatch(r"\d{1,6}", text) else None
+
+
+_MASKS = re.compile(r"(?:mask_cpu:|map_cpu:)?(?:0x[0-9a-fA-F]+,)+0x[0-9a-fA-F]+|(?:mask|map)_cpu:\S+")
+
+
+def masks_unused(context: Context) -> Iterator[Hit]:
+    for each in context.script.assignments:
+        used = re.search(rf"\$\{{?{each.name}\b", context.script.text)
+        if each.how == "plain" and not used and _MASKS.fullmatch(each.text.strip()):
+            yield Hit(each.line, {"name": each.name})
 
 
 def visibility_twice(context: Context) -> Iterator[Hit]:
@@ -280,5 +301,6 @@ VARIABLE_CHECKS = {
     "rdma-off": rdma_off,
     "sockets-without-tcp": sockets_without_tcp,
     "visibility-twice": visibility_twice,
+    "masks-unused": masks_unused,
     "secret": secret,
 }

@@ -212,7 +212,18 @@ def scontrol_in_container(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"name": found[0]})
 
 
+def gpus_task_by_task(context: Context) -> Iterator[Hit]:
+    script = context.script
+    per_node, total = script.option("ntasks-per-node", "tasks-per-node"), script.option("ntasks")
+    alone = per_node.value == "1" if per_node else bool(total and total.value == str(context.nodes or 1))
+    for each in script.directives:
+        handed_out = each.name == "gpus-per-task" or (each.name == "gpu-bind" and each.value != "none")
+        if handed_out and not alone:  # a task that is alone on its node has all of them
+            yield Hit(each.line)
+
+
 CHECKS = {
+    "gpus-task-by-task": gpus_task_by_task,
     "sbatch-late": sbatch_late,
     "sbatch-misspelt": sbatch_misspelt,
     "cores-for-one-task": cores_for_one_task,

@@ -70,7 +70,7 @@ def _distributed(program: Program) -> bool:
 def sampler_missing(program: Program) -> Iterator[Hit]:
     """Find DDP with a loader that gives every rank the same rows."""
     divided = (
-        r"Sampler|sampler|IterableDataset|split_dataset_by_node|webdataset|wds\.|accelerator|Fabric|shard\(|\[rank::"
+        r"Sampler\s*\(|sampler\s*=|IterableDataset|split_dataset_by_node|webdataset|wds\.|accelerator|Fabric|shard\(|\[rank::"
         r"|initialize_model_parallel|init_device_mesh"  # ranks that share a model must be given the same rows
     )
     if not program.complete or not _distributed(program) or re.search(divided, program.text):
@@ -122,7 +122,7 @@ def rank_as_device(program: Program) -> Iterator[Hit]:
         if isinstance(node, ast.Assign) and _GLOBAL_RANK.fullmatch(ast.unparse(node.value)):
             # `local_rank = get_rank()` is found where it is made
             globals_ |= {each.id for each in node.targets if isinstance(each, ast.Name) and each.id != "local_rank"}
-    if not globals_ or re.search(r"WORLD_SIZE.{0,40}LOCAL_WORLD_SIZE|device_count\(\)\s*==\s*world_size", program.text):
+    if re.search(r"WORLD_SIZE.{0,40}LOCAL_WORLD_SIZE|device_count\(\)\s*==\s*world_size", program.text):
         return
     for node in ast.walk(program.tree):
         if isinstance(node, ast.Call):
@@ -136,8 +136,11 @@ def rank_as_device(program: Program) -> Iterator[Hit]:
                 chosen = [item for value in given if isinstance(value, ast.List) for item in value.elts]
             else:
                 chosen = []
-            if any(isinstance(each, ast.Name) and each.id in globals_ for each in chosen):
-                yield Hit(program.line(node), {"name": next(each.id for each in chosen if isinstance(each, ast.Name))})
+            for each in chosen:
+                name = ast.unparse(each)
+                if name in globals_ or (_GLOBAL_RANK.fullmatch(name) and "get_rank" not in name):
+                    yield Hit(program.line(node), {"name": name})
+                    break
         elif isinstance(node, ast.JoinedStr):
             text = ast.unparse(node)
             found = re.match(r"f['\"]cuda:\{(\w+)\}['\"]$", text)

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 
-FRAMEWORKS = ("deepspeed", "horovod", "maxtext", "megatron", "mpi")
+FRAMEWORKS = ("deepspeed", "horovod", "jax", "keras", "maxtext", "megatron", "mpi", "paddle", "ray", "tensorflow")
 
 
 @dataclass(frozen=True)

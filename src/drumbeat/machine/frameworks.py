@@ -15,15 +15,18 @@ SECONDS = 120.0  # importing torch or asking a driver can take long on a cold fi
 MODULES = {
     "deepspeed": ("torch", "deepspeed"),
     "horovod": ("torch", "horovod"),
+    "jax": ("jax", "jaxlib"),
+    "keras": ("keras",),
     "maxtext": ("jax", "jaxlib", "maxtext", "MaxText"),
     "megatron": ("torch", "megatron.core", "transformer_engine", "apex", "flash_attn"),
     "mpi": ("mpi4py",),
+    "paddle": ("paddle",),
+    "ray": ("ray",),
+    "tensorflow": ("tensorflow",),
 }
 TOOLS: Dict[str, Tuple[Tuple[str, ...], ...]] = {
     "deepspeed": (("ds_report",),),
     "horovod": (("horovodrun", "--check-build"),),
-    "maxtext": (),
-    "megatron": (),
     "mpi": (
         ("ompi_info", "--parsable", "--all"),
         ("mpichversion",),
@@ -63,7 +66,7 @@ os._exit(0)
 
 
 def ask(host: Host, framework: str, python: str, gpus: Tuple[str, ...] = ()) -> FrameworkAnswers:
-    tools = {argv[0]: host.command(argv, SECONDS) for argv in TOOLS[framework] if _there(host, argv[0])}
+    tools = {argv[0]: host.command(argv, SECONDS) for argv in TOOLS.get(framework, ()) if _there(host, argv[0])}
     return FrameworkAnswers(
         framework,
         python,

@@ -15,6 +15,7 @@
 #SBATCH --partition=standard-g                   # whole GPU nodes; small-g and dev-g share them
 
 # Written by drumbeat 0.1.0 for run llama-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
+# Its command: python -u train.py
 BASE=/project/465/code/runs/llama-20231114-221320-dd56
 RUN=$BASE
 

@@ -12,6 +12,7 @@
 #SBATCH --exclusive                              # whole nodes, all cores and all memory belong to the eight GPUs
 
 # Written by drumbeat 0.1.0 for run llama3-8b-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
+# Its command: python train.py
 BASE=/project/465/code/runs/llama3-8b-20231114-221320-dd56
 RUN=$BASE
 

@@ -16,6 +16,7 @@
 #SBATCH --network=disable_rdzv_get               # FI_CXI_RDZV_PROTO=alt_read takes effect only with it
 
 # Written by drumbeat 0.1.0 for run resnet-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
+# Its command: torchrun train_ddp.py --epochs 100 --batch-size 2048 --base-lr 0.04 --target-accuracy 0.95 --patience 2
 BASE=/project/465/code/runs/resnet-20231114-221320-dd56
 RUN=$BASE
 

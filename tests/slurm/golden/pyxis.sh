@@ -14,6 +14,7 @@
 #SBATCH --mail-type=END,FAIL
 
 # Written by drumbeat 0.1.0 for run gpt-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
+# Its command: python train.py
 BASE=/project/465/code/runs/gpt-20231114-221320-dd56
 RUN=$BASE/array/$SLURM_ARRAY_TASK_ID  # each job of the array has its own run folder
 mkdir -p "$RUN"

@@ -11,6 +11,7 @@
 #SBATCH --output=/project/465/code/runs/llama-20231114-221320-dd56/slurm-%j.out
 
 # Written by drumbeat 0.1.0 for run llama-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
+# Its command: python train.py
 BASE=/project/465/code/runs/llama-20231114-221320-dd56
 RUN=$BASE
 

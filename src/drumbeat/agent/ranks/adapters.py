@@ -17,6 +17,7 @@ OFF = "off"
 _FILES = {
     "sitecustomize.py": "drumbeat.inrank.adapters",
     "jax_cluster.py": "drumbeat.inrank.adapters",
+    "worker_list.py": "drumbeat.inrank.adapters",
     "stacks.py": "drumbeat.inrank",
 }
 

@@ -179,7 +179,8 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
         )
     if found.kind == "composer":
         raise Problem(f"{found.words} inside a script", "write it as the command: drumbeat run -- composer ...")
-    if (found.nodes or 1) > len(settings.counts):
+    of_pod = found.nodes == sum(settings.counts)  # --nnodes $WORLD_SIZE, where a pod's operator counts pods
+    if (found.nodes or 1) > len(settings.counts) and not of_pod:
         raise Problem(
             f"the script's {found.words} is for {found.nodes} nodes, but this run has {len(settings.counts)}",
             f"say --nodes {found.nodes}; a script that starts other nodes itself belongs behind no launcher",

@@ -15,6 +15,7 @@ from drumbeat.backends.contract import Request
 from drumbeat.backends.slurm.directives import check_paths, header, notice
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 from drumbeat.base.signals import EXIT_PREFLIGHT
 from drumbeat.bundle.pinned import node_start, shell_start
 from drumbeat.containers.runtimes import bind_lines, node_lines, started_by_launcher
@@ -173,6 +174,7 @@ def render(order: Order) -> Request:
         *header(order),
         "",
         f"# Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` sends exactly this file.",
+        f"# Its command: {' '.join(printable(shlex.join(order.command)).split())}",
         f"BASE={shlex.quote(order.folder)}",
         *_array_lines(order),
         "",

@@ -12,7 +12,13 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # Module of a framework -> the file beside this one whose adapt(module) runs once that module is loaded.
-ADAPTERS = {"jax._src.clusters": "jax_cluster.py", "socket": "stacks.py"}
+ADAPTERS = {
+    "jax._src.clusters": "jax_cluster.py",
+    "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver": "worker_list.py",
+    "paddle.distributed.parallel": "worker_list.py",
+    "ray._private.worker": "worker_list.py",
+    "socket": "stacks.py",
+}
 
 
 class Hook:

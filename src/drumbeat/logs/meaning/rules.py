@@ -289,15 +289,13 @@ def rulebook() -> Rulebook:
     """The rules that come with drumbeat."""
     package = "drumbeat.logs.rules"
     rules = [rule for name in names(package) for rule in check(load(package, name), f"{name}.yaml")]
-    return Rulebook([*rules, *_removed_apis(load("drumbeat.lint", "python"))])
+    return Rulebook([*rules, *_removed_apis(load("drumbeat.lint", "removed"))])
 
 
 def _removed_apis(entries: Any) -> List[Rule]:
     """What `lint` knows of names that newer versions no longer have, as rules about the errors that they lead to."""
     rules = []
     for entry in entries:
-        if not entry["id"].endswith("-gone"):
-            continue
         name = re.search(entry["python"], entry["bad"])
         example = f"ImportError: cannot import name '{name[0] if name else entry['id']}'"
         missing = "(?:cannot import name|No module named|has no attribute)"
@@ -314,7 +312,7 @@ def _removed_apis(entries: Any) -> List[Rule]:
                 over=("P8", "P92", "M11"),
                 examples=(example,),
                 near=(name[0] if name else entry["id"],),
-                file="lint/python.yaml",
+                file="lint/removed.yaml",
             )
         )
     return rules

@@ -1,0 +1,878 @@
+"""A small interpreter of shell scripts: what a script does is worked out as far as its text decides it; nothing is run.
+
+Each statement leaves an event. What a command is started with, `argv` and exported variables, is text with marks for
+what only the running job knows (`values`). A condition that cannot be decided stays as it stands, with all that it may
+assign unknown from there on. Steps and lengths of values are bounded.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import re
+from dataclasses import field
+from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.commands.expand import MAX_VALUE, Expander, Value, calculated
+from drumbeat.commands.syntax import Node, assignment, names_read, parse
+from drumbeat.commands.values import (
+    HEAD,
+    HOSTS,
+    JOB,
+    MARK,
+    ONCE,
+    SUBMIT,
+    TASK,
+    Marks,
+    Unknown,
+)
+
+
+def _words(text: str) -> FrozenSet[str]:
+    return frozenset(text.split())
+
+
+MAX_STEPS = 20_000
+MAX_ROUNDS = 256  # of one loop
+MAX_DEPTH = 20  # of functions and substitutions in each other
+_TASK_VARIABLES = _words(
+    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURMD_NODENAME HOSTNAME RANK LOCAL_RANK NODE_RANK "
+    "GROUP_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMIX_RANK SLURM_TOPOLOGY_ADDR "
+    "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
+)
+_OF_DRUMBEAT = frozenset(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NNODES", "LOCAL_WORLD_SIZE"))
+_EACH_TIME = frozenset(("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "$", "!", "?"))
+_PRINTS = _words(
+    "echo printf date hostname set wait sleep pwd nvidia-smi rocm-smi amd-smi ls env printenv true : "
+    "scontrol sinfo squeue sacct which type free df lscpu uname id whoami cat head tail grep wc numactl "
+    "lspci ibstat ibv_devinfo ifconfig ip ulimit_ nvcc gcc lstopo du history groups uptime tput clear"
+)
+_STATE = _words("ulimit umask shopt stty alias hash enable complete trap_ unset pushd popd dirs let")
+_ENVIRONMENTS = re.compile(
+    r"(?:source|\.)\s+\S*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
+    r"|(?:conda|mamba|micromamba|pyenv|spack|module|ml|source\s+activate)\b|eval\s.*(?:conda|mamba|spack|pyenv)"
+)
+_ASKING = _words("[ [[ test command which type grep egrep pgrep nvidia-smi ping nc hash cmp diff")
+_FIRST_OF = re.compile(
+    r"head\s+-(?:n\s*)?1\b|-f\s*1\b|\$1\b|sed\s+-n\s+['\"]?1p|NR\s*==\s*1|%%|\[0\]|head\s+--lines=1|tail\s+-n\s*1\b.*-1"
+)
+_HOST_LIST = re.compile(r"scontrol\s+show\s+hostnames?|nodeset\s+-e|expand_hostlist|hostlist|PBS_NODEFILE|LSB_")
+_OWN_HOST = re.compile(
+    r"\s*srun\b[^|]*(?:-n ?1|--ntasks[= ]1|-w|--nodelist)\b[^|]*\bhostname\b"
+    r"|\s*(?:/bin/|/usr/bin/)?(?:hostname\b|uname\s+-n|ip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig\b)"
+    r"|\s*python3?\s+-c\b.*gethost"
+)
+_FILTERS = _words(
+    "awk cut head tr sed getent grep nslookup dig host echo hostname xargs printf ping tail egrep cat srun"
+)
+_DECLARING = ("export", "declare", "typeset", "readonly", "local")
+
+
+class Variable(NamedTuple):
+    value: Value
+    exported: bool = False
+    event: int = -1  # the one that gave it its value; -1: it was there before
+    maybe: bool = False  # exported by a statement that may not be reached
+
+
+@dataclass
+class Event:
+    """One statement. `kind`: assign, export, cd, print (nothing to keep), started (asked for by
+    the caller), shell (changes the shell), once (all else)."""
+
+    kind: str
+    line: int
+    text: str
+    reads: FrozenSet[str] = frozenset()
+    writes: FrozenSet[str] = frozenset()
+    value: Optional[Value] = None  # assign: what it gives
+    words: Tuple[str, ...] = ()
+    soft: bool = False  # shell: brings an environment, and leaves the script's own variables alone
+
+
+@dataclass
+class Started:
+    """A command that the caller asked for, with what reaches it."""
+
+    line: int
+    words: List[str]
+    variables: Dict[str, Variable]
+    cwd: str
+    before: int  # events before it
+    certain: bool  # not inside a condition that cannot be decided
+    text: str
+    prefix: Dict[str, str] = field(default_factory=dict)  # variables for this command alone
+    piped: str = ""
+    background: bool = False
+
+
+class _Exit(Exception):
+    pass
+
+
+class _Return(Exception):
+    pass
+
+
+class Shell:
+    """The state of one shell that reads one text."""
+
+    def __init__(
+        self,
+        known: Mapping[str, str],
+        wanted: Callable[[List[str]], bool],
+        arguments: Optional[Sequence[str]] = (),
+        marks: Optional[Marks] = None,
+        task: bool = False,
+        read: Callable[[str], str] = lambda path: "",
+    ) -> None:
+        self.marks = marks or Marks()
+        self.known, self.wanted, self.task, self.read = known, wanted, task, read
+        self.arguments = None if arguments is None else list(arguments)
+        self.variables: Dict[str, Variable] = {}
+        self.functions: Dict[str, Tuple[Node, str]] = {}
+        self.required: FrozenSet[str] = frozenset()  # variables from outside without which the script does not go on
+        self.ended_at = 0  # the line of an exit that is reached in any case
+        self.exports: FrozenSet[str] = frozenset()  # variables that are exported whenever they get a value
+        self.hidden: FrozenSet[str] = frozenset()  # variables that the shell outside has not exported
+        self.files: Dict[str, str] = {}  # what the script writes into files: path -> text
+        self.events: List[Event] = []
+        self.started: List[Started] = []
+        self.defaults: Dict[str, str] = {}  # variables that the script takes from outside, and its default for each
+        self.unread: List[Tuple[int, str, Tuple[str, ...]]] = []  # sourced, not to be read here, and what it may change
+        self.cwd = ""
+        self.foreign = False  # something was sourced that may set any variable
+        self.stops_at_errors = self.exports_all = False
+        self.certain = True
+        self.steps, self.depth = [0], 0
+        self.text = ""
+        self.words = Expander(self.marks, self._lookup, self._substitute, self._unset, self._assign_default)
+
+    def run(self, text: str, line: int = 1) -> Shell:
+        """Read a text. Marks in it are what an outer shell has put in."""
+        self.text = text
+        try:
+            self._body(parse(self.text, line))
+        except (_Exit, _Return):
+            pass
+        return self
+
+    # Variables
+
+    def _lookup(self, name: str) -> Optional[Value]:
+        found = self.variables.get(name)
+        if found is not None:
+            return found.value
+        if name in ("@", "*") or name.isdigit():
+            return self._argument(name)
+        if name in self.hidden:
+            return ""
+        if name == "#":
+            return str(len(self.arguments)) if self.arguments is not None else self._mark("$#", SUBMIT)
+        if name == "PWD":
+            return self.cwd or self._mark("${PWD}", SUBMIT)
+        if name == "SLURM_SUBMIT_DIR":
+            return self._mark("${PWD}", SUBMIT) if not self.cwd else self._mark("${SLURM_SUBMIT_DIR}", JOB)
+        if name in self.known and not (self.task and name in _TASK_VARIABLES):
+            return self.known[name]
+        if name in _EACH_TIME:
+            return self._mark(f"${{{name}}}" if len(name) > 1 else f"${name}", ONCE, False)
+        if name in ("HOSTNAME", "SLURMD_NODENAME", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_SUBMIT_HOST") and not self.task:
+            return self._head()
+        if self.task and (name in _TASK_VARIABLES or name in _OF_DRUMBEAT):
+            return self._mark(f"${{{name}}}", TASK)
+        later = name.startswith("SLURM_") or (self.foreign and name not in ("HOME", "USER", "LOGNAME"))
+        return self._mark(f"${{{name}}}", JOB if later else SUBMIT)
+
+    def _argument(self, name: str) -> Value:
+        if self.arguments is None:
+            if name in ("@", "*"):  # nobody gave any
+                self.defaults.setdefault("$@", "")
+                return []
+            return self._mark(f"${{{name}}}", SUBMIT)
+        if name in ("@", "*"):
+            return list(self.arguments)
+        if name == "0":
+            return self._mark("$0", JOB)
+        return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""
+
+    def _mark(self, text: str, kind: str, stable: bool = True) -> str:
+        return self.marks.mark(Unknown(text, kind, names_read(text), stable))
+
+    def _head(self) -> str:
+        return self.marks.mark(Unknown("${MASTER_ADDR}", HEAD))
+
+    def _unset(self, name: str, default: str) -> Optional[bool]:
+        """Return true for a variable of the submitting shell that is taken to be unset; None if it may well be set."""
+        if re.fullmatch(
+            r"(?:HOME|USER|PATH|TMPDIR|SCRATCH|WORK|PWD|SHELL|LANG|LOGNAME)|\w*PATH|XDG_\w+|CONDA_\w+|(?:SLURM|PBS)_\w+",
+            name,
+        ):
+            return None
+        if name in self.required:
+            return False
+        if name.isdigit():
+            self.defaults.setdefault(f"${name}", default)
+            return True
+        self.defaults.setdefault(name, default)
+        return True
+
+    def _assign_default(self, name: str, value: str) -> None:
+        self._assign(name, value, f'"${{{name}:={value}}}"', 0, False)
+
+    def _assign(self, name: str, value: Value, raw: str, line: int, exported: bool) -> None:
+        before = self.variables.get(name)
+        exported = exported or self.exports_all or name in self.exports or bool(before and before.exported)
+        joined = value if isinstance(value, str) else "\0".join(value)
+        own = f"${{{name}}}"
+        if len(joined) > MAX_VALUE or not self.marks.named(joined) or name in self.marks.reads(joined):
+            kind = self.marks.kind(joined) or JOB
+            if isinstance(value, str):
+                value = self.marks.mark(Unknown(own, kind, frozenset((name,)), False, f"{raw}"))
+            elif len(joined) > MAX_VALUE:
+                value = [self.marks.mark(Unknown(f"${{{name}[@]}}", kind, frozenset((name,)), False, raw))]
+        for other, variable in list(
+            self.variables.items()
+        ):  # those that hold the old value keep it under their own name
+            held = variable.value if isinstance(variable.value, str) else "".join(variable.value)
+            if other != name and name in self.marks.reads(held) and variable.event >= 0:
+                made = self.events[variable.event].text
+                mark = self.marks.mark(Unknown(f"${{{other}}}", JOB, frozenset((other,)), False, made))
+                self.variables[other] = variable._replace(value=mark if isinstance(variable.value, str) else [mark])
+        self.events.append(Event("assign", line, f"{name}={raw}", names_read(raw), frozenset((name,)), value))
+        self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe))
+
+    def _set(self, parts: Tuple[str, str, bool, str], line: int, exported: bool) -> None:
+        name, index, more, raw = parts
+        value: Value
+        if raw.startswith("(") and raw.endswith(")"):
+            items = [
+                each
+                for node in parse("_ " + raw[1:-1].replace("\n", " \\\n"))
+                for word in node.words[1:]
+                for each in self.words.fields(word.raw)
+            ]
+            value = items
+        else:
+            value = self.words.text(raw)
+        before = self._lookup(name) if more or index else ""
+        if index:
+            place = calculated(self.words.text(index[1:-1]))
+            items = list(before) if isinstance(before, list) else []
+            if place is None or isinstance(value, list) or not 0 <= place <= len(items):
+                value = [self._mark(f"${{{name}[@]}}", JOB, False)]
+            else:
+                value = [*items[:place], value, *items[place + 1 :]]
+            raw = f"({' '.join(map(self.marks.quoted, value))})"
+        elif more:
+            if isinstance(before, list) or isinstance(value, list):
+                old = before if isinstance(before, list) else [before] if before and name in self.variables else []
+                value = [*old, *(value if isinstance(value, list) else [value])]
+                raw = f"({' '.join(map(self.marks.quoted, value))})"
+            else:
+                raw = f"${{{name}}}{raw}" if before else raw
+                value = (before or "") + value
+        self._assign(name, value, raw, line, exported)
+
+    # Substitutions
+
+    def _substitute(self, text: str) -> str:
+        written = f"$({text})"
+        if self.depth > MAX_DEPTH:
+            return self.marks.mark(Unknown(written, JOB, names_read(text), False))
+        nodes = parse(text)
+        inner = self._apart(certain=False)
+        inner.text, inner.depth = text, self.depth + 1
+        if len(nodes) == 1 and nodes[0].kind == "simple" and not nodes[0].assigned:
+            words = [each for word in nodes[0].words for each in inner.words.fields(word.raw)]
+            known = self._simple_output(words, nodes[0], inner)
+            if known is not None:
+                return known.rstrip("\n")
+        if not self.task:
+            found = self._host(text, nodes, inner)
+            if found:
+                return found
+        names = {word.text.rsplit("/", 1)[-1] for node in nodes for each in node.walk() for word in each.words[:1]}
+        each_time = names & {"date", "mktemp", "uuidgen", "shuf", "openssl", "$RANDOM"} or re.search(
+            r"\$\{?RANDOM|/urandom", text
+        )
+        reads = names_read(text)
+        values = "".join("".join(value) for value in (self._lookup(name) or "" for name in reads))
+        own = {"hostname", "nproc", "nvidia-smi", "rocm-smi", "taskset"} & names
+        kind = ONCE if each_time else TASK if own else self.marks.kind(values) or JOB
+        kind = JOB if kind in (SUBMIT, HEAD, HOSTS) else kind
+        return self.marks.mark(Unknown(written, kind, reads, False))
+
+    def _simple_output(self, words: List[str], node: Node, inner: Shell) -> Optional[str]:
+        name = words[0].rsplit("/", 1)[-1] if words else ""
+        decided = not any(self.marks.kind(word) for word in words)
+        if name == "echo" and not node.redirects:
+            return " ".join(word for word in words[1:] if word not in ("-n", "-e"))
+        if name == "cat" and node.heredocs and len(words) == 1:
+            return node.heredocs[0].text if node.heredocs[0].literal else inner.words.heredoc(node.heredocs[0].text)
+        if name == "pwd":
+            return self.cwd or self._mark("${PWD}", SUBMIT)
+        if name in ("whoami",) or words[:2] == ["id", "-un"]:
+            return self._mark("${USER}", SUBMIT)
+        if name == "expr" and decided:
+            number = calculated(" ".join(words[1:]))
+            return None if number is None else str(number)
+        if name == "seq" and decided and all(word.isdigit() for word in words[1:]) and len(words) in (2, 3):
+            first, last = (1, int(words[1])) if len(words) == 2 else (int(words[1]), int(words[2]))
+            return "\n".join(map(str, range(first, min(last, first + 1000) + 1)))
+        if name in ("dirname", "basename") and len(words) == 2 and words[1]:
+            place = words[1].rstrip("/")
+            if not decided and "/" not in MARK.sub("", place):
+                return None
+            return (place.rpartition("/")[0] or ".") if name == "dirname" else place.rpartition("/")[2]
+        return None
+
+    def _host(self, text: str, nodes: Sequence[Node], inner: Shell) -> str:
+        """Return a mark for a list of the job's nodes, or for the first of them."""
+        reads = "".join("".join(inner._lookup(name) or "") for name in names_read(text))
+        kinds = {unknown.kind for unknown in self.marks.of(reads)}
+        names = [
+            word.text.rsplit("/", 1)[-1]
+            for node in nodes
+            for each in node.walk()
+            for word in each.words[:1]
+            if each.kind == "simple"
+        ]
+        if _HOST_LIST.search(text) or (HOSTS in kinds and set(names) <= _FILTERS):
+            if _FIRST_OF.search(text):
+                return self._head()
+            return self.marks.mark(Unknown(f"$({text})", HOSTS, names_read(text), False))
+        if (HEAD in kinds and set(names) <= _FILTERS) or (
+            _OWN_HOST.match(text) and not re.search(r"\$\{?SLURM_(?:PROC|NODE|LOCAL)ID", text)
+        ):
+            return self._head()
+        return ""
+
+    # Commands
+
+    def _apart(self, certain: bool = True) -> Shell:
+        """Return a copy whose variables and events are its own."""
+        other = copy.copy(self)
+        other.variables, other.files, other.events = dict(self.variables), dict(self.files), list(self.events)
+        other.certain = self.certain and certain
+        other.words = Expander(other.marks, other._lookup, other._substitute, other._unset, other._assign_default)
+        return other
+
+    def _body(self, nodes: Sequence[Node]) -> Optional[bool]:
+        result: Optional[bool] = True
+        for node in nodes:
+            result = self._command(node)
+        return result
+
+    def _command(self, node: Node, piped: str = "") -> Optional[bool]:
+        """Run one command. The result is that of its exit code, as far as it is known."""
+        self.steps[0] += 1
+        if self.steps[0] > MAX_STEPS:
+            raise Problem(
+                f"line {node.line}: more than {MAX_STEPS:,} steps",
+                "no batch script needs so many: is it the right file?",
+            )
+        if node.background and node.kind != "simple":
+            self._keep(node)
+            self._look_inside(node)
+            return True
+        result: Optional[bool] = (
+            getattr(self, f"_{node.kind}")(node) if node.kind != "simple" else self._simple(node, piped)
+        )
+        return (not result if result is not None else None) if node.negated else result
+
+    def _keep(self, node: Node) -> None:
+        """Leave a command as it stands; what it may assign is unknown from here on."""
+        text = self.text[node.start : node.end]
+        inside = list(node.walk())
+        names = {_name(each) for each in inside if each.kind == "simple"}
+        writes = frozenset() if node.kind in ("subshell", "pipeline") or node.background else node.writes()
+        state = writes or names & (
+            _STATE | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"}
+        )
+        quiet = names <= _PRINTS and not writes and not any(_into_file(each) for each in inside)
+        kind = "print" if quiet else "shell" if state and node.kind not in ("subshell", "pipeline") else "once"
+        self.events.append(Event(kind, node.line, text, names_read(text), writes))
+        for name in writes:
+            old = self.variables.get(name)
+            mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, text))
+            before = bool(old and old.exported) or self.exports_all or name in self.exports
+            maybe = not before and _exports(inside, name)
+            self.variables[name] = Variable(
+                mark, before or maybe, len(self.events) - 1, maybe or bool(old and old.maybe)
+            )
+        self.foreign = self.foreign or bool(names & {"source", ".", "eval"})
+
+    def _look_inside(self, node: Node) -> None:
+        """Look for what is started inside a command that is left as it stands."""
+        for body in node.bodies if node.kind != "list" else [[part for each in node.bodies for part in each]]:
+            inner = self._apart(certain=False)
+            inner.started = self.started
+            try:
+                inner._body(body)
+            except (_Exit, _Return):
+                pass
+
+    def _unknown(self, node: Node) -> Optional[bool]:
+        if node.end > node.start:
+            self._keep(node)
+        return None
+
+    def _group(self, node: Node) -> Optional[bool]:
+        return self._body(node.bodies[0])
+
+    def _subshell(self, node: Node) -> Optional[bool]:
+        started = len(self.started)
+        self._look_inside(node)
+        if len(self.started) == started:
+            self._keep(node)
+        return None
+
+    def _pipeline(self, node: Node) -> Optional[bool]:
+        started = len(self.started)
+        for place, body in enumerate(node.bodies):
+            inner = self._apart()
+            inner.started = self.started
+            rest = self.text[node.bodies[place + 1][0].start : node.end] if place + 1 < len(node.bodies) else ""
+            if body[0].kind == "simple":
+                inner._simple(body[0], rest)
+        if len(self.started) == started:
+            self._keep(node)
+        return None
+
+    def _list(self, node: Node) -> Optional[bool]:
+        names = [_name(body[0]) for body in node.bodies]
+        before, events = self._apart(), len(self.events)
+        started = len(self.started)
+        result = self._command(node.bodies[0][0])
+        for place, joint in enumerate(node.joints):
+            if result is None and (
+                names[place] in _ASKING or len(self.started) > started or node.bodies[place][0].kind != "simple"
+            ):
+                if len(self.started) > started:  # what follows a training
+                    return None
+                del self.events[events:]
+                self.variables = before.variables
+                self._keep(node)
+                self._look_inside(node)
+                return None
+            taken = result is not False
+            if (joint == "&&") == taken:
+                result = self._command(node.bodies[place + 1][0])
+        return result
+
+    def _if(self, node: Node) -> Optional[bool]:
+        before, events = self._apart(), len(self.events)
+        pairs = list(zip(node.bodies[0::2], node.bodies[1::2]))
+        for condition, body in pairs:
+            started, defaults = len(self.started), set(self.defaults)
+            result = self._body(condition)
+            if len(self.started) > started:
+                return None
+            fresh = set(self.defaults) - defaults
+            if result and fresh and any(_name(each) == "exit" for each in body):  # it does not go on without them
+                self.required = self.required | fresh
+                for name in fresh:
+                    del self.defaults[name]
+                continue
+            if result is None:
+                del self.events[events:]
+                self.variables = before.variables
+                self._keep(node)
+                self._look_inside(node)
+                return None
+            if result:
+                return self._body(body)
+        return self._body(node.bodies[-1]) if len(node.bodies) % 2 else True
+
+    def _case(self, node: Node) -> Optional[bool]:
+        value = self.words.text(node.words[0].raw) if node.words else ""
+        patterns = [[self.words.text(each) for each in joint.split("\n")] for joint in node.joints]
+        if MARK.search(value) or any(MARK.search(each) for some in patterns for each in some):
+            self._keep(node)
+            self._look_inside(node)
+            return None
+        for some, body in zip(patterns, node.bodies):
+            if any(fnmatch.fnmatchcase(value, each) for each in some):
+                return self._body(body)
+        return True
+
+    def _while(self, node: Node) -> Optional[bool]:
+        if self.arguments is None and re.search(r"\$\{?#|getopts", self.text[node.start : node.bodies[1][0].start]):
+            self.defaults.setdefault("$@", "")  # it goes through arguments, and nobody gave any
+            return True
+        if self._apart()._body(node.bodies[0]) is not None and not any(
+            each.kind == "unknown" for each in node.bodies[0]
+        ):
+
+            def rounds(shell: Shell) -> None:
+                for _ in range(MAX_ROUNDS):
+                    if shell._body(node.bodies[0]) is node.negated:
+                        return
+                    shell._body(node.bodies[1])
+
+            return self._inline(node, rounds)
+        self._keep(node)
+        self._look_inside(node)
+        return None
+
+    def _for(self, node: Node) -> Optional[bool]:
+        items = [each for word in node.words[1:] for each in self.words.fields(word.raw)]
+        if any(MARK.search(each) for each in items) or len(items) > MAX_ROUNDS or (len(node.words) == 1):
+            self._keep(node)
+            self._look_inside(node)
+            return None
+
+        def rounds(shell: Shell) -> None:
+            for item in items:
+                shell._assign(node.words[0].text, item, self.marks.quoted(item), node.line, False)
+                shell._body(node.bodies[0])
+
+        return self._inline(node, rounds)
+
+    def _inline(self, node: Node, body: Callable[[Shell], None]) -> Optional[bool]:
+        """Run a loop or a function here if its text decides all that it does; else keep it as it stands."""
+        trial = self._apart()
+        trial.started = []
+        try:
+            body(trial)
+        except _Return:
+            pass
+        fresh = trial.events[len(self.events) :]
+        decided = all(
+            event.kind in ("print", "cd", "export")
+            or (event.kind == "assign" and not MARK.search("".join(event.value or "")))
+            for event in fresh
+        )
+        if trial.started and len(trial.started) > 1 and node.kind == "for":
+            for each in trial.started:
+                each.certain = False
+        if decided or trial.started:
+            self.started += trial.started
+            self.__dict__.update(
+                {**trial.__dict__, "started": self.started, "certain": self.certain, "words": self.words}
+            )
+            return True
+        self._keep(node)
+        writes = frozenset(name for event in fresh for name in event.writes)
+        kept = self.events[-1]
+        kinds = {event.kind for event in fresh}
+        kept.kind = "shell" if writes or "shell" in kinds or "cd" in kinds else kept.kind
+        kept.kind = "once" if kept.kind == "print" and "once" in kinds else kept.kind
+        kept.writes |= writes
+        kept.reads |= frozenset(
+            f"{name}()" for name in self.functions if re.search(rf"\b{re.escape(name)}\b", kept.text)
+        )
+        for name in writes:
+            mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, kept.text))
+            self.variables[name] = Variable(
+                mark, trial.variables[name].exported if name in trial.variables else False, len(self.events) - 1
+            )
+        return None
+
+    def _function(self, node: Node) -> Optional[bool]:
+        name = node.words[0].text
+        text = self.text[node.start : node.end]
+        self.functions[name] = (node.bodies[0][0], self.text)
+        self.events.append(Event("assign", node.line, text, names_read(text), frozenset((f"{name}()",))))
+        return True
+
+    def _call(self, name: str, words: List[str], node: Node) -> Optional[bool]:
+        body, text = self.functions[name]
+
+        def call(shell: Shell) -> None:
+            outer, shell.arguments = shell.arguments, words[1:]
+            source, shell.text = shell.text, text
+            shell.depth += 1
+            try:
+                if shell.depth < MAX_DEPTH:
+                    shell._command(body)
+            finally:
+                shell.arguments, shell.text = outer, source
+                shell.depth -= 1
+
+        return self._inline(node, call)
+
+    def _simple(self, node: Node, piped: str = "") -> Optional[bool]:
+        assigned = [each for each in map(assignment, node.assigned) if each]
+        if not node.words:
+            for each in assigned:
+                self._set(each, node.line, False)
+            if node.redirects and not assigned:
+                self.events.append(Event("once", node.line, self.text[node.start : node.end]))
+            return True
+        words = [each for word in node.words for each in self.words.fields(word.raw)]
+        text = self.text[node.start : node.end]
+        if not words:
+            return True
+        name = words[0].rsplit("/", 1)[-1]
+        builtin = _BUILTINS.get(words[0])
+        if builtin:
+            return builtin(self, words, node, text)
+        if words[0] in self.functions:
+            return self._call(words[0], words, node)
+        if self.wanted(words):
+            prefix = {each[0]: self.words.text(each[3]) for each in assigned}
+            started = Started(
+                node.line, words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
+            )
+            started.piped, started.background = piped, node.background
+            self.started.append(started)
+            self.events.append(Event("started", node.line, text, names_read(text), words=tuple(words)))
+            return None
+        self._remember_file(words, node)
+        reads = names_read(text)
+        environment = _ENVIRONMENTS.match(text)
+        if environment:
+            self.foreign = True
+            self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
+        elif name in _STATE:
+            self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
+        else:
+            quiet = (name in _PRINTS and not _into_file(node)) or node.background and name in _PRINTS
+            self.events.append(Event("print" if quiet else "once", node.line, text, reads, words=tuple(words)))
+        return None if name not in ("echo", "printf", "mkdir", "export") else True
+
+    def _remember_file(self, words: List[str], node: Node) -> None:
+        """Remember the text of a file that the script writes with a heredoc."""
+        targets = [token.word for token in node.redirects if token.text in (">", ">|") and token.word]
+        if node.heredocs and words[0] in ("cat", "tee"):
+            path = self.words.text(targets[0].raw) if targets else words[-1] if len(words) > 1 else ""
+            document = node.heredocs[0]
+            self.files[path] = document.text if document.literal else self.words.heredoc(document.text)
+
+    # Builtins
+
+    def _declare(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        flags = "".join(word.raw for word in node.words[1:] if word.raw.startswith("-"))
+        exports = words[0] == "export" or "x" in flags
+        if words[0] == "export" and "n" in flags:
+            exports = False
+        for word in node.words[1:]:
+            parts = assignment(word)
+            if parts:
+                self._set(parts, node.line, exports)
+                if exports:
+                    self.variables[parts[0]] = self.variables[parts[0]]._replace(maybe=False)
+                continue
+            for name in self.words.fields(word.raw) if not word.raw.startswith("-") else ():
+                found = assignment(word._replace(raw=name)) if "=" in name else None
+                if found:
+                    self._assign(found[0], found[3], self.marks.quoted(found[3]), node.line, exports)
+                elif re.fullmatch(r"[A-Za-z_]\w*", name) and exports:
+                    old = self.variables.get(name)
+                    self.exports = self.exports | {name}
+                    if old:
+                        self.variables[name] = old._replace(exported=True, maybe=False)
+                        self.events.append(
+                            Event("export", node.line, f"export {name}", frozenset((name,)), frozenset((name,)))
+                        )
+        return True
+
+    def _unset_builtin(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        for name in words[1:]:
+            if name.startswith("-"):
+                continue
+            self.hidden |= {name}
+            kind = "shell" if self.variables.pop(name, None) is None else "assign"
+            self.events.append(Event(kind, node.line, f"unset {name}", frozenset(), frozenset((name,)), soft=True))
+        return True
+
+    def _cd(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        place = words[1] if len(words) > 1 else self._mark("${HOME}", SUBMIT)
+        if place == "-" or words[0] != "cd":
+            self.cwd = self._mark("${PWD}", JOB, False)
+        else:
+            base = self.cwd or self._mark("${PWD}", SUBMIT)
+            absolute = place.startswith("/") or MARK.match(place)
+            self.cwd = place if absolute else f"{base}/{place}" if place not in (".", "./") else self.cwd
+        self.events.append(Event("cd", node.line, text, names_read(text), words=tuple(words)))
+        return True
+
+    def _set_builtin(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        if "--" in words:
+            self.arguments = words[words.index("--") + 1 :]
+        options = " ".join(words[1:])
+        self.stops_at_errors = self.stops_at_errors or bool(re.search(r"(?:^|\s)-\w*e|errexit", options))
+        self.exports_all = bool(re.search(r"(?:^|\s)-\w*a|(?<!\+)o allexport", options)) or (
+            self.exports_all and not re.search(r"\+\w*a", options)
+        )
+        return True
+
+    def _shift(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        if self.arguments is not None:
+            count = int(words[1]) if len(words) > 1 and words[1].isdigit() else 1
+            del self.arguments[:count]
+        return True
+
+    def _source(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        soft = bool(_ENVIRONMENTS.match(text))
+        self.foreign = True
+        sourced = self.read(words[1]) if words[0] != "eval" and len(words) > 1 and not soft else ""
+        if sourced:
+            inside = [each for top in parse(sourced) for each in top.walk()]
+            deeper = any(_name(each) in ("source", ".", "eval") or each.kind == "unknown" for each in inside)
+            soft = not deeper
+            writes = frozenset(name for each in inside for name in each.writes())
+        else:
+            writes = frozenset()
+        self.events.append(Event("shell", node.line, text, names_read(text), words=tuple(words), soft=soft))
+        for name in writes:
+            mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, text))
+            old = self.variables.get(name)
+            exported = bool(old and old.exported) or self.exports_all or _exports(inside, name)
+            self.variables[name] = Variable(mark, exported, len(self.events) - 1)
+        if not soft and self.variables:
+            self.unread.append((node.line, text, tuple(name for name in self.variables if name not in writes)))
+        return True
+
+    def _eval(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        said = " ".join(words[1:])
+        if any(not unknown.stable and unknown.text.startswith("$(") for unknown in self.marks.of(said)):
+            return self._source(words, node, text)
+        outer, self.text = self.text, said
+        try:
+            return self._body(parse(self.text, node.line))
+        finally:
+            self.text = outer
+
+    def _exec(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        if len(node.words) > 1 and not node.words[1].raw.startswith("-"):
+            rest = copy.copy(node)
+            rest.words = node.words[1:]
+            self._simple(rest)
+            raise _Exit
+        return True
+
+    def _exit(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        if self.certain:
+            self.events.append(Event("print", node.line, text))
+            self.ended_at = node.line
+        raise (_Return if words[0] == "return" else _Exit)
+
+    def _read(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        self._keep(node)
+        kept = self.events[-1]
+        hosts = _HOST_LIST.search(text)
+        for name in kept.writes if hosts and not self.task else ():
+            kind = HEAD if _FIRST_OF.search(text) else HOSTS
+            mark = (
+                self._head()
+                if kind == HEAD
+                else self.marks.mark(Unknown(f"${{{name}[@]}}", HOSTS, frozenset((name,)), False))
+            )
+            self.variables[name] = self.variables[name]._replace(value=[mark] if words[0] != "read" else mark)
+        kept.kind = "assign"
+        return True
+
+    def _echo(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        self._remember_file(words, node)
+        self.events.append(Event("once" if _into_file(node) else "print", node.line, text, names_read(text)))
+        return True
+
+    def _true(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        return words[0] != "false"
+
+    def _trap(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        self.events.append(Event("print", node.line, text))
+        return True
+
+    def _without_outside(self, text: str) -> str:
+        """Return '' for a variable of the submitting shell that is taken to be unset."""
+        found = self.marks.get(text) if MARK.fullmatch(text) else None
+        if found and (found.kind == HEAD or found.text == "${SLURM_JOB_ID}"):
+            return "1"  # not empty
+        name = re.fullmatch(r"\$\{(\w+)\}", found.text) if found and found.kind == SUBMIT else None
+        return "" if name and not name[1].isdigit() and self._unset(name[1], "") else text
+
+    def _test(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        double = words[0] == "[["
+        raw = [word.raw for word in node.words]
+        each = [[self.words.text(word)] if double else self.words.fields(word) for word in raw[1:]]
+        fields = [field for some in each for field in some]
+        quoted = [word[:1] in "'\"" for word, some in zip(raw[1:], each) for _ in some]
+        if fields and fields[-1] in ("]", "]]"):
+            fields.pop()
+        if len(fields) <= 2 or fields[0] == "!":
+            fields = [self._without_outside(each) for each in fields]
+        else:
+            fields = [
+                self._without_outside(each) if each != "1" and self.marks.kind(each) == SUBMIT else each
+                for each in fields
+            ]
+        return _decide(list(zip(fields, quoted)), double)
+
+
+def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:
+    """Return what a test says; None if its text does not decide it."""
+    for joint, empty in (("||", False), ("-o", False), ("&&", True), ("-a", True)):
+        places = [
+            place
+            for place, (word, quoted) in enumerate(words)
+            if word == joint and not quoted and 0 < place < len(words) - 1
+        ]
+        if places and not any(word in "()" for word, quoted in words if word and not quoted):
+            left, right = _decide(words[: places[0]], double), _decide(words[places[0] + 1 :], double)
+            if left is (not empty) or right is (not empty):
+                return not empty
+            return None if left is None or right is None else empty
+    if words and words[0] == ("!", False):
+        result = _decide(words[1:], double)
+        return None if result is None else not result
+    text = [word for word, _ in words]
+    if len(text) == 1:
+        return bool(text[0]) if not MARK.search(text[0]) else True if MARK.sub("", text[0]) else None
+    if len(text) == 2 and text[0] in ("-z", "-n"):
+        sure = MARK.sub("", text[1])
+        if not sure and MARK.search(text[1]):
+            return None
+        return bool(sure) == (text[0] == "-n")
+    if len(text) != 3 or MARK.search(text[0] + text[2]):
+        return None
+    one, op, other = text
+    if op in ("=", "==", "!="):
+        same = fnmatch.fnmatchcase(one, other) if double and not words[2][1] else one == other
+        return same == (op != "!=")
+    numbers = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
+    if op in numbers:
+        number = calculated(f"({one or 0}){numbers[op]}({other or 0})")
+        return None if number is None else bool(number)
+    return None
+
+
+def _name(node: Node) -> str:
+    return node.words[0].text.rsplit("/", 1)[-1] if node.kind == "simple" and node.words else ""
+
+
+def _into_file(node: Node) -> bool:
+    return any(
+        token.text in (">", ">>", "&>", "&>>", ">|") and token.word and not token.word.text.startswith("/dev/")
+        for token in node.redirects
+    )
+
+
+def _exports(nodes: Sequence[Node], name: str) -> bool:
+    return any(
+        _name(each) == "export" and any(re.match(rf"{name}(?:=|$)", word.raw) for word in each.words[1:])
+        for each in nodes
+    )
+
+
+_BUILTINS: Dict[str, Callable[[Shell, List[str], Node, str], Optional[bool]]] = {
+    **dict.fromkeys(_DECLARING, Shell._declare),
+    **dict.fromkeys(("[", "[[", "test"), Shell._test),
+    **dict.fromkeys(("source", "."), Shell._source),
+    **dict.fromkeys(("read", "mapfile", "readarray"), Shell._read),
+    **dict.fromkeys(("exit", "return"), Shell._exit),
+    **dict.fromkeys(("cd", "pushd", "popd"), Shell._cd),
+    **dict.fromkeys(("true", "false", ":"), Shell._true),
+    **dict.fromkeys(("echo", "printf"), Shell._echo),
+    "unset": Shell._unset_builtin,
+    "set": Shell._set_builtin,
+    "shift": Shell._shift,
+    "eval": Shell._eval,
+    "exec": Shell._exec,
+    "trap": Shell._trap,
+}

@@ -1,0 +1,360 @@
+"""Shell text as a tree: lists, pipelines, conditions, loops, functions. Built on the lexer's tokens; nothing is run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from typing import FrozenSet, Iterator, List, Optional, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.commands.shell import Heredoc, Lexer, Token, Word
+
+MAX_NESTING = 100  # compound commands inside each other; more is no script that a person wrote
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
+_FUNCTION = re.compile(r"[\w.:-]+")
+_DECLARING = frozenset(("export", "declare", "typeset", "readonly", "local"))
+_READING = frozenset(("read", "mapfile", "readarray", "getopts", "printf"))
+_ENDS = frozenset(("then", "else", "elif", "fi", "do", "done", "esac", "}", ";;"))
+
+
+@dataclass
+class Node:
+    """One command. `kind`: simple, pipeline, list (&& and ||), if, for, while, case, function, group, subshell, unknown."""
+
+    kind: str
+    line: int
+    start: int  # its place in the text
+    end: int
+    words: Tuple[
+        Word, ...
+    ] = ()  # simple: its words; for: the variable and its items; case: the word; function: its name
+    assigned: Tuple[Word, ...] = ()  # simple: assignments before its words
+    redirects: Tuple[Token, ...] = ()
+    heredocs: Tuple[Heredoc, ...] = ()
+    bodies: List[List[Node]] = field(
+        default_factory=list
+    )  # pipeline, list: one command each; if: condition, body, …, else
+    joints: Tuple[str, ...] = ()  # list: the operators between commands; case: the patterns of each body
+    negated: bool = False
+    background: bool = False
+
+    def walk(self) -> Iterator[Node]:
+        """Yield this command and all inside it."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += [each for body in reversed(node.bodies) for each in reversed(body)]
+
+    def writes(self) -> FrozenSet[str]:
+        """Return the variables that it, or a command inside it, may assign."""
+        found = set()
+        for node in self.walk():
+            if node.kind == "for":
+                found.add(node.words[0].text)
+            named = [word.text for word in node.words]
+            declared = node.words[1:] if named[:1] and named[0] in _DECLARING else ()
+            found |= {
+                match[1] for word in (*node.assigned, *declared) for match in [_ASSIGNMENT.match(word.raw)] if match
+            }
+            if named[:1] and named[0] in _READING:
+                found |= {name for name in named[1:] if re.fullmatch(r"[A-Za-z_]\w*", name)}
+        return frozenset(found)
+
+
+def parse(text: str, line: int = 1) -> List[Node]:
+    """Parse shell text. What cannot be parsed is one node of kind `unknown` up to the end."""
+    return _Parser(text, line).top()
+
+
+def assignment(word: Word) -> Optional[Tuple[str, str, bool, str]]:
+    """Return name, index (with its brackets), true for +=, and the value as written."""
+    found = _ASSIGNMENT.match(word.raw)
+    return (found[1], found[2] or "", bool(found[3]), word.raw[found.end() :]) if found else None
+
+
+class _Broken(Exception):
+    pass
+
+
+class _Parser:
+    def __init__(self, text: str, line: int) -> None:
+        self.text = text
+        lexer = Lexer(text, line).run()
+        self.tokens = [token for token in lexer.tokens if token.kind != "comment"]
+        self.tokens.append(Token("operator", "\n", line, None, len(text), len(text)))
+        self.heredocs = list(lexer.heredocs)
+        self.at, self.depth = 0, 0
+
+    def top(self) -> List[Node]:
+        nodes: List[Node] = []
+        try:
+            self.body(frozenset(), nodes)
+        except _Broken:
+            start = nodes[-1].end if nodes else 0
+            first = next((token for token in self.tokens if token.start >= start and token.text not in "\n;&"), None)
+            if first:
+                nodes.append(Node("unknown", first.line, first.start, len(self.text)))
+        return nodes
+
+    def body(self, ends: FrozenSet[str], nodes: Optional[List[Node]] = None) -> List[Node]:
+        nodes = [] if nodes is None else nodes
+        while self.at < len(self.tokens):
+            token = self.tokens[self.at]
+            if token.text in ("\n", ";") and token.kind == "operator":
+                self.at += 1
+            elif self.is_word(*ends) or (token.text in ends and token.kind == "operator"):
+                return nodes
+            elif self.is_word(*_ENDS) or (token.kind == "operator" and token.text in (")", ";;", "&", "|", "&&", "||")):
+                raise _Broken
+            else:
+                node = self.chain()
+                if self.take("&"):
+                    node.background = True
+                nodes.append(node)
+        if ends:
+            raise _Broken
+        return nodes
+
+    def is_word(self, *texts: str) -> bool:
+        token = self.tokens[self.at] if self.at < len(self.tokens) else None
+        return bool(token and token.word and token.word.raw in texts)
+
+    def take(self, operator: str) -> bool:
+        token = self.tokens[self.at] if self.at < len(self.tokens) else None
+        if token and token.kind == "operator" and token.text == operator:
+            self.at += 1
+            return True
+        return False
+
+    def need(self, text: str) -> None:
+        if not self.is_word(text) and not (self.peek().kind == "operator" and self.peek().text == text):
+            raise _Broken
+        self.at += 1
+
+    def peek(self) -> Token:
+        if self.at >= len(self.tokens):
+            raise _Broken
+        return self.tokens[self.at]
+
+    def chain(self) -> Node:
+        first = self.pipeline()
+        parts, joints = [first], []
+        while self.at < len(self.tokens) and self.peek().kind == "operator" and self.peek().text in ("&&", "||"):
+            joints.append(self.peek().text)
+            self.at += 1
+            self.skip_lines()
+            parts.append(self.pipeline())
+        if not joints:
+            return first
+        return Node(
+            "list", first.line, first.start, parts[-1].end, bodies=[[part] for part in parts], joints=tuple(joints)
+        )
+
+    def skip_lines(self) -> None:
+        while self.at < len(self.tokens) and self.take("\n"):
+            pass
+
+    def pipeline(self) -> Node:
+        start, line, negated = self.peek().start, self.peek().line, False
+        while self.is_word("!", "time"):
+            negated ^= self.is_word("!")
+            self.at += 1
+        parts = [self.command()]
+        while self.at < len(self.tokens) and (self.take("|") or self.take("|&")):
+            self.skip_lines()
+            parts.append(self.command())
+        if len(parts) == 1:
+            parts[0].negated, parts[0].start = negated, start
+            return parts[0]
+        return Node("pipeline", line, start, parts[-1].end, bodies=[[part] for part in parts], negated=negated)
+
+    def command(self) -> Node:
+        token = self.peek()
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            raise Problem(
+                f"line {token.line}: commands are nested more than {MAX_NESTING} deep", "no person wrote that"
+            )
+        try:
+            node = self.compound(token)
+            if node is None:
+                return self.simple()
+            redirects = []
+            while self.at < len(self.tokens) and self.tokens[self.at].kind == "redirect":
+                redirects.append(self.tokens[self.at])
+                self.at += 1
+            node.redirects, node.end = tuple(redirects), self.tokens[self.at - 1].end
+            self.bring_heredocs(node)
+            return node
+        finally:
+            self.depth -= 1
+
+    def compound(self, token: Token) -> Optional[Node]:
+        node = Node("", token.line, token.start, token.end)
+        following = self.tokens[self.at + 1 : self.at + 3]
+        if self.take("("):
+            if self.text.startswith("((", token.start):
+                return self.arithmetic(node)
+            node.kind, node.bodies = "subshell", [self.body(frozenset(")"))]
+            self.at += 1
+            return node
+        raw = token.word.raw if token.word else ""
+        if raw == "if":
+            return self.condition(node)
+        if raw in ("while", "until"):
+            self.at += 1
+            node.kind, node.negated = "while", raw == "until"
+            node.bodies = [self.until("do"), self.until("done")]
+        elif raw == "for":
+            return self.loop(node)
+        elif raw == "case":
+            return self.cases(node)
+        elif raw == "{":
+            self.at += 1
+            node.kind, node.bodies = "group", [self.until("}")]
+        elif raw == "function" or (_FUNCTION.fullmatch(raw) and [each.text for each in following] == ["(", ")"]):
+            return self.function(node, raw == "function")
+        else:
+            return None
+        return node
+
+    def until(self, end: str) -> List[Node]:
+        body = self.body(frozenset((end,)))
+        self.at += 1
+        return body
+
+    def condition(self, node: Node) -> Node:
+        node.kind = "if"
+        while self.is_word("if", "elif"):
+            self.at += 1
+            node.bodies += [self.until("then"), self.body(frozenset(("elif", "else", "fi")))]
+        if self.is_word("else"):
+            self.at += 1
+            node.bodies.append(self.body(frozenset(("fi",))))
+        self.need("fi")
+        return node
+
+    def loop(self, node: Node) -> Node:
+        self.at += 1
+        name = self.peek().word
+        node.kind = "for"
+        if name is None:  # for ((i = 0; …))
+            while not self.is_word("do"):
+                self.at += 1
+                self.peek()
+            node.kind, node.words = "while", ()
+            self.at += 1
+            node.bodies = [[Node("unknown", node.line, node.start, node.start)], self.until("done")]
+            return node
+        self.at += 1
+        words = [name]
+        self.skip_lines()
+        if self.is_word("in"):
+            self.at += 1
+            while self.peek().word and self.peek().kind == "word":
+                words.append(self.peek().word or name)
+                self.at += 1
+        while self.take(";") or self.take("\n"):
+            pass
+        self.need("do")
+        node.words, node.bodies = tuple(words), [self.until("done")]
+        return node
+
+    def cases(self, node: Node) -> Node:
+        self.at += 1
+        subject = self.peek().word
+        self.at += 1
+        self.skip_lines()
+        self.need("in")
+        patterns: List[str] = []
+        bodies: List[List[Node]] = []
+        while True:
+            self.skip_lines()
+            if self.is_word("esac"):
+                break
+            self.take("(")
+            some: List[str] = []
+            while not self.take(")"):
+                some += [self.peek().word.raw] if self.peek().word else []  # type: ignore[union-attr]
+                self.at += 1
+            patterns.append("\n".join(some))
+            bodies.append(self.body(frozenset((";;", ";;&", "esac"))))
+            if not self.is_word("esac"):
+                self.at += 1
+        self.need("esac")
+        node.kind, node.words, node.joints = "case", (subject,) if subject else (), tuple(patterns)
+        node.bodies = bodies
+        return node
+
+    def function(self, node: Node, keyword: bool) -> Node:
+        self.at += keyword
+        name = self.peek().word
+        self.at += 1
+        if self.take("("):
+            self.need(")")
+        self.skip_lines()
+        if name is None:
+            raise _Broken
+        node.kind, node.words, node.bodies = "function", (name,), [[self.command()]]
+        return node
+
+    def arithmetic(self, node: Node) -> Node:
+        level = 1
+        while level:
+            level += (self.peek().text == "(") - (self.peek().text == ")")
+            self.at += 1
+        node.kind = "unknown"
+        return node
+
+    def simple(self) -> Node:
+        first, words, redirects = self.peek(), [], []
+        inside = first.word is not None and first.word.raw == "[["
+        while self.at < len(self.tokens):
+            token = self.tokens[self.at]
+            if token.kind == "redirect" and not inside:
+                redirects.append(token)
+            elif token.word and token.kind == "word":
+                words.append(token.word)
+                inside = inside and token.word.raw != "]]"
+            elif inside and token.text != "\n":  # && and < are words between [[ and ]]
+                words.append(Word(token.text, token.text, token.line, 0))
+                words += [token.word] if token.word else []
+            elif not inside:
+                break
+            self.at += 1
+        if not words and not redirects:
+            raise _Broken
+        count = 0
+        while count < len(words) and _ASSIGNMENT.match(words[count].raw):
+            count += 1
+        node = Node(
+            "simple", first.line, first.start, self.tokens[self.at - 1].end, tuple(words[count:]), tuple(words[:count])
+        )
+        node.redirects = tuple(redirects)
+        self.bring_heredocs(node)
+        return node
+
+    def bring_heredocs(self, node: Node) -> None:
+        """Let a command whose heredoc follows its line reach to the heredoc's end."""
+        wanted = [token for token in node.redirects if token.text in ("<<", "<<-")]
+        for token in wanted:
+            mine = next((each for each in self.heredocs if each.owner == token.line), None)
+            if mine:
+                self.heredocs.remove(mine)
+                node.heredocs = (*node.heredocs, mine)
+                node.end = max(node.end, mine.end)
+
+
+def names_read(text: str) -> FrozenSet[str]:
+    """Return the variables that shell text may read, single quotes ignored."""
+    found = set(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", text))
+    for inside in re.findall(r"\$?\(\((.*?)\)\)", text, re.DOTALL):
+        found |= set(re.findall(r"[A-Za-z_]\w*", inside))
+    return frozenset(found)
+
+
+def flat(nodes: Sequence[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield from node.walk()

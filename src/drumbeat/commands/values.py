@@ -1,0 +1,121 @@
+"""Values of a shell script that is read and not run: text in which marks stand for what only the running job knows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Tuple
+
+_FIRST_MARK = 0xF0000  # a private plane of Unicode: two marks for each unknown, the second one for outside quotes
+_MOST_MARKS = 16_000
+MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + 2 * _MOST_MARKS + 1)}]")
+
+# Where a value is known, from early to late. SUBMIT: where the job is submitted. JOB: in the job, alike on all nodes.
+# HEAD: the first node's name or address. TASK: differs between tasks. ONCE: differs each time it is worked out.
+SUBMIT, JOB, HOSTS, HEAD, TASK, ONCE = "submit", "job", "hosts", "head", "task", "once"
+_ORDER = (SUBMIT, HEAD, JOB, HOSTS, TASK, ONCE)
+
+
+class Unknown(NamedTuple):
+    """Part of a value that cannot be decided. `text` is the shell text that gives it on a node."""
+
+    text: str
+    kind: str
+    reads: FrozenSet[str] = frozenset()
+    stable: bool = True  # the same wherever it is worked out again: a variable that the script does not assign
+    made: str = ""  # a variable of the script: what it was given
+
+
+class Marks:
+    """The unknowns of one script."""
+
+    def __init__(self) -> None:
+        self._known: List[Unknown] = []
+        self._numbers: Dict[Unknown, int] = {}
+
+    def mark(self, unknown: Unknown) -> str:
+        number = self._numbers.get(unknown)
+        if number is None:
+            number = min(len(self._known), _MOST_MARKS)
+            if number < _MOST_MARKS:
+                self._known.append(unknown)
+                self._numbers[unknown] = number
+        return chr(_FIRST_MARK + 2 * number)
+
+    def get(self, mark: str) -> Unknown:
+        number = (ord(mark) - _FIRST_MARK) // 2
+        return self._known[number] if number < len(self._known) else Unknown("", ONCE, stable=False)
+
+    def of(self, text: str) -> Iterator[Unknown]:
+        return (self.get(mark) for mark in MARK.findall(text))
+
+    def kind(self, text: str) -> str:
+        """Return where the whole text is known at the latest; '' if it is known already."""
+        kinds = {unknown.kind for unknown in self.of(text)}
+        return next((kind for kind in reversed(_ORDER) if kind in kinds), "")
+
+    def reads(self, text: str) -> FrozenSet[str]:
+        return frozenset(name for unknown in self.of(text) for name in unknown.reads)
+
+    def stable(self, text: str) -> bool:
+        return all(unknown.stable for unknown in self.of(text))
+
+    def named(self, text: str) -> bool:
+        """Return true if each unknown can be had again by a variable's name."""
+        return all(unknown.stable or re.fullmatch(r"\$\{\w+\}", unknown.text) for unknown in self.of(text))
+
+    def shown(self, text: str, of: Callable[[Unknown], str] = lambda unknown: unknown.text) -> str:
+        """Return the text with the shell's words for what is not known."""
+        return MARK.sub(lambda found: of(self.get(found[0])), text)
+
+    def resolved(self, text: str) -> str:
+        """Return the text with what variables were given in place of their names, for comparison."""
+        return self.shown(text, lambda unknown: unknown.made or unknown.text)
+
+    def quoted(self, text: str) -> str:
+        """Return the text as one word of a shell, or several where an unknown stands outside quotes."""
+        if not MARK.search(text):
+            return text if text and re.fullmatch(r"[\w@%+=:,./-]+", text) else shlex.quote(text)
+        done, inside = [], ""
+        for piece in re.split(f"({MARK.pattern})", text):
+            if MARK.fullmatch(piece) and outside_quotes(piece):
+                done += [f'"{inside}"' if not re.fullmatch(r"[\w@%+=:,./-]*", inside) else inside, self.get(piece).text]
+                inside = ""
+            else:
+                inside += self.get(piece).text if MARK.fullmatch(piece) else re.sub(r'(["$`\\])', r"\\\1", piece)
+        return "".join(done) + (inside if re.fullmatch(r"[\w@%+=:,./-]*", inside) else f'"{inside}"')
+
+
+def outside_quotes(mark: str) -> bool:
+    return bool((ord(mark) - _FIRST_MARK) % 2)
+
+
+def split_marks(text: str) -> str:
+    """Return the text as it is outside quotes: the shell splits what its unknowns hold."""
+    return MARK.sub(lambda found: chr(ord(found[0]) | 1), text)
+
+
+def whole_marks(text: str) -> str:
+    return MARK.sub(lambda found: chr(ord(found[0]) & ~1), text)
+
+
+def without_marks(text: str) -> str:
+    """Replace characters of a script that would be taken for marks."""
+    return MARK.sub("?", text)
+
+
+def fields_of(pieces: List[Tuple[str, bool]]) -> List[str]:
+    """Join pieces of a word (text, in quotes) into words, split at blanks outside quotes."""
+    done: List[str] = []
+    current, any_piece = "", False
+    for text, quoted in pieces:
+        if quoted:
+            current, any_piece = current + text, True
+            continue
+        parts = re.split(r"[ \t\n]+", split_marks(text))
+        for place, part in enumerate(parts):
+            if place and (current or any_piece):
+                done.append(current)
+                current, any_piece = "", False
+            current += part
+    return [*done, current] if current or any_piece else done
