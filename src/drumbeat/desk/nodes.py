@@ -275,7 +275,7 @@ _LONGEST_WHY = 300
 
 
 @dataclass(frozen=True)
-class Node:
+class RememberedNode:
     """All that is known about one node of a site."""
 
     site: str
@@ -288,9 +288,9 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Table:
+class NodeTable:
     site: str
-    nodes: Tuple[Node, ...]
+    nodes: Tuple[RememberedNode, ...]
     runs: int  # that were read
     without_effect: str = ""  # why new jobs do not avoid excluded nodes there; empty: they do
 
@@ -369,7 +369,7 @@ def host_names(words: Sequence[str]) -> List[str]:
     return hosts
 
 
-def table(of: Site, hosts: Sequence[str], environ: Mapping[str, str], now: Optional[float] = None) -> Table:
+def table(of: Site, hosts: Sequence[str], environ: Mapping[str, str], now: Optional[float] = None) -> NodeTable:
     moment, site = time.time() if now is None else now, of.name
     store = learn(environ, moment)
     excluded = {each.host: each for each in store.excluded(site, moment)}
@@ -378,9 +378,9 @@ def table(of: Site, hosts: Sequence[str], environ: Mapping[str, str], now: Optio
         if sighting.site == site:
             seen.setdefault(sighting.host, []).append(sighting)
     names = sorted(set(hosts) & {*seen, *excluded} if hosts else {*seen, *excluded})
-    nodes = [Node(site, name, tuple(seen.get(name, ())), excluded.get(name)) for name in names]
+    nodes = [RememberedNode(site, name, tuple(seen.get(name, ())), excluded.get(name)) for name in names]
     nodes.sort(key=lambda node: (node.excluded is None, -len(node.sightings), node.host))
-    return Table(site, tuple(nodes), len(store.read), _without_effect(of))
+    return NodeTable(site, tuple(nodes), len(store.read), _without_effect(of))
 
 
 def _without_effect(site: Site) -> str:

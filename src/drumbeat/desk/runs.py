@@ -22,12 +22,12 @@ class NoSuchRun(Problem):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRun:
     runs: Tuple[Run, ...]  # the newest first
     damaged: Tuple[str, ...]  # why each of the others cannot be read
 
 
-def all_runs(environ: Mapping[str, str]) -> Found:
+def all_runs(environ: Mapping[str, str]) -> FoundRun:
     """Return all runs of the index. A link whose folder is gone is left out; a folder that cannot be read is reported."""
     index = index_folder(environ)
     try:
@@ -44,7 +44,7 @@ def all_runs(environ: Mapping[str, str]) -> Found:
             runs.append(open_run(path, environ))
         except RecordError as error:
             damaged.append(str(error))
-    return Found(tuple(sorted(runs, key=lambda run: run.record.created, reverse=True)), tuple(damaged))
+    return FoundRun(tuple(sorted(runs, key=lambda run: run.record.created, reverse=True)), tuple(damaged))
 
 
 def is_trial(run: Run) -> bool:

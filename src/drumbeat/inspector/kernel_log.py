@@ -37,7 +37,7 @@ _FILE_EVERY, _COMMAND_EVERY = 0.25, 5.0  # seconds
 _COMMAND_DEADLINE = 5.0
 
 
-class Source(Protocol):
+class LogSource(Protocol):
     name: str
 
     def read(self) -> List[bytes]:
@@ -172,7 +172,7 @@ class Command:
         return [line for line in done.stdout.splitlines() if not line.startswith(b"-- ")]
 
 
-def open_log(own: str = "") -> Source:
+def open_log(own: str = "") -> LogSource:
     """The first source that can be read; OSError says why none can."""
     if own:
         return File(own)

@@ -216,7 +216,7 @@ ENOUGH_MBPS = 10_000  # for meeting and small messages; from here on a faster li
 
 
 @dataclass(frozen=True)
-class Choice:
+class InterfaceChoice:
     interface: Optional[Interface]
     why: str
     shared: Optional[bool] = None  # is its subnet one of every other node's; None: their addresses are not known
@@ -243,7 +243,7 @@ def slingshot_interfaces(facts: Facts) -> List[Interface]:
     ]
 
 
-def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bool = False) -> Choice:
+def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bool = False) -> InterfaceChoice:
     """One interface whose subnet the other nodes are in too.
 
     Interfaces of the compute NICs are taken only where no other is fast enough, those of InfiniBand storage NICs only
@@ -251,7 +251,7 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
     """
     found = candidates(facts)
     if not found:
-        return Choice(None, "no interface is up with an address that another node could reach")
+        return InterfaceChoice(None, "no interface is up with an address that another node could reach")
     others = [peer for peer in peers.nodes if peer.node != node and peer.facts.interfaces]
     everywhere = _common_networks([peer.facts for peer in others])
     shared = [one for one in found if not others or everywhere & set(networks(one))]
@@ -276,10 +276,12 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
     best = max(pool, key=merit)  # max keeps the first of equals: natural order
     why = _why_not_the_others(best, [one for one in pool if one is not best], merit)
     if not others:
-        return Choice(best, f"{_state(best)}{why}; whether the other nodes share its subnet is decided there")
+        return InterfaceChoice(best, f"{_state(best)}{why}; whether the other nodes share its subnet is decided there")
     if shared:
-        return Choice(best, f"{_state(best)}, in the same subnet as the other nodes{why}", True)
-    return Choice(best, f"{_state(best)}{why}; it is in no subnet of every other node, so it must be routed", False)
+        return InterfaceChoice(best, f"{_state(best)}, in the same subnet as the other nodes{why}", True)
+    return InterfaceChoice(
+        best, f"{_state(best)}{why}; it is in no subnet of every other node, so it must be routed", False
+    )
 
 
 def _why_not_the_others(

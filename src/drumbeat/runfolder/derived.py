@@ -87,7 +87,7 @@ class Records(Protocol):
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class EndedRank:
     rank: int
     node: int
     exit_code: Optional[int]
@@ -111,7 +111,7 @@ class Ranks:
     launcher, a script) are counted by their logs; without logs of their own they are not counted."""
 
     started: int = 0
-    ended: Tuple[RankEnd, ...] = ()
+    ended: Tuple[EndedRank, ...] = ()
     commands: int = 0  # nodes whose command starts its ranks itself
     counted: bool = True
     seen: Optional[int] = None  # in one world, whoever started them; None: not known
@@ -165,11 +165,11 @@ def ranks(run: Records) -> Ranks:
             else:
                 started += 1
     logged = {node: _logged_ranks(run, node, attempt) for node in commands}
-    ended: Dict[int, RankEnd] = {}
+    ended: Dict[int, EndedRank] = {}
     for node, event in ends:
         t = event.t + offsets.get(node, 0.0)
         for rank in (event.of_command and logged.get(node)) or [event.rank]:
-            ended.setdefault(rank, RankEnd(rank, node, event.exit_code, event.signal, t, event.of_command))
+            ended.setdefault(rank, EndedRank(rank, node, event.exit_code, event.signal, t, event.of_command))
     in_order = tuple(sorted(ended.values(), key=lambda end: (end.t, end.rank)))
     counted = all(each is not None for each in logged.values())
     started += sum(len(each or ()) for each in logged.values())

@@ -13,7 +13,7 @@ from drumbeat.base.light_dataclass import dataclass
 MAX_REPORTS = 100_000  # of one rank: a trial is short
 
 
-class Report(NamedTuple):
+class TrialReport(NamedTuple):
     t: float
     step: int
     tokens: float
@@ -26,7 +26,7 @@ class Observed:
 
     warm_up: int
     by_rate: bool = False  # the speed that the program prints is the one that is asked for
-    reports: Dict[int, List[Report]] = field(default_factory=dict)  # rank -> its reports of steps
+    reports: Dict[int, List[TrialReport]] = field(default_factory=dict)  # rank -> its reports of steps
     rates: List[float] = field(default_factory=list)  # where the program prints its own
     rate_unit: str = ""
     rate_rank: Optional[int] = None  # whose rates are kept: every rank may print them
@@ -54,7 +54,7 @@ class Observed:
             return
         step = number(record.get("step"))
         at = int(step) if step is not None else len(seen) + 1
-        seen.append(Report(t, at, number(record.get("tokens")) or 0.0, number(record.get("samples")) or 0.0))
+        seen.append(TrialReport(t, at, number(record.get("tokens")) or 0.0, number(record.get("samples")) or 0.0))
         if rank == min(self.reports):
             self._add_loss(at, record.get("loss"))
 
@@ -101,7 +101,7 @@ class Observed:
             return max(0, len(self.rates) - self.warm_up)
         return min(self._measured(seen) for seen in self.reports.values())
 
-    def _measured(self, seen: List[Report]) -> int:
+    def _measured(self, seen: List[TrialReport]) -> int:
         return max(0, seen[-1].step - seen[0].step + 1 - self.warm_up)
 
     def speed(self, samples_a_step: Optional[float] = None) -> Optional[Tuple[float, str]]:
@@ -132,7 +132,7 @@ class Observed:
         known = [error for error in found if error is not None]
         return max(known) if known else None
 
-    def _after_warm_up(self, seen: List[Report]) -> Optional[Tuple[Report, List[Report]]]:
+    def _after_warm_up(self, seen: List[TrialReport]) -> Optional[Tuple[TrialReport, List[TrialReport]]]:
         """Return the report at which the clock starts, and those after it. In a short trial, half of it is warm-up."""
         steps = seen[-1].step - seen[0].step + 1
         first = seen[0].step + min(self.warm_up, max(1, steps // 2)) - 1
@@ -141,7 +141,7 @@ class Observed:
         return (ref, after) if after else None
 
 
-def _step_seconds(ref: Report, after: List[Report]) -> List[float]:
+def _step_seconds(ref: TrialReport, after: List[TrialReport]) -> List[float]:
     pairs = zip([ref, *after], after)
     return [(new.t - old.t) / (new.step - old.step) for old, new in pairs if new.t > old.t and new.step > old.step]
 
@@ -153,7 +153,7 @@ def _standard_error(values: List[float]) -> Optional[float]:
     return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
 
 
-def _span(ref: Report, after: List[Report]) -> float:
+def _span(ref: TrialReport, after: List[TrialReport]) -> float:
     return after[-1].t - ref.t
 
 

@@ -258,7 +258,7 @@ _SLOW_GPU, _SLOW_CPU = 1.2, 1.5  # times the median of all ranks
 
 
 @dataclass(frozen=True)
-class Row:
+class CollectiveRow:
     """One operation at its largest size, with the latency of its smallest."""
 
     op: str
@@ -273,7 +273,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Judgement:
-    rows: Tuple[Row, ...]
+    rows: Tuple[CollectiveRow, ...]
     verdicts: Tuple[Verdict, ...]
 
     @property
@@ -295,7 +295,7 @@ def judge(results: Mapping[str, Any], peers: Peers, floors: Mapping[str, Floor],
     return Judgement(tuple(rows), tuple(verdict for verdict in verdicts if verdict))
 
 
-def _rows(results: Mapping[str, Any], bounds: Mapping[str, Ceiling]) -> List[Row]:
+def _rows(results: Mapping[str, Any], bounds: Mapping[str, Ceiling]) -> List[CollectiveRow]:
     rows = []
     for op, ceiling in bounds.items():
         measured = [one for one in results["collectives"] if one["op"] == op and one["dtype"] == "float32"]
@@ -304,7 +304,7 @@ def _rows(results: Mapping[str, Any], bounds: Mapping[str, Ceiling]) -> List[Row
         largest, smallest = max(measured, key=_bytes), min(measured, key=_bytes)
         ratio = largest["busbw"] / ceiling.bound if ceiling.bound else None
         rows.append(
-            Row(
+            CollectiveRow(
                 op, largest["bytes"], largest["seconds"], largest["algbw"], largest["busbw"], smallest["seconds"], ceiling,
                 ratio,
             )
@@ -385,7 +385,7 @@ def _network(peers: Peers, emulated: bool) -> Optional[Verdict]:
     return Verdict("network", "unknown", "unknown", words, unseen=("the network between nodes",))
 
 
-def _bandwidth(rows: List[Row], alone: bool) -> Verdict:
+def _bandwidth(rows: List[CollectiveRow], alone: bool) -> Verdict:
     if alone:
         words = "not measured: one rank has no partner to send to"
         return Verdict("bandwidth", "unknown", "unknown", words, unseen=("every link",))
@@ -413,7 +413,7 @@ def _bandwidth(rows: List[Row], alone: bool) -> Verdict:
 
 
 def _floors(
-    results: Mapping[str, Any], rows: List[Row], floors: Mapping[str, Floor], nodes: int
+    results: Mapping[str, Any], rows: List[CollectiveRow], floors: Mapping[str, Floor], nodes: int
 ) -> Optional[Verdict]:  # fmt: skip
     asked = [
         (row, floors[row.op]) for row in rows if row.op in floors and floors[row.op].nodes in (None, nodes)

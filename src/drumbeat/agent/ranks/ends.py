@@ -82,7 +82,7 @@ _OWN_LINE = regex(_OWN_WORDS)
 
 
 @dataclass(frozen=True)
-class Stream:
+class RankStream:
     """The end of one stream of a rank, or of the node's command (rank None)."""
 
     rank: Optional[int]
@@ -92,12 +92,12 @@ class Stream:
     written: float  # when the last line was; 0: there is no such file
 
 
-def read_stream(rank: Optional[int], name: str, path: str) -> Stream:
+def read_stream(rank: Optional[int], name: str, path: str) -> RankStream:
     try:
         written = os.stat(path).st_mtime
     except OSError:
         written = 0.0
-    return Stream(rank, name, path, tail(path), written)
+    return RankStream(rank, name, path, tail(path), written)
 
 
 def may_hold_error(lines: Sequence[str]) -> bool:
@@ -105,7 +105,7 @@ def may_hold_error(lines: Sequence[str]) -> bool:
     return any(_SIGN.search(line) for line in lines)
 
 
-def last_failure(streams: Sequence[Stream], command: Sequence[str]) -> Optional[Tuple[Finding, Stream]]:
+def last_failure(streams: Sequence[RankStream], command: Sequence[str]) -> Optional[Tuple[Finding, RankStream]]:
     """The failure that the rules see at the end of what was written, if no work went on after it in the same stream."""
     from drumbeat.logs.exits import RankEnd, explain_run  # the agent of a healthy run starts without it
     from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN
@@ -124,7 +124,7 @@ def last_failure(streams: Sequence[Stream], command: Sequence[str]) -> Optional[
     return None
 
 
-def last_error(streams: Sequence[Stream]) -> Optional[Tuple[Finding, Stream]]:
+def last_error(streams: Sequence[RankStream]) -> Optional[Tuple[Finding, RankStream]]:
     """The last line that a program itself calls an error, if it stands at the end of its stream."""
     from drumbeat.logs.read.prefixes import clean, without_colour
 
@@ -149,7 +149,7 @@ def raised_at(lines: Sequence[str], most: int = _LAST_WORDS) -> Optional[int]:
     return None if place is None or _works(lines[place + 1 :], most) else place
 
 
-def wrote_on(streams: Sequence[Stream], stream: Stream, ended: float) -> bool:
+def wrote_on(streams: Sequence[RankStream], stream: RankStream, ended: float) -> bool:
     """Did the work go on after the error at the end of `stream`? The rank's other stream may be newer, the rank may have
     lived on in silence, or it says itself that its work is done."""
     from drumbeat.logs.read.attempts import is_good_end
@@ -165,7 +165,7 @@ def _works(lines: Sequence[str], most: int) -> bool:
     return len(after) > most or any(read_line(line) for line in after)
 
 
-def _ranks(streams: Sequence[Stream]) -> List[Optional[int]]:
+def _ranks(streams: Sequence[RankStream]) -> List[Optional[int]]:
     return list(dict.fromkeys(each.rank for each in streams))
 
 
@@ -266,7 +266,7 @@ class Explainer:
         quoted = self._quoted(*found)
         return replace(quoted, code=CAUGHT, title=quoted.evidence[0].text[:200])
 
-    def _streams(self, end: End, every_rank: bool) -> List[Stream]:
+    def _streams(self, end: End, every_rank: bool) -> List[RankStream]:
         """Return what the rank has written; for a node's command, what it and all its ranks have."""
         ranks = sorted(self.logs.ranks(self.attempt)) if every_rank else [end.rank]
         logs: List[Tuple[Optional[int], str, str]]
@@ -277,7 +277,7 @@ class Explainer:
             logs += [(None, name, path) for name, path in own.items() if path not in known]
         return [read_stream(rank, name, path) for rank, name, path in logs]
 
-    def _quoted(self, finding: Finding, stream: Stream) -> Finding:
+    def _quoted(self, finding: Finding, stream: RankStream) -> Finding:
         file = os.path.relpath(self.kept or stream.path, self.run_folder)
         evidence = (Evidence(finding.evidence[0].text, file),)
         seen = (f"the last lines of {file}",)

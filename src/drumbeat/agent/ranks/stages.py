@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20  # of the ends of ranks that are read at a time
 
 
 @dataclass(frozen=True)
-class Report:
+class LauncherReport:
     """Record that the driver around a launcher wrote when it ended; without failures all its ranks ended well."""
 
     failures: Tuple[Dict[str, Any], ...] = ()  # rank, exit_code (negative: a signal), t, by_launcher
@@ -42,7 +42,7 @@ class Stage:
     command: str
     refused: str  # why its stand-in did not start it; '' if it did
     missing: bool  # there is no such program
-    report: Optional[Report] = None  # none: it has not ended, or broke off before it could say how
+    report: Optional[LauncherReport] = None  # none: it has not ended, or broke off before it could say how
     unended: bool = False  # its driver began and never came to its end: it still runs, or was killed
     t: Optional[float] = None  # when it began
     ended: Tuple[Dict[str, Any], ...] = ()  # ranks that ended with 0: rank, exit_code, t; read only where a rank failed
@@ -145,7 +145,7 @@ class Stages:
             file.write(json.dumps(record) + "\n")
 
 
-def read_report(path: str) -> Optional[Report]:
+def read_report(path: str) -> Optional[LauncherReport]:
     """None where the driver has written none."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -157,7 +157,9 @@ def read_report(path: str) -> Optional[Report]:
         return None
     code = found.get("exit_code")
     code = code if isinstance(code, int) else 0
-    return Report(tuple(each for each in failures if isinstance(each, dict)), str(found.get("refused", "")), code)
+    return LauncherReport(
+        tuple(each for each in failures if isinstance(each, dict)), str(found.get("refused", "")), code
+    )
 
 
 def ended_well(path: str, start: int = 0) -> Tuple[List[Dict[str, Any]], int]:

@@ -40,7 +40,7 @@ _MODULES = ("-m torch.distributed.", "-mtorch.distributed.", "-m accelerate", "-
 
 
 @dataclass(frozen=True)
-class Settings:
+class StandInSettings:
     """Settings of the stand-ins of one node and attempt."""
 
     folder: str  # theirs
@@ -59,17 +59,17 @@ class Settings:
 
 def settings_of(
     folder: str, node: int, peers: Peers, ports: Sequence[int], once: bool, asked: bool, tools: Tools
-) -> Settings:
+) -> StandInSettings:
     driver = json.loads(tools.settings) if tools.settings else {}
     later = tuple(port for port in ports if port != peers.master_port)
-    return Settings(
+    return StandInSettings(
         folder, node, tuple(peer.ranks for peer in peers.nodes), tuple(peer.host for peer in peers.nodes),
         peers.nodes[node].address, peers.master_addr, (peers.master_port, *later), once, asked, tools.shim,
         tools.driver, driver,
     )  # fmt: skip
 
 
-def install(settings: Settings, script: Script, bundle: str, environ: Mapping[str, str]) -> List[EnvVar]:
+def install(settings: StandInSettings, script: Script, bundle: str, environ: Mapping[str, str]) -> List[EnvVar]:
     """Write the folder; the variables that lead to it."""
     os.mkdir(settings.folder, 0o700)
     place = os.path.join(settings.folder, ".settings.json")
@@ -141,7 +141,7 @@ exit 127
 def run_stand_in(arguments: List[str]) -> int:
     """`SETTINGS NAME ARGUMENTS`: become the launcher, as drumbeat starts it."""
     with open(arguments[0], encoding="utf-8") as file:
-        settings = from_plain(Settings, json.load(file))
+        settings = from_plain(StandInSettings, json.load(file))
     name, rest = arguments[1], arguments[2:]
     environ = without_stand_ins({**os.environ, STAND_INS: settings.folder})  # a script may have unset it
     real = shutil.which(name, path=environ.get("PATH", os.defpath))
@@ -163,7 +163,9 @@ def run_stand_in(arguments: List[str]) -> int:
         return EXIT_NOT_FOUND
 
 
-def _argv(settings: Settings, stages: Stages, command: List[str], real: str, environ: Mapping[str, str]) -> List[str]:
+def _argv(
+    settings: StandInSettings, stages: Stages, command: List[str], real: str, environ: Mapping[str, str]
+) -> List[str]:
     if command[0] in OUTSIDE:
         return _outside(settings, command, real)
     found = find_launcher(command)
@@ -219,14 +221,14 @@ def _accelerate_config(found: Found, environ: Mapping[str, str]) -> Dict[str, st
         raise Problem(f"{path}: cannot be read: {error}") from None
 
 
-def _counts(settings: Settings, found: Found) -> Tuple[int, ...]:
+def _counts(settings: StandInSettings, found: Found) -> Tuple[int, ...]:
     """Ranks of each node: as the job says, else as the launcher was really called, else as planned."""
     if found.ranks_per_node and not settings.asked:
         return (found.ranks_per_node,) * len(settings.counts)
     return settings.counts
 
 
-def _peers(settings: Settings, found: Found, port: int) -> Peers:
+def _peers(settings: StandInSettings, found: Found, port: int) -> Peers:
     """All nodes."""
     nodes = tuple(
         Peer(node, host, settings.address if node == settings.node else "", Facts(host), 0.0, ranks)
@@ -235,7 +237,7 @@ def _peers(settings: Settings, found: Found, port: int) -> Peers:
     return Peers(nodes, settings.master_addr, port)
 
 
-def _outside(settings: Settings, command: List[str], real: str) -> List[str]:
+def _outside(settings: StandInSettings, command: List[str], real: str) -> List[str]:
     """MPI starts its tasks on all nodes by itself: once is right where there is one node."""
     if len(settings.counts) == 1 and settings.once:
         return [real, *command[1:]]

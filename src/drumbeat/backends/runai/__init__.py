@@ -184,19 +184,19 @@ class RunAi(Backend):
             if done.returncode != 0:
                 raise client.refusal(done, "refuses this job")
         except Problem:
-            SubmittedJob(handle, environ).take_back()
+            RunaiJob(handle, environ).take_back()
             raise
         return handle
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
-        job = SubmittedJob(handle, environ)
+        job = RunaiJob(handle, environ)
         return client.read_status(handle, job.run(job.cli.describe, "-o", "json"))
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
-        SubmittedJob(handle, environ).remove()
+        RunaiJob(handle, environ).remove()
 
     def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
-        job = SubmittedJob(handle, environ)
+        job = RunaiJob(handle, environ)
         if command:
             return job.argv(job.cli.execute, "--pod", host, "--stdin", "--", *command)
         return job.argv(job.cli.shell, "--pod", host)  # a pod's host name is its own
@@ -209,10 +209,10 @@ class RunAi(Backend):
                 order = load_order(file.read())
         except (OSError, RecordError):
             return None
-        return PodFiles(folder, order, SubmittedJob(handle, environ)).mirror()
+        return RunaiPodFiles(folder, order, RunaiJob(handle, environ)).mirror()
 
     def finish(self, handle: str, environ: Mapping[str, str]) -> None:
-        SubmittedJob(handle, environ).remove()
+        RunaiJob(handle, environ).remove()
 
 
 def render(order: Order, cli: client.Cli, why: str) -> Request:
@@ -246,7 +246,7 @@ def render(order: Order, cli: client.Cli, why: str) -> Request:
     return Request("runai", order, "\n".join(lines) + "\n")
 
 
-class SubmittedJob:
+class RunaiJob:
     def __init__(self, handle: str, environ: Mapping[str, str]) -> None:
         parsed = parse_handle(handle)
         if parsed is None:
@@ -285,10 +285,10 @@ class SubmittedJob:
             _cluster(self.project, self.environ).try_call("delete", "secret", self.name, "--ignore-not-found")
 
 
-class PodFiles:
+class RunaiPodFiles:
     """The run folder of a job: each pod is asked through `runai exec`."""
 
-    def __init__(self, folder: str, order: Order, job: SubmittedJob) -> None:
+    def __init__(self, folder: str, order: Order, job: RunaiJob) -> None:
         self.folder, self.order, self.job = folder, order, job
         self.inside = run_folder(order, _split(order)[1])
         self.kept: Dict[str, bool] = {}
