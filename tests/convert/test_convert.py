@@ -111,7 +111,7 @@ def test_ranks_of_an_inner_shell_are_left_out_too():
     draft = convert(text)
     assert draft.setup[1:] == ["$WITH_CONDA"] and draft.keys["command"] == ["python", "train.py"]
     assert draft.env == {"OMP_NUM_THREADS": "8"} and not draft.to_check
-    assert why(text, "RANK=${SLURM_PROCID}") and why(text, "tee out.log")
+    assert why(text, "RANK=$SLURM_PROCID") and why(text, "tee out.log")
 
 
 def test_one_command_of_several():

@@ -82,7 +82,8 @@ class _Residue:
                 events[variable.event].line if variable.event < len(events) else self.launch.line,
             )
             if name in OURS:
-                self.draft.drop(line, f"{name}={value}", WORKED_OUT)
+                text = events[variable.event].text if variable.event < len(events) else f"{name}={value}"
+                self.draft.drop(line, text, WORKED_OUT)
             elif is_secret(name, self.marks.shown(value)) and not MARK.fullmatch(value):
                 self.draft.env[name] = "pass"
                 self.in_env.add(name)
