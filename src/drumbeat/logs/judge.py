@@ -33,7 +33,7 @@ from drumbeat.logs.meaning.rules import (
     rule_of_code,
     rule_of_signal,
 )
-from drumbeat.logs.meaning.senses import rank_in
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, rank_in
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
@@ -287,6 +287,7 @@ def _ranks(numbers: Tuple[int, ...]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
+_DEATHS = frozenset(CODE_OF_SIGNAL.values()) - {"aborted"}  # how a process may die without a word
 ABOVE_CUT = 40  # lines: a warning or a lost peer no further above the end of a traceback that is cut off may say why
 
 
@@ -434,6 +435,12 @@ class _Judge:
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
         named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
         named = named and not self.tiers.trained_behind() and not found.unexplained
+        death = self._death_before(event)
+        if death is not None:
+            named, why = (
+                False,
+                f"the first line that names a cause; {death.code} at line {death.number} stands before it",
+            )
         if found.unexplained:
             why = f"the first line that names a cause; {self._before(found)} stands before it"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
@@ -456,6 +463,20 @@ class _Judge:
             finding=self.named.by_launcher(finding, alike),
             why_first=why,
             others=others + tuple(self.extra) + rest.others,
+        )
+
+    def _death_before(self, event: Event) -> Optional[Event]:
+        """A process that died from a signal before this line, and is not known to be the one that wrote it."""
+        return next(
+            (
+                symptom
+                for symptom in self.tiers[SYMPTOM]
+                if symptom.code in _DEATHS
+                and symptom.evidence.file == event.evidence.file
+                and symptom.number <= event.number - event.lines
+                and not self.ranks.rank(symptom) == self.ranks.rank(event) is not None
+            ),
+            None,
         )
 
     def _before(self, found: First) -> str:

@@ -89,8 +89,9 @@ _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
 _SIGNS = (ESCAPE, *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
-MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
-MAX_BARE = 20_000  # lines that look like an exception of a name that nobody knows
+MAX_REPEATS = 4_000  # lines of one shape from which something is still learnt
+MAX_RAISED = 1_000  # tracebacks of a file that are read, beside those of its last lines
+MAX_BARE = 4_000  # lines that look like an exception of a name that nobody knows
 MOST_EARLIER = 8  # earlier runs that are listed
 CHUNK = 256  # lines of which it is found out together whether any of them tells something
 
@@ -123,7 +124,10 @@ class Reader:
         self._good_ends = GoodEnds()
         self._tails = Tails()
         self._bare = 0
-        self._dull = Dull(self._prefilter, _SIGNS)
+        self._dull = self._dull_at_first = Dull(self._prefilter, _SIGNS)
+        # Once a file has had enough tracebacks, only the rules' own words and NCCL's lines count, up to its last lines.
+        self._dull_later = Dull(Prefilter(self.rules.literals), (ESCAPE, *communicators.SIGNS))
+        self._raised: Dict[str, int] = {}  # file -> exceptions that were seen in it
         self._chunk: Tuple[int, Sequence[bytes]] = (0, ())  # lines that are being fed, from this number on
 
     @property
@@ -160,6 +164,10 @@ class Reader:
         """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many. `last`: they are
         the end of the file, so each is read however often the like of it came before."""
         self._prefilter.limited = not last
+        enough = not last and self._raised.get(file, 0) > MAX_RAISED
+        self._dull = self._dull_later if enough else self._dull_at_first
+        if enough:
+            self._tracebacks.pop(file, None)
         before = self.lines - first
         for start in range(0, len(lines), CHUNK):
             chunk = lines[start : start + CHUNK]
@@ -178,6 +186,7 @@ class Reader:
 
     def _feed_chunk(self, file: str, first: int, chunk: Sequence[bytes], before: int) -> None:
         """`before`: how many lines were fed before the file's first one."""
+        chunk = self._nccl.without_calls(file, first, chunk)
         self._chunk = first, chunk
         dull, waiting = self._dull.shapes, self._waits(file)
         telling = self._dull.telling(chunk)
@@ -353,12 +362,16 @@ class Reader:
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         found = self._prefilter(raw)
+        few = self._dull is self._dull_at_first
+        found = found if few else tuple(number for number in found if number < len(self.rules.literals))
         if self.losses.open and self.losses.watches(file):
             self.losses.feed(file, raw)
         if self.steps.left and self.steps.watches(file):
             self.steps.feed(file, number, raw)
-        bare = not found and (
-            _ARROW in raw or bool(_GLOG_ERROR.search(raw, 0, 80)) or (may_be_bare(raw) and self._is_bare(raw))
+        bare = (
+            few
+            and not found
+            and (_ARROW in raw or bool(_GLOG_ERROR.search(raw, 0, 80)) or (may_be_bare(raw) and self._is_bare(raw)))
         )
         if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
@@ -430,9 +443,13 @@ class Reader:
     def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> bool:
         """Was the line an exception's?"""
         tracebacks = self._tracebacks.get(file)
+        if self._dull is self._dull_later:
+            return False
         if tracebacks is None and len(self._tracebacks) < MAX_FILES:
             tracebacks = self._tracebacks[file] = Tracebacks()
         raised = tracebacks.feed(line, evidence.line or 0) if tracebacks is not None else None
+        if raised is not None and (file in self._raised or len(self._raised) < MAX_FILES):
+            self._raised[file] = self._raised.get(file, 0) + 1
         if raised is not None and raised.ignored and "SignalException" not in raised.text:
             self.events.forget(file, evidence.line or 0)
         elif raised is not None:

@@ -124,7 +124,8 @@ _LIVED = (
     r"if|unless|when|until|in case|successful\w*|ignor\w+|skip\w*|retry(?:ing)?(?! (?:\w+ )?(?:exceed|limit|count))"
     r"|re-?start\w*|re-?connect(?:ed|ing)"
     r"|re-?cover\w*|resum(?:ed|ing)|continu\w+|fall\w* ?back|may(?! not)|might|should|would|will(?! now)|deprecat\w*|as expected|warn\w*"
-    r"|tr(?:y|ying) again|trying (?!to)|instead|using|starting (?:from|anew|over|fresh)|set to|protection|enabled|so far|is o(?:n|ff)"
+    r"|tr(?:y|ying) again|trying (?!to)|instead|using|starting (?:from|anew|over|fresh)|set to|protection|enabled"
+    r"|so far|is o(?:n|ff)"
 )
 _HEDGED = regex(rf"(?i)\b(?:{_LIVED})\b|^#\s|^\s*--?\w")
 _DENIED = regex(
@@ -141,7 +142,8 @@ _FAILS = re.compile(
 # Measured errors, counts of them, what is only possible, and what the program goes on after.
 _MEASURED = regex(
     r"[a-z_]{2}\s*[=:]\s*[-+]?\d+\.\d+(?![.:\d])|%\||\S {2,}\S+ {2,}\S"
-    r"|(?<![\w.:] )(?<![\w.:])0 (?!and|bytes|gpus?\b|accel|devices?\b)[a-z]|[a-z]: (?:0|none)(?![\w.])|\b(?:no|zero) (?:errors?|failures?|problems?|\w+ (?:\w+ )?(?:lost|failed|died|crashed|killed))\b"
+    r"|(?<![\w.:] )(?<![\w.:])0 (?!and|bytes|gpus?\b|accel|devices?\b)[a-z]|[a-z]: (?:0|none)(?![\w.])"
+    r"|\b(?:no|zero) (?:errors?|failures?|problems?|\w+ (?:\w+ )?(?:lost|failed|died|crashed|killed))\b"
 )
 _TAKEN_BACK = re.compile(
     r"(?i)\b(?:no|0|zero|without|if|any|successful\w*|ignor\w+|skip\w*|retry\w*|fall\w* ?back|may|might|should|would|warn\w*"
