@@ -1,9 +1,10 @@
 """How long `drumbeat diagnose` takes on a large log, and how much memory. Prints seconds, MB/s and peak memory.
 
-    python bench/diagnose.py [--megabytes 300] [--kind mixed|nccl|random]
+    python bench/diagnose.py [--megabytes 300] [--kind mixed|nccl|calls|random|tracebacks|giant]
 
 mixed: NCCL's start-up of 64 ranks, then progress lines of all ranks, then a failure. nccl: Channel and tuning lines.
-random: every line of another shape, so that no cache helps.
+calls: NCCL's lines of every collective call, with addresses. random: every line of another shape, so that no cache helps.
+tracebacks: exceptions that were caught and printed. giant: one line.
 """
 
 import argparse
@@ -78,12 +79,56 @@ def noise(size, rng):
         yield line
 
 
+def calls(size, rng):
+    yield from head(64)
+    written, count = 0, 0
+    while written < size:
+        count += 1
+        rank = rng.randrange(64)
+        call = rng.choice(("AllReduce", "AllGather", "ReduceScatter", "Broadcast"))
+        line = (
+            f"node{rank // 8:03d}:{4000 + rank}:{5000 + rank} [{rank % 8}] NCCL INFO {call}: opCount {count:x} "
+            f"sendbuff {rng.getrandbits(47):#x} recvbuff {rng.getrandbits(47):#x} acc (nil) count {rng.randrange(1 << 24)} "
+            f"datatype 9 op 0 root 0 comm {rng.getrandbits(44):#x} [nranks=64] stream {rng.getrandbits(44):#x}"
+        )
+        written += len(line) + 1
+        yield line
+
+
+def tracebacks(size, rng):
+    written, step = 0, 0
+    while written < size:
+        step += 1
+        for line in (
+            f"step {step} loss {rng.uniform(1, 9):.4f}",
+            "Traceback (most recent call last):",
+            f'  File "/home/u/data/{rng.randrange(99)}.py", line {rng.randrange(900)}, in fetch',
+            f"    return self.shards[{rng.randrange(9999)}]",
+            '  File "/home/u/data/store.py", line 44, in read',
+            "    return self.connection.get(key)",
+            f"acme.errors.FetchError: could not fetch shard {rng.randrange(9999)} of {rng.getrandbits(60):x}",
+            "falling back to the copy",
+        ):
+            written += len(line) + 1
+            yield line
+
+
+def giant(size, rng):
+    letters = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz     0123456789", k=4096))
+    yield letters * (size // 4096)
+
+
+KINDS = {
+    "mixed": mixed, "nccl": nccl, "calls": calls, "random": noise, "tracebacks": tracebacks, "giant": giant,
+}  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=300)
-    parser.add_argument("--kind", choices=("mixed", "nccl", "random"), default="mixed")
+    parser.add_argument("--kind", choices=tuple(KINDS), default="mixed")
     args = parser.parse_args()
-    lines = {"mixed": mixed, "nccl": nccl, "random": noise}[args.kind](args.megabytes * 10**6, random.Random(1))
+    lines = KINDS[args.kind](args.megabytes * 10**6, random.Random(1))
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         count = 0
         for line in lines:

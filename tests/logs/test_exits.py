@@ -188,7 +188,7 @@ def test_what_stands_on_stdout_counts_too():
 
 def test_a_refusal_or_a_failed_setup_is_quoted():
     finding = explain(code=3, lines=["loading", "setup: module NRIS/GPU is not found"])
-    assert finding.title == "exit code 3: setup: module NRIS/GPU is not found" and finding.confidence == "unknown"
+    assert finding.title == "exit code 3: setup: module NRIS/GPU is not found" and finding.confidence == "likely"
 
 
 def test_a_missing_script_is_no_missing_command():

@@ -74,7 +74,7 @@ def test_an_exception_that_the_rank_lived_through_is_not_the_cause():
     text = "\n".join([traceback("ConnectionError: tracking server", "[rank1]: "), steps, f"[rank1]: {OOM}"])
     assert read(text).failure.answer == "gpu-out-of-memory"
     other = "\n".join([traceback("ConnectionError: tracking server", "[rank0]: "), steps, f"[rank1]: {OOM}"])
-    assert read(other).failure.answer == "exception", "another rank's end does not excuse it"
+    assert read(other).failure.answer == "connect-failed", "another rank's end does not excuse it"
 
 
 def test_a_traceback_beats_a_watchdog_elsewhere():
@@ -322,7 +322,7 @@ def test_an_exception_long_before_a_cancel_did_not_end_the_run():
     cancel = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-08-21T02:53:05 ***"
     failure = read(f"{traceback('OSError: no config.json')}\n{cancel}\n{cancel}\n{cancel}\n{steps}\n{cancel}").failure
     assert (failure.answer, failure.finding.rank) == ("cancelled", None)
-    assert read(f"{traceback('OSError: no config.json')}\nstep 1\n{cancel}").failure.answer == "exception"
+    assert read(f"{traceback('OSError: no config.json')}\nstep 1\n{cancel}").failure.answer == "file-missing"
 
 
 def test_what_is_raised_while_an_ignored_exception_is_handled_is_ignored_too():

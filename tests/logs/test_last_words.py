@@ -19,14 +19,24 @@ STEPS = [f"step {number} loss {2 - number / 100:.3f}" for number in range(60)]
 
 
 @pytest.mark.parametrize(
+    "line,code",
+    [
+        ("my_project.data.ShardIsGoneError: shard 12 was there and is not any more", "file-missing"),
+        ("socket.timeout: the read operation timed out", "connect-failed"),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "store-refused"),
+        ("torch.cuda.OutOfMemoryError", "gpu-out-of-memory"),
+    ],
+)
+def test_an_exception_of_any_name_at_the_end_has_a_meaning(line, code):
+    found = failure("\n".join([*STEPS, line]))
+    assert (found.answer, found.confidence, found.finding.title) == (code, LIKELY, line)
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "wandb.errors.CommError: Run initialization has timed out after 90.0 sec.",
-        "my_project.data.ShardIsGoneError: shard 12 was there and is not any more",
-        "socket.timeout: the read operation timed out",
         "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 139264, Hardware limit: 101376.",
-        "ConnectionRefusedError: [Errno 111] Connection refused",
-        "torch.cuda.OutOfMemoryError",
         "mypkg.errors.DataError: shard",
         "mypkg.errors.DataError: 12",
     ],
@@ -68,7 +78,7 @@ def test_a_rule_that_does_not_hold_hides_no_exception():
     [
         "[ERROR] Background srun 'ray-worker-1' died (pid=123456). Could be a failure in startup. Attempting to exit.",
         "2026-01-02 03:04:05,678 ERROR the coordinator has left the building",
-        "CRITICAL: no shard of the data set could be opened",
+        "CRITICAL: the ballot of the elders was odd",
     ],
 )
 def test_an_error_that_only_its_logger_names_is_unknown_and_never_none(line):

@@ -91,7 +91,7 @@ def test_who_only_warned_is_not_the_rank_that_failed():
         ("AssertionError: the sizes of two things do not fit each other", LIKELY),
         ("ValueError: nobody knows this", LIKELY),
         ("RuntimeError: nobody knows this", LIKELY),
-        ("mylib.errors.OutOfDisks: nobody knows this", LIKELY),
+        ("mylib.errors.OutOfTune: nobody knows this", LIKELY),
     ],
 )
 def test_an_exception_is_certain_only_where_its_name_says_what_went_wrong(line, confidence):
@@ -107,8 +107,8 @@ def test_a_traceback_that_is_cut_off_says_what_it_was_about_to_raise():
     ]
     found = failure(*frames)
     assert (found.answer, found.confidence, found.finding.evidence[0].line) == ("rendezvous-connection", LIKELY, 2)
-    found = failure(frames[0], "    raise mylib.NoShard('shard 12 has no index')")
-    assert (found.answer, found.finding.title) == ("exception", "mylib.NoShard: shard 12 has no index")
+    found = failure(frames[0], "    raise mylib.Oops('twelve is odd')")
+    assert (found.answer, found.finding.title) == ("exception", "mylib.Oops: twelve is odd")
     assert "cut off" in failure(frames[0], "    raise error").finding.title
 
 

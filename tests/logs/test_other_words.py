@@ -17,7 +17,7 @@ def failure(*lines):
 @pytest.mark.parametrize(
     "line",
     [
-        'Exception in thread "main" org.example.ShardException: no shard is left',
+        'Exception in thread "main" org.example.OddException: twelve is odd',
         "thread 'main' panicked at src/train.rs:88:17:",
         "Fortran runtime error: End of file",
         "ERROR: LoadError: MethodError: no method matching train!(::Chain, ::Nothing)",
@@ -45,9 +45,9 @@ def test_words_that_only_look_so(line):
         "21/03/01 10:00:00 ERROR TaskRunner: no executor is left for this stage",
         "LAUNCH ERROR 2023-04-07 11:22:01,454 the pod has not come up",
         "ERROR 2021-05-24 17:17:14,611 launch.py:545] not one trainer has come up",
-        "Error: no shard of this list can be read",
-        "train: fatal: the ring of shards is broken",
-        "Cannot find the list of shards. Aborting.",
+        "Error: twelve of this list is odd",
+        "train: fatal: twelve is odd",
+        "Cannot make sense of twelve. Aborting.",
     ],
 )
 def test_a_log_that_ends_with_an_error_nobody_knows_is_unknown(line):

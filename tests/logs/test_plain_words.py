@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.logs.read.prefixes import clean
-from drumbeat.logs.read.records import KEPT, MAX_FILES, Tails, speaks_of_failure
+from drumbeat.logs.read.records import KEPT, MAX_FILES, Tails, speaks_of_failure, telling
 from tests.logs.reading import read, read_files
 
 HEALTHY = {
@@ -55,7 +55,6 @@ FAILED = {
     "training": "step 3 loss 2.3\nTraining failed",
     "a script": "step 3 loss 2.3\ntrain.py crashed",
     "a worker": "step 3 loss 2.3\nworker 3 died",
-    "a node": "step 3 loss 2.3\nlost contact with node n07",
     "a status": "step 3 loss 2.3\npython train.py exited with code 3",
     "a logger's information": "step 3 loss 2.3\n2026-01-02 03:04:05 INFO The training job has crashed!",
     "a silent rank": "step 3 loss 2.3\nrank 5 on n07 is not responding",
@@ -64,7 +63,6 @@ FAILED = {
     "a reason": "step 3 loss 2.3\nRun stopped due to an error",
     "a library without a logger": "step 9 loss 2.1\n/src/host/transport.cpp:init:275: setup of the transport failed",
     "giving up": "step 9 loss 2.1\naborting due to what init_thread said",
-    "not able to": "Loading the model\nUnable to open the plugin of the network",
     "about to abort": "step 9 loss 2.1\n*** the job will now abort.",
     "a call before MPI began": "*** The MPI_Comm_size() function was called before MPI_INIT was invoked.\n*** This is disallowed",
     "LSF": "step 9 loss 2.1\nExited with exit code 7.\n\nResource usage summary:\n    CPU time :     7.1 sec.",
@@ -82,7 +80,7 @@ FAILED = {
         "step 9 loss 2.1\nINFO:torch.distributed.elastic.agent.server.api:Local worker group finished (FAILED). Waiting 300 s"
     ),
     "docker": "docker: Error response from daemon: failed to create task for container: exit status 1",
-    "a debugger": "step 9 loss 2.1\nException has occurred: StoreError\nthe shard is gone",
+    "a debugger": "step 9 loss 2.1\nException has occurred: StoreError\ntwelve is odd",
     "detectron2": "ERROR [01/02 03:04:05 d2.engine.train_loop]: Exception during training:\nTraceback (most rec",
 }
 
@@ -117,6 +115,15 @@ def test_an_exit_status_means_its_signal(status, code):
 def test_last_words_of_a_failure(name):
     failure = read(FAILED[name]).failure
     assert (failure.answer, failure.confidence) == ("unknown", "unknown") and failure.finding is not None
+
+
+@pytest.mark.parametrize(
+    "line,code",
+    [("lost contact with node n07", "node-failure"), ("Unable to open the plugin of the network", "import-error")],
+)
+def test_last_words_have_a_meaning(line, code):
+    failure = read(f"step 3 loss 2.3\n{line}").failure
+    assert (failure.answer, failure.confidence, failure.finding.title) == (code, "likely", line)
 
 
 def test_a_shopping_list_is_still_no_log():
@@ -240,12 +247,13 @@ def test_tails_are_bounded_and_know_the_number_of_a_line():
     tails = Tails()
     for number in range(MAX_FILES + 3):
         tails.add(f"f{number}", 1, [b"setup failed again"])
-    assert len(tails.failures()) == MAX_FILES
+    assert len(tails.files()) == MAX_FILES
     tails = Tails()
     tails.add("f", 1, [b"x"] * 99 + [b"setup of it failed", b""])
-    assert tails.failures()["f"].line == 100
+    found = telling(tails.of("f"), lambda text: False)
+    assert found and found[0] == 100
     tails.add("f", 102, [b"y"] * KEPT)
-    assert tails.failures() == {}
+    assert telling(tails.of("f"), lambda text: False) is None
 
 
 def test_every_file_is_asked():

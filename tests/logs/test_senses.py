@@ -6,7 +6,7 @@ import os
 import pytest
 
 from drumbeat.logs.meaning.rules import rulebook
-from drumbeat.logs.meaning.senses import _OF_ERRNO, _PHRASES, sense
+from drumbeat.logs.meaning.senses import _OF_ERRNO, sense, words
 from tests.logs.reading import read
 
 
@@ -32,12 +32,16 @@ def test_meaning_counts_whatever_the_words(text, code):
 @pytest.mark.parametrize("code", _OF_ERRNO)
 def test_names_numbers_and_texts_of_errno_mean_the_same(code):
     for number in _OF_ERRNO[code]:
-        for words in (f"[Errno {number}] of it", errno.errorcode[number], os.strerror(number)):
-            assert sense(f"WriterError: {words}") == code, words
+        for said in (f"[Errno {number}] of it", errno.errorcode[number], os.strerror(number)):
+            assert sense(f"WriterError: {said}") == code, said
+
+
+def test_every_row_speaks_of_known_concepts_and_every_concept_is_used():
+    assert {name for _, row in words().rows for name in row} == set(words().concepts)
 
 
 def test_every_sense_is_a_rules_code():
-    assert {*_OF_ERRNO, *(code for code, _ in _PHRASES)} <= {rule.code for rule in rulebook().rules}
+    assert {*_OF_ERRNO, *(code for code, _ in words().rows if code)} <= {rule.code for rule in rulebook().rules}
 
 
 @pytest.mark.parametrize(

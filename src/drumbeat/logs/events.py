@@ -9,7 +9,7 @@ from typing import Callable, Dict, List, Optional, Set, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import Places
 from drumbeat.findings.model import Evidence
-from drumbeat.logs.meaning.rules import Match
+from drumbeat.logs.meaning.rules import REPORT, Match
 from drumbeat.logs.meaning.senses import remedy, sense
 from drumbeat.logs.nccl.communicators import Communicators, Process
 from drumbeat.logs.read.launchers import FirstFailure
@@ -57,7 +57,12 @@ class Event:
     again: bool = False  # the like of it came several times before
     of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
     of_helper: bool = False  # an exception of a thread or a worker process
-    sense: str = ""  # what an exception that no rule knows means, as a rule's code
+    said: bool = False  # plain words that no rule knows, of a program or its logger
+
+    @property
+    def sense(self) -> str:
+        """What an exception that no rule knows means, as a rule's code."""
+        return "" if self.match or self.of_launcher else sense(self.exception)
 
     @property
     def code(self) -> str:
@@ -100,6 +105,7 @@ class Events:
         self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
         self._where: Dict[Tuple[str, int], str] = {}  # file and line -> where in the program it happened
         self._per_source: Dict[_Source, int] = {}
+        self.reported: Set[Tuple[str, str]] = set()  # rules and files of this run's reports of launchers
 
     @property
     def kept(self) -> List[Event]:
@@ -118,6 +124,8 @@ class Events:
         device: Optional[int] = None,
     ) -> None:
         rule = match.rule
+        if rule.role == REPORT and len(self.reported) < MAX_SOURCES:
+            self.reported.add((rule.id, evidence.file or ""))
         self.counts[rule.id] = self.counts.get(rule.id, 0) + 1
         self._place(rule.code, evidence)
         named = match.groups.get("rank", "").strip()
@@ -143,9 +151,15 @@ class Events:
         )
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
 
-    def add_exception(self, sequence: int, raised: Raised, line: Line, evidence: Evidence, bare: bool = False) -> None:
+    def add_words(self, sequence: int, line: Line, evidence: Evidence) -> None:
+        """Plain words that mean a failure."""
+        self.add_exception(sequence, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True, said=True)
+
+    def add_exception(
+        self, sequence: int, raised: Raised, line: Line, evidence: Evidence, bare: bool = False, said: bool = False
+    ) -> None:
         name = raised.text.split(":")[0]
-        self._place("exception", evidence, raised.lines)
+        self._place("exception", evidence, raised.lines) if not said else None
         owner = self._owner(evidence.file or "")
         event = Event(
             sequence,
@@ -161,7 +175,7 @@ class Events:
             lines=raised.lines,
             of_launcher=raised.of_launcher,
             of_helper=raised.of_helper,
-            sense="" if raised.of_launcher else sense(raised.text),
+            said=said,
         )
         self._keep((name, evidence.file or "", line.rank, ""), event)
 
@@ -193,6 +207,7 @@ class Events:
     def ends_of_run(self, file: str) -> None:
         """A run seems to have ended here: what comes now may belong to another one, and has room of its own."""
         self._per_source = {key: count for key, count in self._per_source.items() if key[1] != file}
+        self.reported = {key for key in self.reported if key[1] != file}
 
     def drop(self, file: str, below: int) -> None:
         """Forget what was found in that file before line `below`: it belongs to an earlier run."""

@@ -25,8 +25,9 @@ from drumbeat.findings.model import (
     Finding,
     clipped,
 )
-from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, Failure
-from drumbeat.logs.meaning.rules import CAUSE, CODE_OF_SIGNAL, CONSEQUENCE, Match, Rule, rule_of_code, rulebook
+from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, WORDS, Failure
+from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, Match, Rule, rule_of_code, rulebook
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import clean
 from drumbeat.logs.reader import Reader
@@ -131,6 +132,10 @@ def explain_exit(
     ):
         return _own(_in_a_table(finding, exit_code))
     if finding is not None and role == CAUSE:
+        if failure.why_first == WORDS and signal is None and exit_code is not None:
+            if exit_code in (124, 126, 127):  # these say more than a program's words
+                return _by_code(exit_code, [*stdout_tail, *stderr_tail], command, None)
+            finding = replace(finding, title=f"exit code {exit_code}: {finding.title}")
         return _own(_missing_script(finding, command))
     if finding is not None and role == CONSEQUENCE and signal not in _BY_SIGNAL:
         return _own(replace(finding, code=PEER_LOST, severity=ERROR, fix=_LOST))

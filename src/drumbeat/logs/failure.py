@@ -20,6 +20,7 @@ NO_FAILURE, NOT_KNOWN = "none", "unknown"
 EARLIER_RUNS = "earlier runs in the same file were not judged"
 AT_THE_END = 12  # lines: what has no more than these behind it stands at the end of its file
 _WORD = re.compile(r"[A-Za-z]{3,}")
+WORDS = "by what these words mean; no rule knows them"
 EARLIER = "earlier-attempt"  # the code of a note: an attempt before the last one failed
 
 

@@ -14,9 +14,10 @@ from drumbeat.base.ranges import Places, merged
 from drumbeat.causes.events import OUTSIDE, RECORD
 from drumbeat.causes.first import First
 from drumbeat.causes.first import first as earliest
+from drumbeat.causes.table import CONSEQUENCES
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 from drumbeat.logs.events import Event, RankOf
-from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure, Log
+from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, WORDS, Failure, Log
 from drumbeat.logs.meaning.conditions import Whole, holds, with_settings
 from drumbeat.logs.meaning.grammar import names_itself
 from drumbeat.logs.meaning.rules import (
@@ -26,36 +27,39 @@ from drumbeat.logs.meaning.rules import (
     NOTE,
     OTHER,
     REPORT,
+    SELF,
     SYMPTOM,
     Match,
     rule_of_code,
     rule_of_signal,
 )
-from drumbeat.logs.meaning.senses import remedy, sense
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, rank_in
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
-from drumbeat.logs.read.records import signal_of
 from drumbeat.logs.read.tracebacks import CUT_OFF
-from drumbeat.logs.tiers import BARE, NOBODYS_FAULT, NOTICED, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific
+from drumbeat.logs.tiers import BARE, NOBODYS_FAULT, NOTICED, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific
 
 # How events are shown: one finding for an event, one for each code of many, with lines of several ranks as evidence.
 
 
 MAX_EVIDENCE = 4
+OWN_WORDS = "as the log itself says"
 
 
 def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
     """`first`: no other rank is known to have said the same before."""
     rank = ranks.rank(event) if first and not (event.match and event.match.rule.blames == JOB) else None
     advice = event.advice
-    own_fix = f"{advice}, as the log itself says" if advice else ""
+    own_fix = f"{advice}, {OWN_WORDS}" if advice else ""
     if event.match is None:
         known = Match(rule_of_code(event.sense), {}) if event.sense else None
         cause = "; ".join(filter(None, (known.cause if known and not advice else "", event.raised_at)))
         fix = own_fix or (known.fix(bool(event.raised_at)) if known else "")
         where, sure = (event.evidence,), LIKELY if event.sense else CERTAIN
+        own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
+        rank = rank_in(event.exception) if event.said and rank is None and own else rank
         return Finding(
             event.code, ERROR, event.exception, cause, fix, where, host=event.host, rank=rank, confidence=sure
         )
@@ -283,6 +287,7 @@ def _ranks(numbers: Tuple[int, ...]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
+_DEATHS = frozenset(CODE_OF_SIGNAL.values()) - {"aborted"}  # how a process may die without a word
 ABOVE_CUT = 40  # lines: a warning or a lost peer no further above the end of a traceback that is cut off may say why
 
 
@@ -353,6 +358,8 @@ class _Judge:
             return self._of_death(replace(rest, others=self._merged(causes) + rest.others), self.first)
         if self.tiers[REPORT] or self.tiers[CONSEQUENCE] or self.tiers[UNEXPLAINED]:
             return self._without_cause(rest)
+        if self.tiers[SAID]:
+            return self._likely(rest, self.tiers[SAID], WORDS)
         if self.first is not None and self.first.exit_code:
             return self._reported_only(rest, self.first)
         warned = [event for event in self.tiers[WARNED] if self.log.after(event) == 0 and event.match]
@@ -371,22 +378,8 @@ class _Judge:
         return rest
 
     def _reported_by_logger(self, rest: Failure, error: Evidence) -> Failure:
-        rule = rule_of_signal(signal_of(error.text))
-        if rule is not None:
-            match = Match(rule, {})
-            died = Finding(rule.code, ERROR, match.title, match.cause, match.fix(False), (error,), confidence=LIKELY)
-            why = "the log ends with the exit status of this signal"
-            return replace(
-                rest, answer=rule.code, confidence=LIKELY, rule=rule.id, source=rule.source, finding=died, why_first=why
-            )
-        meant = sense(error.text)
-        if meant and meant != "peer-lost":
-            known = Match(rule_of_code(meant), {})
-            fix = remedy(error.text) or known.fix(False)
-            said = Finding(meant, ERROR, error.text[:200], known.cause, fix, (error,), confidence=LIKELY)
-            why = "the log ends with these words"
-            return replace(rest, answer=meant, confidence=LIKELY, finding=said, why_first=why)
-        finding = Finding("logged-error", ERROR, error.text[:200], evidence=(error,), confidence=UNKNOWN)
+        rank = rank_in(error.text)
+        finding = Finding("logged-error", ERROR, error.text[:200], evidence=(error,), rank=rank, confidence=UNKNOWN)
         behind = self.log.ends.get(error.file or "", 0) - (error.line or 0)
         why = "the log ends with an error that no rule knows"
         if behind > 0:
@@ -442,6 +435,12 @@ class _Judge:
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
         named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
         named = named and not self.tiers.trained_behind() and not found.unexplained
+        death = self._death_before(event)
+        if death is not None:
+            named, why = (
+                False,
+                f"the first line that names a cause; {death.code} at line {death.number} stands before it",
+            )
         if found.unexplained:
             why = f"the first line that names a cause; {self._before(found)} stands before it"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
@@ -464,6 +463,20 @@ class _Judge:
             finding=self.named.by_launcher(finding, alike),
             why_first=why,
             others=others + tuple(self.extra) + rest.others,
+        )
+
+    def _death_before(self, event: Event) -> Optional[Event]:
+        """A process that died from a signal before this line, and is not known to be the one that wrote it."""
+        return next(
+            (
+                symptom
+                for symptom in self.tiers[SYMPTOM]
+                if symptom.code in _DEATHS
+                and symptom.evidence.file == event.evidence.file
+                and symptom.number <= event.number - event.lines
+                and not self.ranks.rank(symptom) == self.ranks.rank(event) is not None
+            ),
+            None,
         )
 
     def _before(self, found: First) -> str:
@@ -522,6 +535,7 @@ class _Judge:
             exceptions = exceptions if not above else []
         for events, why in (
             (exceptions, "an exception without its traceback; nothing else names a cause"),
+            (self._said(), WORDS),
             (warned, "only a warning speaks of it, but something failed and nothing else says why"),
         ):
             if events:
@@ -555,6 +569,12 @@ class _Judge:
             notes=rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences),
             why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
         )
+
+    def _said(self) -> List[Event]:
+        """Plain words of a cause; of a lost peer only where no line of a rule says that."""
+        said = [event for event in self.tiers[SAID] if event.code not in CONSEQUENCES]
+        lost = any(event.code == "peer-lost" for event in self.tiers[CONSEQUENCE])
+        return said or ([] if lost else self.tiers[SAID])
 
     def _stands_above(self, said: Event, exceptions: List[Event]) -> bool:
         """Was it said right before one of these tracebacks, whose end nobody saw?"""

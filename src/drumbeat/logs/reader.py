@@ -9,14 +9,15 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.findings.model import INFO, Evidence, Finding, PastedDump, clipped
 from drumbeat.logs.events import Event, Events, RankOf
 from drumbeat.logs.failure import EARLIER, with_unseen
 from drumbeat.logs.judge import finding_of
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
-from drumbeat.logs.meaning.rules import CAUSE, NOTE, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
+from drumbeat.logs.meaning.rules import CAUSE, NOTE, REPORT, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
+from drumbeat.logs.meaning.senses import sense
 from drumbeat.logs.nccl import communicators, grammar
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.nccl.transport import Transport, judge
@@ -36,7 +37,7 @@ from drumbeat.logs.read.prefixes import (
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import Losses, Steps
-from drumbeat.logs.read.records import OF_A_RUN, Tails, Work
+from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, Tails, Work, telling
 from drumbeat.logs.read.templates import Dull
 from drumbeat.logs.read.tracebacks import (
     ARROW,
@@ -81,7 +82,6 @@ _LEVELS = (
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred", "Check failed: ",
 )  # fmt: skip
 _OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS)
-_COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
@@ -89,8 +89,9 @@ _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
 _SIGNS = (ESCAPE, *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
-MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
-MAX_BARE = 20_000  # lines that look like an exception of a name that nobody knows
+MAX_REPEATS = 4_000  # lines of one shape from which something is still learnt
+MAX_RAISED = 1_000  # tracebacks of a file that are read, beside those of its last lines
+MAX_BARE = 4_000  # lines that look like an exception of a name that nobody knows
 MOST_EARLIER = 8  # earlier runs that are listed
 CHUNK = 256  # lines of which it is found out together whether any of them tells something
 
@@ -123,7 +124,11 @@ class Reader:
         self._good_ends = GoodEnds()
         self._tails = Tails()
         self._bare = 0
-        self._dull = Dull(self._prefilter, _SIGNS)
+        self._dull = self._dull_at_first = Dull(self._prefilter, _SIGNS)
+        # Once a file has had enough tracebacks, only the rules' own words and NCCL's lines count, up to its last lines.
+        self._dull_later = Dull(Prefilter(self.rules.literals), (ESCAPE, *communicators.SIGNS))
+        self._raised: Dict[str, int] = {}  # file -> exceptions that were seen in it
+        self._chunk: Tuple[int, Sequence[bytes]] = (0, ())  # lines that are being fed, from this number on
 
     @property
     def communicators(self) -> Communicators:
@@ -159,6 +164,10 @@ class Reader:
         """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many. `last`: they are
         the end of the file, so each is read however often the like of it came before."""
         self._prefilter.limited = not last
+        enough = not last and self._raised.get(file, 0) > MAX_RAISED
+        self._dull = self._dull_later if enough else self._dull_at_first
+        if enough:
+            self._tracebacks.pop(file, None)
         before = self.lines - first
         for start in range(0, len(lines), CHUNK):
             chunk = lines[start : start + CHUNK]
@@ -177,6 +186,8 @@ class Reader:
 
     def _feed_chunk(self, file: str, first: int, chunk: Sequence[bytes], before: int) -> None:
         """`before`: how many lines were fed before the file's first one."""
+        chunk = self._nccl.without_calls(file, first, chunk)
+        self._chunk = first, chunk
         dull, waiting = self._dull.shapes, self._waits(file)
         telling = self._dull.telling(chunk)
         if telling is None:
@@ -215,12 +226,13 @@ class Reader:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
         if self.recorded is None and self.runs.look(file, number, (raw.rstrip(b"\r\n").translate(SHAPE),)):
             self.events.ends_of_run(file)
+        self._chunk = number, ()
         self._feed_line(file, number, raw)
+        self._tails.add(file, number, (raw,))
 
     def _feed_line(self, file: str, number: int, raw: bytes) -> None:
         self.lines += 1
         self._end(file, number)
-        self._tails.add(file, number, (raw,))
         for part in split_carriage_returns(without_escapes(raw)):
             self._feed(file, number, part[:MAX_LINE])
 
@@ -241,7 +253,7 @@ class Reader:
         self._finish_tracebacks()
         begins, earlier = self._last_runs() if self.recorded is None else ({}, ())
         if self.recorded is None:
-            self._last_errors.update(self._tails.failures(self.rules.is_noise))
+            self._read_ends(begins)
         extra = tuple(compare(self.dumps))
         report = make_report(
             self.rules,
@@ -266,6 +278,34 @@ class Reader:
         failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
         unseen = [*self._unseen, *self._several_jobs()]
         return replace(report, failure=with_unseen(failure, unseen, self.runs.mixed or self.runs.is_guess))
+
+    def _read_ends(self, begins: Mapping[str, int]) -> None:
+        """The last words of each file, where they say why it failed or that it did."""
+        for file in self._tails.files():
+            last = telling(self._tails.of(file), self._is_known, begins.get(file, 0))
+            if last is not None:
+                self._say(file, *last)
+
+    def _say(self, file: str, number: int, line: Line) -> None:
+        """Words that no rule knows and no traceback raises: an event if they mean something."""
+        evidence = Evidence(clipped(line.text, MAX_TEXT), file, number)
+        if sense(line.text):
+            sequence = self.lines - max(self._ends.get(file, number) - number, 0)
+            self.events.add_words(sequence, line, evidence)
+        else:
+            self._last_errors[file] = evidence
+
+    def _look_above(self, file: str, number: int) -> None:
+        """A launcher reports a failure: what was said right before?"""
+        first, chunk = self._chunk
+        lines = [*self._tails.of(file), *enumerate(chunk[: max(number - first, 0)], first)]
+        said = telling([line for line in lines if line[0] < number][-KEPT:], self._is_known)
+        if said is not None and sense(said[1].text):
+            self._say(file, *said)
+
+    def _is_known(self, text: str) -> bool:
+        """Does a rule know this line, or is it an exception's? Then it is an event already."""
+        return is_bare(text) or any(not match.rule.fallback for match in self.rules.match(text))
 
     def _several_jobs(self) -> List[str]:
         several = {file: jobs for file, jobs in self.runs.jobs.items() if len(jobs) > 1}
@@ -322,12 +362,16 @@ class Reader:
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         found = self._prefilter(raw)
+        few = self._dull is self._dull_at_first
+        found = found if few else tuple(number for number in found if number < len(self.rules.literals))
         if self.losses.open and self.losses.watches(file):
             self.losses.feed(file, raw)
         if self.steps.left and self.steps.watches(file):
             self.steps.feed(file, number, raw)
-        bare = not found and (
-            _ARROW in raw or bool(_GLOG_ERROR.search(raw, 0, 80)) or (may_be_bare(raw) and self._is_bare(raw))
+        bare = (
+            few
+            and not found
+            and (_ARROW in raw or bool(_GLOG_ERROR.search(raw, 0, 80)) or (may_be_bare(raw) and self._is_bare(raw)))
         )
         if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
@@ -361,7 +405,7 @@ class Reader:
         text = line.text
         evidence = Evidence(clipped(text, MAX_TEXT), file, number)
         matched = False
-        quoted = bool(_COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
+        quoted = bool(COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
         if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
             self._good_ends.add(file, number, speaker(text, line.rank, line.host))
         if found and not quoted:
@@ -369,6 +413,8 @@ class Reader:
             host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
             for match in self.rules.match(text, found):
                 matched = matched or (match.rule.role != NOTE and not match.rule.conditional)
+                if match.rule.role == REPORT and (match.rule.id, file) not in self.events.reported:
+                    self._look_above(file, number)
                 self.events.add_match(self.lines, match, line, evidence, host, pid, device)
                 if match.rule.code == NAN_LOSS:
                     self.losses.nan(file, evidence)
@@ -380,9 +426,12 @@ class Reader:
         self.elastic.feed(text, file, number)
         if self.runs.feed(without_colour(decode(raw)), file, number) or (was_open and not self.elastic.open):
             self._end_of_run(file, number)
-        if line.level in ("E", "F") and not matched and not quoted and file in self._ends:
+        logged = line.level in ("E", "F") and not matched and not quoted and file in self._ends
+        if logged:
             self._last_errors[file] = evidence
-        self._traceback(file, line, evidence, matched)
+        if not self._traceback(file, line, evidence, matched) and logged and sense(text):
+            self.events.add_words(self.lines, line, evidence)
+            self.steps.error(file, number, text)
         self.events.locate(file, *self._crashes.feed(text, line.rank, file, number))
 
     def _end_of_run(self, file: str, number: int) -> None:
@@ -391,11 +440,16 @@ class Reader:
         if self.runs.begins.get(file) == number and len(self._ends) == 1:
             self._nccl = communicators.NcclLines()  # the transport, too, is that of the last run
 
-    def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> None:
+    def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> bool:
+        """Was the line an exception's?"""
         tracebacks = self._tracebacks.get(file)
+        if self._dull is self._dull_later:
+            return False
         if tracebacks is None and len(self._tracebacks) < MAX_FILES:
             tracebacks = self._tracebacks[file] = Tracebacks()
         raised = tracebacks.feed(line, evidence.line or 0) if tracebacks is not None else None
+        if raised is not None and (file in self._raised or len(self._raised) < MAX_FILES):
+            self._raised[file] = self._raised.get(file, 0) + 1
         if raised is not None and raised.ignored and "SignalException" not in raised.text:
             self.events.forget(file, evidence.line or 0)
         elif raised is not None:
@@ -409,6 +463,7 @@ class Reader:
             self.events.add_exception(self.lines, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True)
         if (matched or bare or raised is not None) and file in self._ends:
             self.steps.error(file, evidence.line or 0, evidence.text)
+        return bare or raised is not None
 
     def _test_rank(self, text: str) -> None:
         """nccl-tests prints which rank runs where, whatever NCCL itself logs."""

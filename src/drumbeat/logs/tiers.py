@@ -25,7 +25,7 @@ from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
 SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
 _RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
-WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
+WARNED, UNEXPLAINED, SAID = "warned", "unexplained", "said"  # tiers beside the rules' roles
 _FAILING = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
@@ -60,7 +60,7 @@ class Tiers:
             if event.code in ("step-cancelled", "terminated-by-launcher") and _STEP_ENDS.search(event.evidence.text):
                 self._step_ends.setdefault(event.evidence.file, event.number)
         self._restarted = self._restarts(live)
-        self.tiers: Dict[str, List[Event]] = {role: [] for role in (*ROLES, WARNED, UNEXPLAINED)}
+        self.tiers: Dict[str, List[Event]] = {role: [] for role in (*ROLES, WARNED, UNEXPLAINED, SAID)}
         for event in live:
             self.tiers[NOTE if self.survived(event) else self._tier(event)].append(event)
         self._put_behind_the_death()
@@ -101,6 +101,8 @@ class Tiers:
     def _tier(self, event: Event) -> str:
         if event.number <= self._restarted.get(event.evidence.file, 0):
             return NOTE if event.match and event.match.rule.role in (CAUSE, SYMPTOM, NOTE) else NOISE
+        if event.said:
+            return NOISE if self._done_before(event) and event.level not in ("E", "F") else SAID
         if event.match is None:
             return UNEXPLAINED if event.bare else CAUSE
         rule = event.match.rule
@@ -314,6 +316,8 @@ class Tiers:
                 tiers[tier] = [event for event, caught in went_on if not caught]
                 tiers[NOTE] += [event for event, caught in went_on if caught and event.match]
                 self.lived_through = self.lived_through or any(caught for _, caught in went_on)
+        if self.nobody_else():
+            tiers[SAID] = [event for event in tiers[SAID] if not self._went_on(event)]
 
 
 def _record(first: FirstFailure, live: Sequence[Event]) -> order.Event:

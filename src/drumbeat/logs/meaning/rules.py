@@ -18,6 +18,7 @@ from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import ERROR, SEVERITIES
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL
 
 # Which literals a line holds: cheap for the lines that hold none, which are nearly all. Every literal has a word
 # that is looked for first. Lines are split into words, and one set operation says whether any of them is such a
@@ -116,15 +117,6 @@ _OPTIONAL = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # `[ to {peer}]`
 
 
 _SIGNALS = frozenset(map(int, signals.Signals))
-# The rule's code for a process that a signal ended.
-CODE_OF_SIGNAL = {
-    signals.SIGKILL: "killed",
-    signals.SIGSEGV: "segfault",
-    signals.SIGBUS: "bus-error",
-    signals.SIGABRT: "aborted",
-    signals.SIGILL: "illegal-instruction",
-    signals.SIGFPE: "illegal-instruction",
-}
 
 
 class RuleError(ValueError):
@@ -242,10 +234,6 @@ class Rulebook:
                     if match is not None:
                         matches.append(match)
         return [match for match in matches if not match.rule.fallback] or matches
-
-    def is_noise(self, text: str) -> bool:
-        """Does a rule know this line as one that means nothing?"""
-        return any(match.rule.role == NOISE for match in self.match(text))
 
     def marks(self, text: str, found: Sequence[int]) -> List[str]:
         """The substrings that conditions of rules ask for and that stand in this line."""

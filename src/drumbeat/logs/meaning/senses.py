@@ -1,126 +1,209 @@
-"""What an error means, whatever program words it: by errno, by result words, by an object and what is wrong with it.
+"""What an error means, whatever program words it.
 
-It classifies exceptions and error lines that no rule knows; a rule refines it with a better title and fix. Each sense is the
-code of a rule, whose cause and fix are used.
+An error's words become concepts: things (a GPU, a port, a file) and what befell them (missing, exhausted, refused). A row
+of the table gives the code of each combination; numbers and names with a fixed meaning (errno, signals, exit statuses, HTTP)
+are read first. A sense is the code of a rule, whose cause and fix are used; a rule with a pattern of its own only refines.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import re
-from typing import Optional, Tuple
+import signal as signals
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.base.data import load
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
-from drumbeat.causes.table import OF_ERRNO
 
-# Names, numbers and texts of errno all mean the same.
-_TEXTS = {os.strerror(number).lower(): code for number, code in OF_ERRNO.items()}
-_NAMES = {errno.errorcode[number]: code for number, code in OF_ERRNO.items()}
-# Exceptions of Python that stand for an errno.
-_CLASSES = {"FileNotFoundError": "file-missing", "PermissionError": "permission", "MemoryError": "host-out-of-memory"}
+# One table of errno: names, numbers and texts all mean the same. Connections that a peer lost or refused are left to the rows.
+_OF_ERRNO: Dict[str, Tuple[int, ...]] = {
+    "disk-full": (errno.ENOSPC, errno.EDQUOT),
+    "file-missing": (errno.ENOENT, errno.ENOTDIR),
+    "permission": (errno.EACCES, errno.EPERM, errno.EROFS),
+    "file-descriptors": (errno.EMFILE, errno.ENFILE),
+    "port-in-use": (errno.EADDRINUSE,),
+    "host-out-of-memory": (errno.ENOMEM,),
+    "storage-error": (errno.EIO, errno.ESTALE, errno.ESHUTDOWN),
+    "connect-failed": (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ENETDOWN, errno.EADDRNOTAVAIL),
+    "store-refused": (errno.ECONNREFUSED,),
+    "peer-lost": (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED),
+    "not-executable": (errno.ENOEXEC,),
+}
+_CODE_OF = {number: code for code, numbers in _OF_ERRNO.items() for number in numbers}
+_TEXTS = {os.strerror(number).lower(): code for number, code in _CODE_OF.items()}
+_NAMES = {errno.errorcode[number]: code for number, code in _CODE_OF.items()}
 _ERRNO = regex(
-    r"(?i)\b(?:errno|os error|error code)[\s:=#(]{0,3}(?P<number>\d{1,3})\b|\b(?P<name>(?-i:"
+    r"(?i)\b(?:errno|os error|error code)[\s:=#(]{0,3}(?P<number>\d{1,3})\b|\b(?:FI_)?(?P<name>(?-i:"
     + "|".join(_NAMES)
     + r"))\b"
 )
 _TEXT = regex("(?i)(?:" + "|".join(map(re.escape, _TEXTS)) + ")")
 
-_GPU = r"(?:gpu|cuda|hip|rocm|device|hbm|vram|video)"
-_GONE = (
-    r"(?:(?:was |were |is |are |be |could |can )?(?:not|n't|never) (?:be )?(?:found|exist|present|available|located|readable)"
-    r"|(?:does|do|did) ?n(?:o|')t exist|missing|is absent|not there)"
+# The code of a process that a signal ended.
+CODE_OF_SIGNAL = {
+    signals.SIGKILL: "killed",
+    signals.SIGSEGV: "segfault",
+    signals.SIGBUS: "bus-error",
+    signals.SIGABRT: "aborted",
+    signals.SIGILL: "illegal-instruction",
+    signals.SIGFPE: "illegal-instruction",
+}
+_SIGNALS = frozenset(map(int, signals.Signals))
+# `exited with status 137`, `exit code: 1`, `returned non-zero exit status 3`, `RC=9`, `terminated by signal 9 (SIGKILL)`
+STATUS = regex(
+    r"(?i)\b(?:(?:exit(?:ed|s|ing)?|end(?:ed|s)|terminated|return(?:ed|s)?|finished|fail(?:ed|s)|die[ds]|stopped|quit|crashed|left)\b"
+    r"(?: with)?(?: an?)?(?: non-?zero)?[\s:=(]{0,3}(?:(?:exit|return)[ _-]?)?(?:status|code|value)"
+    r"|(?:exit|return)[ _-]?(?:status|code)|exitcode|rc|exit(?:ed)?(?= -?[1-9]))"
+    r"[\s:=(]{1,3}(?P<status>-?\d{1,3})(?![\w.%])"
+    r"|\b(?:signal|sig)[\s:=#(]{0,3}(?P<signal>\d{1,2})(?![\w.%])|\bSIG(?P<name>KILL|SEGV|BUS|ABRT|ILL|FPE)\b"
 )
-_FILE = (
-    r"(?:\b(?:file|path|directory|folder|checkpoint|data ?set|shard|tokeni[sz]er|config(?:uration)?|weights|manifest)\b"
-    r"|[\w./~-]+\.(?:jsonl?|ya?ml|txt|csv|pt|pth|bin|npy|npz|h5|idx|parquet|arrow|safetensors|tar|model|cfg|toml))"
+_HTTP = regex(
+    r"(?i)\b(?:https?|status(?: code)?|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
+    r"(?: with| error| status| code)*\W{1,3}(?P<http>[45]\d\d)\b(?! ?(?:[a-z]?i?b|ms|s|steps|samples)\b)"
 )
-_DEGREE = (
-    r"(?:parallel\w*|world[ _]?size|\b[tpdcse]p\b|degree|batch(?:[ _]?size)?|heads?|head[ _]count"
-    r"|(?:ranks|gpus|processes|devices|nodes|layers|experts|stages)\b)"
+
+_APOSTROPHE = regex(r"(?<=\w)n['\u2019]t\b")
+
+_DO = r"(?:\w+ ){0,3}?"  # what may stand between `not` and its verb
+
+
+@dataclass(frozen=True)
+class Words:
+    names: Sequence[Tuple[re.Pattern[str], str]]
+    spellings: Sequence[Tuple[re.Pattern[str], str]]
+    concepts: Mapping[str, re.Pattern[str]]
+    rows: Sequence[Tuple[str, Sequence[str]]]  # code and concepts
+
+
+@functools.lru_cache(maxsize=1)
+def words() -> Words:
+    """Spellings, concepts and rows of words.yaml."""
+    data = load("drumbeat.logs.meaning", "words")
+    concepts = {**data["things"], **data["happenings"]}
+    names, spellings = ([(regex(_joined(one)), word) for one, word in data[key]] for key in ("names", "spellings"))
+    patterns = {name: regex(rf"(?<![\w-])(?:{_joined(text)})(?!\w|-\d)") for name, text in concepts.items()}
+    rows = [(code, row.split()) for each in data["rows"] for code, rows in each.items() for row in rows]
+    return Words(names, spellings, patterns, rows)
+
+
+def _joined(text: str) -> str:
+    """A pattern that is written on several lines, broken behind `|`."""
+    return text.replace("|\n", "|").replace("{do}", _DO)
+
+
+_NEAR = 60  # characters between two concepts that belong together
+# Faults of a program's own code: their names say what went wrong, and their messages are about the code's own objects.
+_OF_CODE = regex(
+    r"(?:\w+\.)*(?:Type|Key|Attribute|Name|Index|UnboundLocal|ZeroDivision|Syntax|Indentation|UnicodeDecode|JSONDecode)Error\b"
 )
-# The first that fits. What stands further up is narrower.
-_PHRASES: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
-    ("import-error", (
-        r"\bno module named|cannot import|undefined symbol|\b(?:pip3?|conda|mamba) install\b",
-        r"lib[\w+-]+\.so[\w.]*\W.{0,40}(?:cannot open|not found|no such file|missing)",
-        r"(?:package|library|module|dependency)\b.{0,40}(?:not installed|missing|is required)",
-    )),
-    ("gpu-out-of-memory", (
-        rf"{_GPU}.{{0,60}}(?:out of memory|memory (?:is |was )?exhausted|ran out)",
-        rf"(?:out of|insufficient|not enough|exhausted|ran out of) (?:\w+ )?{_GPU} memory",
-        r"RESOURCE_EXHAUSTED.{0,80}(?:alloc|memory)",
-        rf"(?:failed|unable|could not|cannot) (?:to )?alloc\w*.{{0,80}}{_GPU}",
-    )),
-    ("gpu-ecc", (r"\becc\b.{0,40}(?:error|uncorrect\w*|double)|uncorrectable.{0,20}\becc\b",)),
-    ("file-descriptors", (r"too many (?:open )?(?:files|file descriptors)",)),
-    ("peer-lost", (
-        r"\b(?:peer|worker|(?:remote|other|another) (?:rank|process)|rank \d+)\b"
-        r".{0,30}(?:went away|died|is gone|vanished|closed)",
-    )),
-    ("shm-full", (r"(?:/dev/shm|shared memory).{0,80}(?:full|no space|insufficient|exhausted|too small|not enough)",)),
-    ("host-out-of-memory", (
-        r"\b(?:out of memory|memory exhausted|not enough (?:host |system )?memory|insufficient memory|std::bad_alloc)",
-        r"(?:cannot|could not|unable to|failed to) allocate (?:host )?memory",
-    )),
-    ("disk-full", (
-        r"(?:disk|quota|volume|file ?system|storage)\b.{0,40}(?:full|exceeded|exhausted|no (?:more )?space)",
-        r"no (?:free )?space (?:left|remaining)",
-    )),
-    ("invalid-device-ordinal", (
-        r"(?:invalid|no such|non-?existent|unknown) (?:cuda ?place|(?:gpu|cuda|device) ?(?:ordinal|index|id))",
-        r"(?:gpu|device|cuda)s? ?(?:index|ordinal|id|\d)?"
-        r".{0,40}(?:out of range|only \d+ (?:gpu|device)s?|number on your machine)",
-    )),
-    ("host-not-found", (
-        r"\bgai error|getaddrinfo|name (?:or service )?(?:not known|resolution)|(?:resolve|look ?up).{0,40}\bhost",
-        r"host ?(?:name)?\b.{0,60}(?:could not|cannot|can't|not) (?:be )?(?:resolv|found|look)",
-    )),
-    ("port-in-use", (
-        r"address (?:is )?already in use|\bport\b.{0,40}(?:in use|taken|occupied|busy|already bound)",
-    )),
-    ("layout-mismatch", (
-        rf"{_DEGREE}.{{0,120}}(?:not |in|cannot be )(?:evenly )?(?:divi(?:sible|ded)|split)|(?:not |in)divisible"
-        rf".{{0,120}}{_DEGREE}",
-        rf"(?:must|should|has to|needs? to) (?:be )?(?:a multiple of|divi\w+).{{0,80}}{_DEGREE}",
-        rf"{_DEGREE}.{{0,80}}(?:is (?:less|smaller|greater|larger) than|does not match|!=|not equal).{{0,60}}{_DEGREE}",
-    )),
-    ("permission", (
-        r"(?:permission|access) (?:was |is )?(?:denied|refused)",
-        r"(?:not|un)(?: |-)?(?:permitted|authori[sz]ed|allowed) to (?:read|write|open|access)",
-    )),
-    ("file-missing", (rf"{_FILE}.{{0,120}}{_GONE}|{_GONE}.{{0,20}}{_FILE}|no such file",)),
-    ("connect-failed", (
-        r"(?:connect\w*|\brecv\b|\bsend\b|reach\w*)\b.{0,100}"
-        r"(?:timed out|time-?out|unreachable|no route)",
-        r"(?:timed out|time-?out|unable|failed|could not|cannot).{0,40}\b(?:connect|reach)\b",
-    )),
-    ("nccl-error", (
-        r"unhandled (?:system|cuda|hip) error",
-        r"nccl(?:\w*Error|.{0,40}(?:invalid (?:usage|argument)|internal error|unhandled))",
-    )),
-)  # fmt: skip
-_SENSES = tuple((code, regex(f"(?i){'|'.join(phrases)}")) for code, phrases in _PHRASES)
 _REMEDY = regex(
     r"(?i)\b(?P<how>(?:(?:python3? -m )?pip3?|conda|mamba|apt(?:-get)?|module) (?:install|load)"
     r"(?: -[\w-]+)* [\w.\[\]=~<>,-]*\w\]?)"
 )
+_SET = regex(
+    r"\b(?:require\w*|must|needs?|[Pp]lease|have to)\b[^.]{0,60}?\b(?:[Ss]et(?:ting)?|export)(?: the)?(?: environment)?(?: variable)? [`'\"]?(?P<name>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)[`'\"]?"
+    r"(?: to |=)[`'\"]?(?P<value>[\w./:-]*\w)"
+)
+_MAX = 600  # characters of an error that are read
 
 
+@functools.lru_cache(maxsize=4096)
 def sense(text: str) -> str:
     """The code of what this error means; empty where its words do not tell."""
+    text = text[:_MAX]
     found = _ERRNO.search(text)
-    narrow = next((code for code, pattern in _SENSES if pattern.search(text)), "")
-    if narrow in ("import-error", "shm-full"):
-        return narrow  # they name the object, and errno only what befell it
-    if found:
-        code = OF_ERRNO.get(int(found["number"])) if found["number"] else _NAMES[found["name"]]
-        return code or narrow
-    words = _TEXT.search(text)
-    return narrow or _CLASSES.get(text.split(":", 1)[0], "") or (_TEXTS[words[0].lower()] if words else "")
+    exact = (_CODE_OF.get(int(found["number"])) if found["number"] else _NAMES[found["name"]]) if found else None
+    if exact is None:
+        said = _TEXT.search(text)
+        exact = _TEXTS[said[0].lower()] if said else None
+    meant = "" if _OF_CODE.match(text) else _meant(text)
+    if "os error" in text and "peer-lost" in (exact, meant):  # Rust's words, of a client that fetches something
+        return "connect-failed"
+    if exact and meant not in _NAMES_OBJECT.get(exact, ()):
+        return exact
+    if not exact and meant in ("", "peer-lost", "node-failure", "oom-kill"):
+        number = signal_of(text)
+        ended = CODE_OF_SIGNAL.get(signals.Signals(number)) if number in _SIGNALS else None
+        meant = ended if ended and meant != "oom-kill" else meant
+    if not meant and _HTTP.search(text):
+        return "hub-access"
+    return meant
+
+
+# What an errno befell, where the object says more than the number.
+_NAMES_OBJECT = {
+    "file-missing": ("import-error", "command-not-found", "bad-image", "shm-full"),
+    "disk-full": ("shm-full",),
+    "permission": ("hub-access", "memlock-low", "process-limit"),
+    "host-out-of-memory": ("gpu-out-of-memory", "memlock-low", "shm-full", "oom-kill"),
+    "connect-failed": ("collective-timeout", "hub-access", "peer-lost"),
+    "store-refused": ("hub-access",),
+    "peer-lost": ("hub-access",),
+}
+
+
+_MEMBER = regex(r"(?i)\b(?:rank|worker|trainer|member|replica|process|peer|task)[\s#=:]{1,2}(\d{1,6})\b")
+
+
+def rank_in(text: str) -> Optional[int]:
+    """The one rank that an error speaks of: `Worker 0 has failed`."""
+    numbers = set(_MEMBER.findall(text))
+    return int(numbers.pop()) if len(numbers) == 1 else None
+
+
+def signal_of(text: str) -> Optional[int]:
+    """The signal that an exit status of this line stands for: 137, -9, SIGKILL and `signal 9` are all the same."""
+    found = STATUS.search(text)
+    if found is None:
+        return None
+    if found["name"]:
+        return int(getattr(signals, f"SIG{found['name']}"))
+    number = int(found["signal"] or found["status"])
+    number = number if found["signal"] else -number if number < 0 else number - 128
+    return number if 0 < number < 65 else None
+
+
+def _meant(text: str) -> str:
+    text, patterns = _spelt(text), words().concepts
+    spans: Dict[str, List[Tuple[int, int]]] = {}
+
+    def find(name: str) -> List[Tuple[int, int]]:
+        if name not in spans:
+            spans[name] = [match.span() for match in patterns[name].finditer(text)]
+        return spans[name]
+
+    for code, row in words().rows:
+        if all(map(find, row)) and _together([spans[name] for name in row]):
+            return code
+    return ""
+
+
+def _together(places: Sequence[Sequence[Tuple[int, int]]]) -> bool:
+    """Does one span of each concept stand no further than _NEAR from the first one's?"""
+    return any(
+        all(any(start - _NEAR <= end and begin <= stop + _NEAR for begin, end in others) for others in places[1:])
+        for start, stop in places[0]
+    )
+
+
+def _spelt(text: str) -> str:
+    """In small letters and plain words."""
+    text = _APOSTROPHE.sub(" not", text)
+    for pattern, word in words().names:
+        text = pattern.sub(word, text)
+    text = text.lower()
+    for pattern, word in words().spellings:
+        text = pattern.sub(word, text)
+    return text
 
 
 def remedy(text: str) -> Optional[str]:
     """The remedy that the error itself names."""
     found = _REMEDY.search(text)
-    return found["how"] if found else None
+    if found:
+        return found["how"]
+    variable = _SET.search(text)
+    return f"export {variable['name']}={variable['value']}" if variable else None

@@ -8,7 +8,7 @@ Memory is bounded: what comes after the bounds is counted, not kept.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import Places
@@ -417,6 +417,16 @@ class NcclLines:
     def _connects(self, file: str, number: int) -> None:
         self.communicators.connections.add(file, number)
         self.communicators.connects(file, number)
+
+    def without_calls(self, file: str, first: int, lines: Sequence[bytes]) -> Sequence[bytes]:
+        """The lines, those of collective calls empty once enough of them were looked at: they differ in addresses only."""
+        if self._collectives <= MAX_COLLECTIVES:
+            return lines
+        rest = [b"" if b"[nranks=" in raw and b" opCount " in raw else raw for raw in lines]
+        last = next((place for place in range(len(lines) - 1, -1, -1) if lines[place] and not rest[place]), None)
+        if last is not None:
+            self._connects(file, first + last)
+        return rest
 
     def is_known(self, file: str, number: int, raw: bytes) -> bool:
         """Is this, letter by letter, a connection that was read before? Then only its place is new."""

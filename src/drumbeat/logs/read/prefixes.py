@@ -118,7 +118,11 @@ _GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?
 _GLOG_LEVEL = re.compile(
     r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*)?(?: {1,9}\d{1,9})? {1,9}\S{1,200}?\.(?:cpp|cc|cu|h|hpp|py|go):\d+\]"
 )
+_LIBFABRIC = re.compile(r"libfabric:\S{1,200}<(info|warn|debug|trace)>")
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
+_WARNED_AT = re.compile(
+    r"/\S{1,300}\.py:\d+: (?!\w*(?:Error|Exception)\b)"
+)  # warnings.warn, whatever the category's name
 # INFO: text; INFO     text; root - INFO - text
 _SAID_LEVEL = re.compile(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
@@ -228,6 +232,9 @@ def _level(text: str) -> str:
     glog = _GLOG_LEVEL.search(text[:400]) if "]" in text else None
     if glog:
         return glog[1]
+    fabric = _LIBFABRIC.match(text)
+    if fabric:
+        return "W" if fabric[1] == "warn" else "I"
     said = _SAID_LEVEL.match(text)
     if said:
         return _LEVEL_LETTER[next(filter(None, said.groups())).upper()]
@@ -236,7 +243,7 @@ def _level(text: str) -> str:
         return _LEVEL_LETTER[field[1].upper()]
     if _ASCEND.match(text):
         return "E"
-    if "arning: " in text and _PYTHON_WARNING.search(text):
+    if _WARNED_AT.match(text) or "arning: " in text and _PYTHON_WARNING.search(text):
         return "W"
     gives_up = text.rstrip(" .!").endswith(_GIVES_UP) and _WHY.search(text)
     return "E" if gives_up or _LAST_WORDS.match(text) else ""

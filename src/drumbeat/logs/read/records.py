@@ -11,10 +11,10 @@ from collections import deque
 from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.findings.model import Evidence
+from drumbeat.causes.table import CONSEQUENCES
 from drumbeat.logs.meaning.grammar import is_quoted
-from drumbeat.logs.meaning.senses import sense
-from drumbeat.logs.read.prefixes import clean, decode
+from drumbeat.logs.meaning.senses import STATUS, sense
+from drumbeat.logs.read.prefixes import Line, clean, decode
 
 MAX_LINES = 5_000  # a copy from a terminal is hardly longer
 NARROWEST, WIDEST = 60, 300
@@ -89,12 +89,13 @@ WORK = regex(
     rb"(?i)(?<![a-z])(?:step|iter(?:ation)?|epoch|batch|loss|lr|reward|accuracy|busbw|algbw)s?\b['\"]?\W{0,4}\d"
     rb"|(?<![a-z])(?:finished|completed?|successful(?:ly)?|succeeded|passed|saved|done|ok|is up)(?![a-z])|\d%\||\d ?it/s|\ds/it"
     rb"|\d ?(?:[mnu]?s|secs?|seconds|[KMGT]i?B(?:/s)?|[KMGT]bps|nsec)(?![\w%])|[:=]\s{0,3}[-+]?\d+\.\d"
-    rb"|(?:\s{1,40}[-+]?\d{1,15}(?:\.\d{1,12})?){3}"
+    rb"|(?:\s{1,40}[-+]?\d{1,15}(?:\.\d{1,12})?){3}|[a-z_]{3}[ \t]{1,4}[-+]?\d{1,9}\.\d{2}"
 )
-LAST_LINES = 2  # with words
-KEPT = 6  # lines of each file, empty ones too
+LAST_LINES = 2  # with words, in which any word of failure counts
+KEPT = 24  # lines of each file, empty ones too
 MAX_FILES = 1000
 MAX_LENGTH = 400  # a longer line is data
+_STEP = regex(r"(?i)(?<![a-z])(?:step|iter(?:ation)?|epoch)s?\b['\"]?\W{0,4}\d.{0,60}\d\.\d|%\|")
 MAX_LOOKED = 1 << 27  # bytes in which signs of work are looked for
 
 # What runs: `training`, `worker 3`, `rank 2 on n1`, `node n07`, `train.py`, `the process (pid 812)`.
@@ -118,26 +119,32 @@ _CLAUSE = regex(
     r"|\b(?:lost (?:contact|touch|connection|the connection)|no (?:heartbeat|response|answer|reply|sign of life))"
     rf" (?:with|to|from) (?:the )?{_SUBJECT}"
 )
-# `exited with status 137`, `exit code: 1`, `returned non-zero exit status 3`, `RC=9`, `terminated by signal 9 (SIGKILL)`
-_STATUS = regex(
-    r"(?i)\b(?:(?:exit(?:ed|s|ing)?|end(?:ed|s)|terminated|return(?:ed|s)?|finished|fail(?:ed|s)|die[ds]|stopped|quit|crashed)\b"
-    r"(?: with)?(?: an?)?(?: non-?zero)?[\s:=(]{0,3}(?:(?:exit|return)[ _-]?)?(?:status|code|value)"
-    r"|(?:exit|return)[ _-]?(?:status|code)|exitcode|rc)"
-    r"[\s:=(]{1,3}(?P<status>-?\d{1,3})(?![\w.%])"
-    r"|\b(?:by|from|on|with|got|received|caught) (?:signal|sig)[\s:=#(]{0,3}(?P<signal>\d{1,2})(?![\w.%])"
+# What is only possible, or lived through; and what is denied, where a subject and a verb alone say that something failed.
+_LIVED = (
+    r"if|unless|when|until|in case|successful\w*|ignor\w+|skip\w*|retry(?:ing)?(?! (?:\w+ )?(?:exceed|limit|count))"
+    r"|re-?start\w*|re-?connect(?:ed|ing)"
+    r"|re-?cover\w*|resum(?:ed|ing)|continu\w+|fall\w* ?back|may(?! not)|might|should|would|will(?! now)|deprecat\w*|as expected|warn\w*"
+    r"|tr(?:y|ying) again|trying (?!to)|instead|using|starting (?:from|anew|over|fresh)|set to|protection|enabled"
+    r"|so far|is o(?:n|ff)"
 )
-# What is denied, only possible, or lived through.
+_HEDGED = regex(rf"(?i)\b(?:{_LIVED})\b|^#\s|^\s*--?\w")
 _DENIED = regex(
-    r"(?i)\b(?:no|not|never|none|0|zero|without|if|unless|when|until|in case|any|successful\w*|ignor\w+|skip\w*"
-    r"|retr(?:y|ies|ying)\w*|re-?start\w*|re-?connect\w*|re-?cover\w*|resum\w*|continu\w+|fall\w* ?back|may|might|should|would"
-    r"|could|can|will|deprecat\w*|expected|warn\w*)\b"
+    rf"(?i)\b(?:no|not|never|none|0|zero|without|any|could|can|{_LIVED})\b"
     r"(?! (?:more|respond|heartbeat|response|answer|reply|sign|contact|be reached))|^#\s|^\s*--?\w|\?\s*$"
 )
+# A shell's trace (set -x) or prompt, a frame of a traceback and its source text: not what a program says.
+COMMAND = regex(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")
+_SOURCE = regex(r"\s{2,}(?:File \"|\S.*[)\]:,]\s*$)")
 _FAILS = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|(?:will|now|to) abort|abort(?:ed|ing)|cannot|can't|could ?n(?:o|')t|unable to"
     r"|timed out|terminated|crash(?:ed)?)\b"
 )
 # Measured errors, counts of them, what is only possible, and what the program goes on after.
+_MEASURED = regex(
+    r"[a-z_]{2}\s*[=:]\s*[-+]?\d+\.\d+(?![.:\d])|%\||\S {2,}\S+ {2,}\S"
+    r"|(?<![\w.:] )(?<![\w.:])0 (?!and|bytes|gpus?\b|accel|devices?\b)[a-z]|[a-z]: (?:0|none)(?![\w.])"
+    r"|\b(?:no|zero) (?:errors?|failures?|problems?|\w+ (?:\w+ )?(?:lost|failed|died|crashed|killed))\b"
+)
 _TAKEN_BACK = re.compile(
     r"(?i)\b(?:no|0|zero|without|if|any|successful\w*|ignor\w+|skip\w*|retry\w*|fall\w* ?back|may|might|should|would|warn\w*"
     r"|deprecat\w*|until|expected|tolerance|rate|mean|max|min|relative|absolute|squared|train\w*|test|val\w*|dev)\b"
@@ -146,29 +153,24 @@ _TAKEN_BACK = re.compile(
 )
 
 
-def signal_of(text: str) -> Optional[int]:
-    """The signal that an exit status of this line stands for: 137, -9 and `by signal 9` are all SIGKILL."""
-    found = _STATUS.search(text)
-    if found is None:
-        return None
-    number = int(found["signal"] or found["status"])
-    number = number if found["signal"] else -number if number < 0 else number - 128
-    return number if 0 < number < 65 else None
-
-
 def speaks_of_failure(text: str) -> bool:
     line = clean(text)
     if len(line.text) > MAX_LENGTH or line.level in ("E", "F"):  # a logger's own errors are kept elsewhere
         return False
-    status, clause = _STATUS.search(line.text), _CLAUSE.search(line.text)
+    if COMMAND.match(line.text) or _SOURCE.match(line.text):
+        return False
+    status, clause = STATUS.search(line.text), _CLAUSE.search(line.text)
     if any(found and is_quoted(line.text, found.start()) for found in (status, clause)):
         return False
-    if status and not _DENIED.search(line.text[: status.start()]):
+    if status and not status["name"] and not _DENIED.search(line.text[: status.start()]):
         return int(status["signal"] or status["status"]) != 0
-    meant = not line.level and _FAILS.search(line.text) and sense(line.text)
-    if (clause or meant) and not _DENIED.search(line.text):
+    if clause and not _DENIED.search(line.text):
         return True
-    return not line.level and bool(_FAILS.search(line.text)) and not _TAKEN_BACK.search(line.text)
+    if line.level or is_quoted(line.text, len(line.text) - 1) or _HEDGED.search(line.text):
+        return False
+    if not _MEASURED.search(line.text) and sense(line.text):
+        return True
+    return bool(_FAILS.search(line.text)) and not _TAKEN_BACK.search(line.text)
 
 
 class Work:
@@ -186,6 +188,9 @@ class Work:
                 return
 
 
+Numbered = List[Tuple[int, bytes]]
+
+
 class Tails:
     """The last lines of each file."""
 
@@ -201,16 +206,25 @@ class Tails:
         start = max(len(lines) - KEPT, 0)
         tail.extend((first + start + place, raw[: MAX_LENGTH * 2]) for place, raw in enumerate(lines[start:]))
 
-    def failures(self, is_noise: Callable[[str], bool] = lambda text: False) -> Dict[str, Evidence]:
-        """File -> the last of its last lines that speaks of a failure."""
-        found = {file: self._last(file, tail, is_noise) for file, tail in self._lines.items()}
-        return {file: evidence for file, evidence in found.items() if evidence}
+    def of(self, file: str) -> Numbered:
+        return list(self._lines.get(file, ()))
 
-    def _last(self, file: str, tail: Deque[Tuple[int, bytes]], is_noise: Callable[[str], bool]) -> Optional[Evidence]:
-        lines = sorted((number, decode(raw)) for number, raw in dict(tail).items() if raw.strip())[-LAST_LINES:]
-        telling = [
-            Evidence(clean(text).text, file, number)
-            for number, text in lines
-            if speaks_of_failure(text) and not is_noise(clean(text).text)
-        ]
-        return telling[-1] if telling else None
+    def files(self) -> List[str]:
+        return list(self._lines)
+
+
+def telling(lines: Numbered, is_known: Callable[[str], bool], begin: int = 0) -> Optional[Tuple[int, Line]]:
+    """The line among the last ones of a file that says why it failed, or at least that it did: behind the last step that they
+    show, the first that means something that is nobody's consequence; else the last that speaks of a failure. `is_known`: lines
+    that were read already; `begin`: first line of the file's last run."""
+    texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
+    steps = [place for place, (_, text) in enumerate(texts) if _STEP.search(text)]
+    texts = texts[steps[-1] + 1 :] if steps else texts
+    meant = []
+    for place, (number, text) in enumerate(texts):
+        line = clean(text)
+        if (line.level in ("E", "F") or speaks_of_failure(text)) and not is_known(line.text):
+            code = sense(line.text)
+            if code or place >= len(texts) - LAST_LINES:
+                meant.append((not code, code in CONSEQUENCES, not code and -number, number, line))
+    return min(meant, key=lambda each: each[:4])[3:] if meant else None

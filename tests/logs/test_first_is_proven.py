@@ -1,0 +1,51 @@
+"""Never certain and "first" with an unexplained death before it: a launcher's record of a SIGKILL is planted before every certain
+answer of the rules' examples and of the corpus."""
+
+import os
+
+import pytest
+
+from drumbeat.desk.log_sources import Source, lines
+from drumbeat.logs.meaning.rules import CAUSE, rulebook
+from drumbeat.logs.reader import Reader
+from tests.corpus import folders
+
+DEATH = b"srun: error: n77: task 977: Killed"
+LARGEST = 300_000  # bytes of a log of the corpus
+CAUSES = [rule for rule in rulebook().rules if rule.role == CAUSE and rule.examples and not rule.conditional]
+
+
+def failure(raw):
+    reader = Reader()
+    reader.feed_lines("log", 1, raw, True)
+    return reader.report().failure
+
+
+def check(raw):
+    """`certain` must go, unless the death itself is the answer."""
+    before = failure(raw)
+    if before.confidence != "certain" or before.finding is None or not before.finding.evidence:
+        return
+    planted = failure([DEATH, *raw])
+    assert planted.answer in ("killed", "oom-kill") or planted.confidence != "certain", planted.why_first
+
+
+@pytest.mark.parametrize("rule", CAUSES, ids=lambda rule: rule.id)
+def test_a_death_before_an_example(rule):
+    for example in rule.examples:
+        check([line.encode() for line in example.strip("\n").split("\n")])
+
+
+def _corpus():
+    return [
+        str(file)
+        for folder in folders()
+        for file in sorted(folder.glob("*/*"))
+        if file.parent.name in ("A_nccl_logs", "B_torch_failures") and os.path.exists(f"{file}.json")
+        if file.stat().st_size < LARGEST
+    ]
+
+
+@pytest.mark.parametrize("path", _corpus(), ids=os.path.basename)
+def test_a_death_before_a_real_log(path):
+    check([line for _, some in lines(Source(path, "log")) for line in some])

@@ -1,0 +1,66 @@
+"""Causes in words that no rule holds, each in several surroundings; and words that only sound like one."""
+
+from pathlib import Path
+
+import pytest
+
+from drumbeat.logs.meaning.senses import sense
+from tests.logs.reading import read
+
+HERE = Path(__file__).parent / "data"
+REWORDED = [line.split("\t") for line in (HERE / "reworded.tsv").read_text().splitlines()]
+SCARY = (HERE / "healthy_words.txt").read_text().splitlines()
+OF_PROGRAMS = (HERE / "own_faults.txt").read_text().splitlines()
+STEPS = [f"[fit] it {n} objective {3 - n / 50:.3f} tok/s 1200" for n in range(40)]
+FRAMES = ["Traceback (most recent call last):", '  File "/app/run.py", line 5, in <module>', "    main()"]
+SURROUNDINGS = {
+    "last words": ("{}",),
+    "a logger's error": ("2026-01-02 03:04:05,678 ERROR acme.core {}", "2026-01-02 03:04:06,123 INFO acme.core bye"),
+    "an exception": (*FRAMES, "acme.errors.RunFailed: {}"),
+    "more words": ("{}", "cleaning up", "exiting with code 1"),
+    "a launcher's report": ("3: {}", "srun: error: n1: task 3: Exited with exit code 1"),
+}
+
+
+@pytest.mark.parametrize("code,words", REWORDED, ids=[words[:40] for _, words in REWORDED])
+def test_a_cause_in_other_words(code, words):
+    assert sense(words) == code
+    for name, lines in SURROUNDINGS.items():
+        failure = read("\n".join([*STEPS, *(line.format(words) for line in lines)])).failure
+        assert failure.answer == code, name
+        assert words[-30:] in failure.finding.evidence[0].text and failure.finding.fix, name
+
+
+@pytest.mark.parametrize("words", SCARY)
+def test_words_that_only_sound_like_a_failure(words):
+    for lines in ([*STEPS, words], [words, *STEPS], [*STEPS, "Training finished", words], [*STEPS, words, "wrote it"]):
+        assert read("\n".join(lines)).failure.answer == "none"
+
+
+@pytest.mark.parametrize("words", OF_PROGRAMS)
+def test_a_programs_own_faults_keep_their_words(words):
+    assert sense(words) == ""
+    assert read("\n".join([*STEPS, *FRAMES, words])).failure.finding.title == words
+
+
+def test_words_before_a_report_count_only_if_they_mean_something():
+    report = "srun: error: n1: task 3: Exited with exit code 1"
+    assert read("\n".join([*STEPS, "thinking about it", report])).failure.answer == "unknown"
+
+
+def test_a_plain_word_names_its_rank():
+    failure = read("\n".join([*STEPS, "Worker 2: GPU memory is used up"])).failure
+    assert (failure.answer, failure.finding.rank) == ("gpu-out-of-memory", 2)
+
+
+@pytest.mark.parametrize(
+    "words,fix",
+    [
+        ("Ninja is required to load C++ extensions (pip install ninja to get it)", "pip install ninja"),
+        ("async all reduce requires setting the environment variable CUDA_DEVICE_MAX_CONNECTIONS to 1",
+         "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
+    ],
+)  # fmt: skip
+def test_the_remedy_of_the_log_itself(words, fix):
+    failure = read("\n".join([*STEPS, *FRAMES, f"RuntimeError: {words}"])).failure
+    assert failure.finding.fix == f"{fix}, as the log itself says"
