@@ -21,18 +21,27 @@ from drumbeat.causes.events import (
 from drumbeat.causes.events import HARDWARE as OF_HARDWARE
 from drumbeat.findings.model import Finding
 
-# What the kernel says when a call fails, by its number. Connections that a peer lost or refused are left to the rules.
+# What the kernel says when a call fails, by its number.
 OF_ERRNO = {
     number: code
     for code, numbers in {
         "disk-full": (errno.ENOSPC, errno.EDQUOT),
         "file-missing": (errno.ENOENT, errno.ENOTDIR),
-        "permission": (errno.EACCES, errno.EPERM),
+        "permission": (errno.EACCES, errno.EPERM, errno.EROFS),
         "file-descriptors": (errno.EMFILE, errno.ENFILE),
         "port-in-use": (errno.EADDRINUSE,),
         "host-out-of-memory": (errno.ENOMEM,),
-        "storage-error": (errno.EIO, errno.ESTALE, errno.EROFS),
-        "connect-failed": (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ENETDOWN),
+        "storage-error": (errno.EIO, errno.ESTALE, errno.ESHUTDOWN),
+        "connect-failed": (
+            errno.EHOSTUNREACH,
+            errno.ENETUNREACH,
+            errno.ETIMEDOUT,
+            errno.ENETDOWN,
+            errno.EADDRNOTAVAIL,
+        ),
+        "store-refused": (errno.ECONNREFUSED,),
+        "peer-lost": (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED),
+        "not-executable": (errno.ENOEXEC,),
     }.items()
     for number in numbers
 }

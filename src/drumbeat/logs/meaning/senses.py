@@ -17,24 +17,11 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
+from drumbeat.causes.table import OF_ERRNO
 
-# One table of errno: names, numbers and texts all mean the same. Connections that a peer lost or refused are left to the rows.
-_OF_ERRNO: Dict[str, Tuple[int, ...]] = {
-    "disk-full": (errno.ENOSPC, errno.EDQUOT),
-    "file-missing": (errno.ENOENT, errno.ENOTDIR),
-    "permission": (errno.EACCES, errno.EPERM, errno.EROFS),
-    "file-descriptors": (errno.EMFILE, errno.ENFILE),
-    "port-in-use": (errno.EADDRINUSE,),
-    "host-out-of-memory": (errno.ENOMEM,),
-    "storage-error": (errno.EIO, errno.ESTALE, errno.ESHUTDOWN),
-    "connect-failed": (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ENETDOWN, errno.EADDRNOTAVAIL),
-    "store-refused": (errno.ECONNREFUSED,),
-    "peer-lost": (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED),
-    "not-executable": (errno.ENOEXEC,),
-}
-_CODE_OF = {number: code for code, numbers in _OF_ERRNO.items() for number in numbers}
-_TEXTS = {os.strerror(number).lower(): code for number, code in _CODE_OF.items()}
-_NAMES = {errno.errorcode[number]: code for number, code in _CODE_OF.items()}
+# Names, numbers and texts of errno all mean the same.
+_TEXTS = {os.strerror(number).lower(): code for number, code in OF_ERRNO.items()}
+_NAMES = {errno.errorcode[number]: code for number, code in OF_ERRNO.items()}
 _ERRNO = regex(
     r"(?i)\b(?:errno|os error|error code)[\s:=#(]{0,3}(?P<number>\d{1,3})\b|\b(?:FI_)?(?P<name>(?-i:"
     + "|".join(_NAMES)
@@ -115,7 +102,7 @@ def sense(text: str) -> str:
     """The code of what this error means; empty where its words do not tell."""
     text = text[:_MAX]
     found = _ERRNO.search(text)
-    exact = (_CODE_OF.get(int(found["number"])) if found["number"] else _NAMES[found["name"]]) if found else None
+    exact = (OF_ERRNO.get(int(found["number"])) if found["number"] else _NAMES[found["name"]]) if found else None
     if exact is None:
         said = _TEXT.search(text)
         exact = _TEXTS[said[0].lower()] if said else None
