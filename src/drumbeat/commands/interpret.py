@@ -378,9 +378,7 @@ class Shell:
             self._keep(node)
             self._look_inside(node)
             return True
-        result: Optional[bool] = (
-            getattr(self, f"_{node.kind}")(node) if node.kind != "simple" else self._simple(node, piped)
-        )
+        result = self._simple(node, piped) if node.kind == "simple" else _COMPOUND[node.kind](self, node)
         return (not result if result is not None else None) if node.negated else result
 
     def _keep(self, node: Node) -> None:
@@ -875,4 +873,16 @@ _BUILTINS: Dict[str, Callable[[Shell, List[str], Node, str], Optional[bool]]] = 
     "eval": Shell._eval,
     "exec": Shell._exec,
     "trap": Shell._trap,
+}
+_COMPOUND: Dict[str, Callable[[Shell, Node], Optional[bool]]] = {
+    "case": Shell._case,
+    "for": Shell._for,
+    "function": Shell._function,
+    "group": Shell._group,
+    "if": Shell._if,
+    "list": Shell._list,
+    "pipeline": Shell._pipeline,
+    "subshell": Shell._subshell,
+    "unknown": Shell._unknown,
+    "while": Shell._while,
 }

@@ -1,4 +1,4 @@
-"""What reaches a rank from the job file, worked out by reading the finished file, against what the script gives it."""
+"""Comparison of a finished job file with its script: both are read, and all that reaches a rank is set side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNSET = "not set"
 
 
 class Reached(NamedTuple):
-    """What a rank is started with. Values may hold marks."""
+    """Start of a rank: its words, variables and directory. Values may hold marks."""
 
     words: List[str]
     environment: Dict[str, str]

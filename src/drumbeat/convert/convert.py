@@ -9,7 +9,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
 from drumbeat.commands.interpret import Shell, Started
 from drumbeat.commands.script import Script, foreign_directives, read
-from drumbeat.commands.values import SUBMIT
+from drumbeat.commands.values import SUBMIT, without_marks
 from drumbeat.convert.compare import differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, job_file
@@ -42,7 +42,7 @@ def convert(
         draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
     _unclosed(draft, script)
     batch = Shell(slurm_variables(draft, script.directives), starts_training, arguments, draft.marks, read=read_file)
-    batch.run(text)
+    batch.run(without_marks(text))
     chosen = _chosen(draft, batch)
     if chosen:
         _carry_over(draft, chosen, batch, script)

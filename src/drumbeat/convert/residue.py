@@ -1,4 +1,4 @@
-"""What a job file needs of the statements before the training: `env` for what is decided, `setup` for all else.
+"""The statements before the training, as far as a job file needs them: `env` for what is decided, `setup` for all else.
 
 `setup` is a slice of the script: each statement that changes the shell, and each that gives a variable which the
 command, the ranks' environment or a later statement of the slice reads. What a statement gives is written down where it
