@@ -151,8 +151,8 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     speed = seen.speed(_samples(tuning.plan, trial))
     return Result(
         trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured,
-        speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps), seen.memory_gib or _used_gib(watched.run),
-        watched.run.path if watched.run else "", trial.long, seen.spread(),
+        speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps),
+        seen.memory_gib or _used_gib(watched.run), watched.run.path if watched.run else "", trial.long, seen.spread(),
     )  # fmt: skip
 
 
