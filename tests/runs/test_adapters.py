@@ -131,7 +131,7 @@ def test_an_adapter_that_does_not_fit_says_so_and_stops_nothing(asked, drumbeat)
     assert "drumbeat: jax_cluster.py failed" in log.read_text()
 
 
-# TensorFlow, Paddle and Ray, as far as the adapters touch them; `make versions` asks the real ones.
+# TensorFlow and Paddle, as far as the adapters touch them; `make versions` asks the real ones.
 STAND_INS = {
     "tensorflow/python/distribute/cluster_resolver/tfconfig_cluster_resolver.py": """
 import json, os
@@ -141,28 +141,12 @@ def _load_tf_config(): return json.loads(os.environ.get("TF_CONFIG", "{}"))
 import os
 def init_parallel_env(): return {name: value for name, value in os.environ.items() if name.startswith("PADDLE_")}
 """,
-    "ray/_private/worker.py": """
-import os
-def init(): return os.environ.get("RAY_ADDRESS")
-""",
-    # Its head listens until it is ended; a node that joins says so.
-    "ray/scripts/scripts.py": """
-import os, socket, sys, time
-port = next((word.split("=")[1] for word in sys.argv if word.startswith("--port=")), "")
-if port:
-    server = socket.create_server(("", int(port)))
-else:
-    open("joined-" + os.environ["NODE_RANK"], "w").write(sys.argv[-1])
-time.sleep(60)
-""",
 }
 ASKS = {
     "tensorflow": (
         "from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver as c\nanswer = c._load_tf_config()"
     ),
     "paddle": "from paddle.distributed.parallel import init_parallel_env\nanswer = init_parallel_env()",
-    "ray": "import time\nimport ray._private.worker as w\n"
-    "answer = w.init()\nwhile not os.path.exists('joined-1'): time.sleep(0.1)",
 }
 
 
@@ -206,10 +190,3 @@ def test_paddle_is_told_all_workers(told):
 
 def test_one_rank_is_told_nothing(told):
     assert told("tensorflow", "--ranks-per-node", 1)["0"][1] == {}
-
-
-def test_ray_has_one_driver_and_the_other_nodes_join_it(told, drumbeat):
-    seen = told("ray", "--nodes", 2)
-    assert len(seen) == 1, "the program after ray.init() runs on node 0 alone"
-    address, answer = seen["0"]
-    assert answer == address and (drumbeat.folder / "joined-1").read_text() == f"--address={address}"

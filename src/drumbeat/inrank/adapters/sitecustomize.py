@@ -16,7 +16,6 @@ ADAPTERS = {
     "jax._src.clusters": "jax_cluster.py",
     "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver": "worker_list.py",
     "paddle.distributed.parallel": "worker_list.py",
-    "ray._private.worker": "worker_list.py",
     "socket": "stacks.py",
 }
 

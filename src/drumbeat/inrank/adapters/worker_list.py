@@ -1,8 +1,7 @@
-"""TensorFlow, PaddlePaddle and Ray: what they want to know of the other ranks, given when a program asks for it.
+"""TensorFlow and PaddlePaddle: what they want to know of the other ranks, given when a program asks for it.
 
-TensorFlow (TF_CONFIG) and Paddle (PADDLE_TRAINER_ENDPOINTS) need the addresses and ports of all ranks: the ranks meet once at
-MASTER_ADDR:MASTER_PORT, which neither uses itself, and exchange them. Ray's head runs on node 0 with the driver; on the other
-nodes ray.init() joins it and never returns. What the program or its user has set is left alone.
+Both need the addresses and ports of all ranks (TF_CONFIG, PADDLE_TRAINER_ENDPOINTS): the ranks meet once at
+MASTER_ADDR:MASTER_PORT, which neither uses itself, and exchange them. What the program or its user has set is left alone.
 """
 
 from __future__ import annotations
@@ -98,40 +97,8 @@ def for_paddle() -> None:
         parallel._global_parallel_env = None  # it was read while paddle was loaded
 
 
-def for_ray() -> None:
-    """Start the head on node 0, or join it."""
-    environ = os.environ
-    if int(environ.get("NNODES", "1")) < 2 or "RAY_ADDRESS" in environ or environ.get("LOCAL_RANK", "0") != "0":
-        return
-    import atexit
-    import subprocess
-
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-    master = (environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))
-    environ["RAY_ADDRESS"] = f"{master[0]}:{master[1]}"
-    if environ["NODE_RANK"] == "0":
-        head = subprocess.Popen([*ray, "--head", f"--node-ip-address={master[0]}", f"--port={master[1]}"], stdout=2)
-        atexit.register(head.wait, 30)
-        atexit.register(head.terminate)  # these are called in reverse
-        _dialled(master).close()
-        return
-    _dialled(master).close()
-    node = subprocess.Popen([*ray, f"--address={master[0]}:{master[1]}"], stdout=2)
-    try:
-        while node.poll() is None:
-            time.sleep(2)
-            socket.create_connection(master, timeout=30).close()
-    except OSError:
-        node.terminate()  # the head is gone: the driver is done
-    node.wait()
-    sys.exit(0)
-
-
 def adapt(module: Any) -> None:
-    name = module.__name__
-    if name == "ray._private.worker":
-        module.init = before(module.init, for_ray)
-    elif name == "paddle.distributed.parallel":
+    if module.__name__ == "paddle.distributed.parallel":
         module.init_parallel_env = before(module.init_parallel_env, for_paddle)
     else:
         module._load_tf_config = before(module._load_tf_config, for_tensorflow)
