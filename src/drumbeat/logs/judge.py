@@ -472,6 +472,7 @@ class _Judge:
                 symptom
                 for symptom in self.tiers[SYMPTOM]
                 if symptom.code in _DEATHS
+                and event.code != "oom-kill"  # which says why
                 and symptom.evidence.file == event.evidence.file
                 and symptom.number <= event.number - event.lines
                 and not self.ranks.rank(symptom) == self.ranks.rank(event) is not None

@@ -91,8 +91,8 @@ _REMEDY = regex(
     r"(?: -[\w-]+)* [\w.\[\]=~<>,-]*\w\]?)"
 )
 _SET = regex(
-    r"\b(?:require\w*|must|needs?|[Pp]lease|have to)\b[^.]{0,60}?\b(?:[Ss]et(?:ting)?|export)(?: the)?(?: environment)?"
-    r"(?: variable)? [`'\"]?(?P<name>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)[`'\"]?"
+    r"\b(?:require\w*|must|needs?|[Pp]lease|have to)\b[^.]{0,60}?\b(?:[Ss]et(?:ting)?|export)"
+    r"(?: the)?(?: environment)?(?: variable)? [`'\"]?(?P<name>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)[`'\"]?"
     r"(?: to |=)[`'\"]?(?P<value>[\w./:-]*\w)"
 )
 _MAX = 600  # characters of an error that are read

@@ -123,8 +123,8 @@ _CLAUSE = regex(
 _LIVED = (
     r"if|unless|when|until|in case|successful\w*|ignor\w+|skip\w*|retry(?:ing)?(?! (?:\w+ )?(?:exceed|limit|count))"
     r"|re-?start\w*|re-?connect(?:ed|ing)"
-    r"|re-?cover\w*|resum(?:ed|ing)|continu\w+|fall\w* ?back|may(?! not)|might|should|would"
-    r"|will(?! now)|deprecat\w*|as expected|warn\w*"
+    r"|re-?cover\w*|resum(?:ed|ing)|continu\w+|fall\w* ?back|may(?! not)|might|should|would|will(?! now)|deprecat\w*"
+    r"|as expected|warn\w*"
     r"|tr(?:y|ying) again|trying (?!to)|instead|using|starting (?:from|anew|over|fresh)|set to|protection|enabled"
     r"|so far|is o(?:n|ff)"
 )
