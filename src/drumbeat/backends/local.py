@@ -1,4 +1,4 @@
-"""Backend `local`: this machine. One guard with its agent per node, as children of the process that starts them.
+"""Backend `local`: this machine. A run here is a process of desk/foreground.py.
 
 Submitted runs wait for their turn: a run starts once all earlier ones have started and enough GPUs are free; without GPUs, one
 runs at a time. The queue is a folder of this user with one file per waiting or running process.
@@ -12,23 +12,19 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import QUEUED, RUNNING, UNKNOWN, Backend, Request, Status, parse_handle
-from drumbeat.base import proc
 from drumbeat.base.folders import users_folder
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order, Resources, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
-from drumbeat.base.processes import launcher_descriptors
 from drumbeat.base.record import RecordError, from_json, to_json
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.machine.model import Gpu
 from drumbeat.runfolder.files import replace
-from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.summary import Desk
 
 
@@ -205,42 +201,3 @@ class Queue:
             if _alive(ticket.process) is not None:
                 found[path] = ticket
         return found
-
-
-def agent_argv(
-    bundle: str, order_path: str, node: int, report_fd: int, with_signal: int, order_fd: int
-) -> Tuple[str, ...]:
-    # -I -S: neither the caller's PYTHONPATH nor any installed package may change what the agent is
-    own = str(os.getpid())
-    about = (order_path, str(node), str(report_fd), bundle, own, str(int(with_signal)), str(order_fd))
-    return (sys.executable, "-I", "-S", bundle, "_agent", *about)
-
-
-def is_agent(pid: int) -> bool:
-    """Return true for a live guard or agent; what an agent has forked has a name of its own, or lives shortly."""
-    return b"_agent" in proc.command(pid).split(b"\0") and not proc.word(pid, "comm").startswith("drumbeat-")
-
-
-def start_agents(
-    bundle: str,
-    order: Order,
-    nodes: Iterable[int],
-    token: str,
-    environ: Mapping[str, str],
-    report_fd: int = -1,
-    with_signal: int = signal.SIGTERM,
-) -> Dict[int, subprocess.Popen[bytes]]:
-    """Start agents and map each node to its guard. Each has its own session: a Ctrl-C reaches only the desk, which passes
-    it on. The kernel sends each `with_signal` if this process is killed."""
-    env = {**environ, "DRUMBEAT_TOKEN": token}
-    started: Dict[int, subprocess.Popen[bytes]] = {}
-    with tempfile.TemporaryFile() as file:
-        file.write(dump_order(order).encode())
-        file.flush()
-        keep = [file.fileno(), *([report_fd] if report_fd >= 0 else []), *launcher_descriptors(environ)]
-        for node in nodes:
-            started[node] = subprocess.Popen(
-                agent_argv(bundle, RunFolder(order.folder).order, node, report_fd, with_signal, file.fileno()),
-                env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=keep, cwd=os.path.sep,
-            )  # fmt: skip
-    return started

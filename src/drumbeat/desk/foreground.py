@@ -8,15 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.agent.lead.summary import run_on_end
-from drumbeat.backends.local import is_agent, start_agents
-from drumbeat.base import clock
-from drumbeat.base.order import Order
+from drumbeat.base import clock, proc
+from drumbeat.base.order import Order, dump_order
 from drumbeat.base.proc import children
-from drumbeat.base.processes import become_subreaper, sweep
+from drumbeat.base.processes import become_subreaper, launcher_descriptors, sweep
 from drumbeat.base.record import RecordError, from_plain
 from drumbeat.base.signals import EXIT_STORAGE, STOPS, stops_held_back
 from drumbeat.desk.console import Console
@@ -79,6 +79,48 @@ def _finding(number: int, code: int) -> Finding:
     if code == EXIT_STORAGE:
         return find("storage", why="the disk is full, its storage does not answer, or the folder is gone")
     return find("lead-lost", code=code)
+
+
+# Agents of this machine: one guard with its agent per node, as children of this process.
+
+
+def agent_argv(
+    bundle: str, order_path: str, node: int, report_fd: int, with_signal: int, order_fd: int
+) -> Tuple[str, ...]:
+    # -I -S: neither the caller's PYTHONPATH nor any installed package may change what the agent is
+    own = str(os.getpid())
+    about = (order_path, str(node), str(report_fd), bundle, own, str(int(with_signal)), str(order_fd))
+    return (sys.executable, "-I", "-S", bundle, "_agent", *about)
+
+
+def is_agent(pid: int) -> bool:
+    """Return true for a live guard or agent; what an agent has forked has a name of its own, or lives shortly."""
+    return b"_agent" in proc.command(pid).split(b"\0") and not proc.word(pid, "comm").startswith("drumbeat-")
+
+
+def start_agents(
+    bundle: str,
+    order: Order,
+    nodes: Iterable[int],
+    token: str,
+    environ: Mapping[str, str],
+    report_fd: int = -1,
+    with_signal: int = signal.SIGTERM,
+) -> Dict[int, subprocess.Popen[bytes]]:
+    """Start agents and map each node to its guard. Each has its own session: a Ctrl-C reaches only the desk, which passes
+    it on. The kernel sends each `with_signal` if this process is killed."""
+    env = {**environ, "DRUMBEAT_TOKEN": token}
+    started: Dict[int, subprocess.Popen[bytes]] = {}
+    with tempfile.TemporaryFile() as file:
+        file.write(dump_order(order).encode())
+        file.flush()
+        keep = [file.fileno(), *([report_fd] if report_fd >= 0 else []), *launcher_descriptors(environ)]
+        for node in nodes:
+            started[node] = subprocess.Popen(
+                agent_argv(bundle, RunFolder(order.folder).order, node, report_fd, with_signal, file.fileno()),
+                env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=keep, cwd=os.path.sep,
+            )  # fmt: skip
+    return started
 
 
 _GUARD_SWEEP = 15.0  # seconds that a guard may be silent while it ends what its agent left
