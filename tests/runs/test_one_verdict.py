@@ -31,7 +31,7 @@ CASES = {
     "oom-out": ("gpu-out-of-memory", 1),
     "kill": ("killed", 137),
     "silent": ("exit-code", 3),
-    "words": ("exit-code", 1),
+    "words": ("file-missing", 1),
     "peer": ("layout-mismatch", 1),
 }
 

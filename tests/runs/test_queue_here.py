@@ -55,7 +55,7 @@ def test_runs_wait_for_each_other_and_end_well(here, tmp_path):
     assert first.wait(120).summary.exit_code == 0
     assert second.wait(120).summary.exit_code == 0 and second.run.order().nodes == 2
     assert [line.text for line in first.logs()] == ["went"]
-    assert not list(Queue(os.environ).tickets())
+    wait_for(lambda: not Queue(os.environ).tickets())
 
 
 def test_a_run_outlives_the_program_that_submitted_it(here, tmp_path):

@@ -150,11 +150,11 @@ def status(run: Run) -> Status:
             return settled(handle, asked, end, next_step(run.folder) == REQUEUE)
     if end:
         return settled(handle, None, end)
+    if _was_cancelled(run):
+        return Status(handle, CANCELLED, "before it started")
     if desk_pid(run):
         here = backends.of_handle(handle)
         return here.status(handle, os.environ) if here and here.name == "local" else Status(handle, RUNNING)
-    if _was_cancelled(run):
-        return Status(handle, CANCELLED, "before it started")
     desk = run.record.desk
     if desk is None or desk.host != socket.gethostname():
         where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"
