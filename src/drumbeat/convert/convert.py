@@ -77,7 +77,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
         name = other.words[0].rsplit("/", 1)[-1]
         if other.before < chosen.before and other.certain and name not in STARTERS and not other.background:
             batch.events[other.before].kind = "once"  # before the training, and once: rank 0 does it
-        elif other is not chosen and other.line != chosen.line:
+        elif other is not chosen and (other.line, other.text) != (chosen.line, chosen.text):
             draft.question(other.line, other.text, "a job file starts one command; give this one a job of its own")
     return chosen
 

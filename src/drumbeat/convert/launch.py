@@ -64,6 +64,7 @@ class Launch:
     workdir: str = ""
     container: bool = False
     alone: bool = False  # the batch script starts it itself, on the first node
+    errexit: List[Tuple[int, bool]] = field(default_factory=list)  # of the batch script
     also: FrozenSet[str] = (
         frozenset()
     )  # variables of the batch shell that the job file exports, since its command reads them
@@ -99,7 +100,7 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     shell.events = list(events)
     shell.variables = {name: each for name, each in started.variables.items() if each.exported}
     shell.cwd = started.cwd
-    launch = Launch(started.line, list(started.words), shell, events, len(events))
+    launch = Launch(started.line, list(started.words), shell, events, len(events), errexit=batch.errexit)
     launch.alone = started.words[0].rsplit("/", 1)[-1] not in STARTERS
     _give(launch, started.prefix)
     while launch.words:
@@ -202,9 +203,24 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
                 draft.drop(
                     launch.line, f"{program} {said}", f"options of {program} that the script decides when it runs"
                 )
-        elif name not in ("n", "ntasks", "N", "nodes", "np", "c", "cpus-per-task", "gpus", "gpus-per-node", "gres"):
-            draft.drop(launch.line, f"{program} --{name} {value}".strip(), f"an option of {program}, {own}")
+        elif name in ("c", "cpus-per-task"):
+            if "cpus" not in draft.keys:
+                draft.drop(
+                    launch.line, f"{program} {_dashed(name)} {value}", "cores are bound by the plan (cpus, cpu-bind)"
+                )
+        elif name in ("gpus", "gpus-per-node", "gres"):
+            if "gpus" not in draft.keys:
+                draft.drop(
+                    launch.line, f"{program} --{name} {value}", "every GPU of the node is used: write gpus: N if not"
+                )
+        elif name not in ("n", "ntasks", "N", "nodes", "np"):
+            draft.drop(launch.line, f"{program} {_dashed(name)} {value}".strip(), f"an option of {program}, {own}")
     launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
+
+
+def _dashed(name: str) -> str:
+    """Return an option as it is written."""
+    return f"-{name}" if len(name) == 1 or name in ("lu", "ul", "vv") else f"--{name}"
 
 
 def _first_part(draft: Draft, launch: Launch, program: str, words: List[str]) -> List[str]:
@@ -389,7 +405,8 @@ def _launcher(draft: Draft, launch: Launch) -> None:
         launch.tasks = 1  # torchrun's own default
     if found.kind == "accelerate" and not found.nodes and launch.tasks:
         launch.tasks = max(1, launch.tasks // int(draft.keys.get("nodes", 1)))
-    kept = list(found.kept)
+    shape = [flag for flag in ("--no-python", "--run-path") if flag in found.flags]  # how the script is called
+    kept = [*found.kept, *shape]
     for place in [place for place, word in enumerate(kept) if word in _LABELS][::-1]:
         draft.drop(
             launch.line, " ".join(kept[place : place + 2]), "only labels output, which drumbeat keeps apart by rank"
