@@ -108,3 +108,27 @@ def test_options_are_named_as_they_are_written():
     dropped = convert(script("srun -u -c 8 --mpi=pmix python train.py")).left_out
     assert [note.text for note in dropped] == ["srun -u", "srun -c 8", "srun --mpi pmix"]
     assert job_file(convert(script("srun python train.py")), "x")
+
+
+def test_a_wrapper_around_srun():
+    made = job(script("timeout 3h srun python train.py", sbatch=TWO_NODES))
+    assert made.command == ("python", "train.py") and made.nodes == 2
+    assert job(script("srun timeout 3h python train.py")).command == ("timeout", "3h", "python", "train.py")
+
+
+def test_every_round_of_a_loop_is_named():
+    asked = convert(script("for seed in 1 2 3; do srun python train.py --seed $seed; done")).to_check
+    assert [note.text[-1] for note in asked if "job of its own" in note.why] == ["2", "3"]
+
+
+def test_files_that_the_shell_opens_are_named():
+    draft = convert(script("srun python train.py > out.log 2>&1", sbatch=TWO_NODES))
+    assert [note.text for note in draft.left_out if "run folder" in note.why] == ["> out.log"]
+    asked = convert(script("srun python train.py < words.txt", sbatch=TWO_NODES)).to_check
+    assert [note.text for note in asked] == ["< words.txt"]
+
+
+def test_a_range_of_nodes_and_what_was_never_filled_in():
+    draft = convert(script("srun python train.py", sbatch=("-N 2-4", "-p { partition }", "-A <account>")))
+    assert (draft.keys["nodes"], draft.options) == (2, []) and not {"partition", "account"} & set(draft.keys)
+    assert {note.line for note in draft.to_check} == {2, 3, 4}

@@ -106,6 +106,7 @@ class Started:
     prefix: Dict[str, str] = field(default_factory=dict)  # variables for this command alone
     piped: str = ""
     background: bool = False
+    redirected: str = ""  # files that it reads or writes: > log 2> err
 
 
 class _Exit(Exception):
@@ -645,7 +646,7 @@ class Shell:
             started = Started(
                 node.line, words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
             )
-            started.piped, started.background = piped, node.background
+            started.piped, started.background, started.redirected = piped, node.background, _files(node)
             self.started.append(started)
             written = self._written(node)
             self.events.append(Event("started", node.line, written, names_read(text), words=tuple(words)))
@@ -874,6 +875,14 @@ def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:
 
 def _name(node: Node) -> str:
     return node.words[0].text.rsplit("/", 1)[-1] if node.kind == "simple" and node.words else ""
+
+
+def _files(node: Node) -> str:
+    """Return the redirections of a command to and from files, as they are written."""
+    given = [(each.text, each.word.raw) for each in node.redirects if each.word]
+    return " ".join(
+        f"{sign} {name}" for sign, name in given if not sign.endswith("&") and "<<" not in sign and name != "/dev/null"
+    )
 
 
 def _into_file(node: Node) -> bool:

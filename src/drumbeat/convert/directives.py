@@ -65,12 +65,19 @@ def _one(draft: Draft, each: Directive) -> None:
     name, value = _FULL.get(each.name, each.name), each.value
     if "$" in value:
         draft.drop(each.line, each.text, "sbatch expands no variable in these lines: write its value")
+    elif re.search(r"[{}<>]", value) and name not in _DROPPED:
+        draft.question(each.line, each.text, "was never filled in: write its value")
     elif name == "job-name":
         clean = re.sub(r"[^A-Za-z0-9._-]", "-", value)[:64].lstrip("-._")
         if clean:
             draft.set("name", clean, each.line)
     elif name == "nodes" and re.fullmatch(r"\d+", value):
         draft.set("nodes", int(value), each.line)
+    elif name == "nodes":
+        least = re.match(r"\d+", value)
+        if least:
+            draft.set("nodes", int(least[0]), each.line)
+        draft.question(each.line, each.text, "a job file has one number of nodes: write yours")
     elif name == "time":
         _time(draft, each)
     elif name in ("gpus-per-node", "gres", "gpus"):

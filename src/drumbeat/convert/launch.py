@@ -11,6 +11,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Event, Shell, Started
 from drumbeat.commands.launch import find_launcher, runs_text
+from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import MARK, SUBMIT, whole_marks
 from drumbeat.convert.draft import Draft
 
@@ -70,10 +71,21 @@ class Launch:
     )  # variables of the batch shell that the job file exports, since its command reads them
 
 
+def unwrapped(words: Sequence[str]) -> List[str]:
+    """Return `srun ...` of `timeout 3h srun ...`; a wrapper of the program itself stays with it."""
+    inner = tuple(words)
+    while inner and inner[0].rsplit("/", 1)[-1] not in (*STARTERS, *_CONTAINERS):
+        peeled = off(inner)
+        if peeled is None or not peeled.inner:
+            return list(words)
+        inner = peeled.inner
+    return list(inner or words)
+
+
 def starts_training(words: Sequence[str]) -> bool:
     """Return true for a command that may be what the job is for."""
-    name = words[0].rsplit("/", 1)[-1]
-    rest = list(words)
+    rest = unwrapped(words)
+    name = rest[0].rsplit("/", 1)[-1]
     if name in STARTERS:
         rest = rest[1 + _options(rest[1:], _BARE[name])[1] :]
         if not rest:
@@ -85,6 +97,16 @@ def starts_training(words: Sequence[str]) -> bool:
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
         return not all(map(_is_utility, commands))
     return not _is_utility(text) and not _BUILDS.match(text)
+
+
+def redirected(draft: Draft, started: Started) -> None:
+    """Say what becomes of the files that a training reads and writes by its shell."""
+    if re.search(r"(?:^|\s)<", started.redirected):
+        draft.question(
+            started.line, started.redirected, "the ranks have no standard input: give the file to the program"
+        )
+    elif started.redirected:
+        draft.drop(started.line, started.redirected, "every rank's output is kept in the run folder")
 
 
 def _is_utility(text: str) -> bool:
@@ -101,7 +123,7 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     shell.variables = {name: each for name, each in started.variables.items() if each.exported}
     shell.cwd = started.cwd
     launch = Launch(started.line, list(started.words), shell, events, len(events), errexit=batch.errexit)
-    launch.alone = started.words[0].rsplit("/", 1)[-1] not in STARTERS
+    launch.alone = unwrapped(started.words)[0].rsplit("/", 1)[-1] not in STARTERS
     _give(launch, started.prefix)
     while launch.words:
         program = launch.words[0].rsplit("/", 1)[-1]
@@ -114,6 +136,11 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
                 break
         elif program in ("env", "time", "nohup", "exec"):
             _simple_wrapper(launch)
+        elif unwrapped(launch.words) != launch.words:
+            inner = unwrapped(launch.words)
+            around = " ".join(launch.words[: -len(inner)])
+            draft.drop(launch.line, around, f"stands around {inner[0]}, whose place drumbeat takes")
+            launch.words = inner
         else:
             break
     launch.events = launch.shell.events
@@ -359,6 +386,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     inner.variables = dict(chosen.variables)
     inner.cwd = chosen.cwd
     launch.shell, launch.words = inner, list(chosen.words)
+    redirected(draft, chosen)
     _give(launch, chosen.prefix)
     return True
 
