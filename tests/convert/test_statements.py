@@ -1,5 +1,8 @@
 """Statements around the training: chains, background, steps of their own, `set -e`, and how a script is called."""
 
+import os
+import subprocess
+
 import pytest
 
 from drumbeat.convert.convert import convert
@@ -132,3 +135,20 @@ def test_a_range_of_nodes_and_what_was_never_filled_in():
     draft = convert(script("srun python train.py", sbatch=("-N 2-4", "-p { partition }", "-A <account>")))
     assert (draft.keys["nodes"], draft.options) == (2, []) and not {"partition", "account"} & set(draft.keys)
     assert {note.line for note in draft.to_check} == {2, 3, 4}
+
+
+def test_a_known_list_travels_with_the_command():
+    lines = ("RATES=(0 1e-3 '1e-4 x')", 'srun python train.py --lr "${RATES[$SLURM_ARRAY_TASK_ID]}"')
+    text = script(*lines, sbatch=("--array=1-2",))
+    draft = convert(text)
+    assert not draft.to_check and not draft.setup
+    said = job(text).command[2].replace("$$", "$").replace("exec python", "printf '%s,'")
+    environ = {"SLURM_ARRAY_TASK_ID": "2", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", said], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "train.py,--lr,1e-4 x,"
+
+
+def test_what_ran_outside_of_a_container_is_named():
+    text = script("module use /my", "module load bindings", "srun singularity exec x.sif python train.py")
+    asked = [note.line for note in convert(text).to_check if "runs inside it" in note.why]
+    assert asked == [2, 3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, FrozenSet, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
@@ -149,23 +149,37 @@ def _command(draft: Draft, launch: Launch) -> Tuple[FrozenSet[str], FrozenSet[st
     """Write the command. Return the variables that it reads, and those that must be exported for it."""
     marks, words = draft.marks, launch.words
     unknown = [each for word in words for each in marks.of(word)]
+    lists = {
+        name: _list_of(launch, name)
+        for each in unknown
+        if "[" in each.text
+        for name in each.reads
+        if f"{{{name}[" in each.text
+    }
+    given = {name: items for name, items in lists.items() if items is not None}
+    unknown += [each for items in given.values() for item in items for each in marks.of(item)]
     own = {name for each in unknown for name in each.reads if not each.stable or each.kind != SUBMIT} - OURS
+    own -= set(given)
     assigned = {
         name for name in own if name in launch.shell.variables or any(name in each.writes for each in launch.events)
     }
     if all(each.kind == SUBMIT and each.stable for each in unknown):
         draft.keys["command"] = words
         return frozenset(), frozenset()
-    text = "exec " + " ".join(map(marks.quoted, words))
+    text = "".join(f"{name}=({' '.join(map(marks.quoted, items))}); " for name, items in given.items())
+    text += "exec " + " ".join(map(marks.quoted, words))
     draft.keys["command"] = ["bash", "-c", text]
-    lists = [each for each in unknown if "[" in each.text]
-    if lists:
-        draft.question(
-            launch.line,
-            " ".join(each.text for each in lists),
-            "a list that the script fills when it runs: bash passes on no list",
-        )
+    open_lists = [each.text for each in unknown if "[" in each.text and not each.reads & set(given)]
+    if open_lists:
+        why = "a list that the script fills when it runs: bash passes on no list"
+        draft.question(launch.line, " ".join(open_lists), why)
     return frozenset(assigned), frozenset(assigned)
+
+
+def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
+    """Return the items of a list where the script's last word on it is known; its command can then bring it along."""
+    last = next((each for each in launch.events[::-1] if name in each.writes and each.kind != "export"), None)
+    return last.value if last is not None and last.kind == "assign" and isinstance(last.value, list) else None
 
 
 def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:

@@ -27,6 +27,9 @@ _BY_RANK_0 = "run once before all tasks in the script; here by rank 0, for which
 _BY_EACH_NODE = (
     "run before all tasks in the script; here by the first rank of each node, for which the others do not wait"
 )
+_INSIDE = (
+    "run before the container starts in the script; `setup` runs inside it: what it does for the container is lost"
+)
 _FIRST = '[ "${RANK:-${NODE_RANK:-0}}" = 0 ]'
 _FIRST_HERE = '[ "${LOCAL_RANK:-0}" = 0 ]'
 _ARGUMENTS = re.compile(r"\$(?:\{?[0-9@*#](?![A-Za-z_{]))")
@@ -191,6 +194,8 @@ class _Residue:
             outside = event in self.launch.events[: self.launch.outside]
             lines = self._written(event, outside)
             acts = event.kind in ("once", "each") or (event.kind == "shell" and not event.soft)
+            if outside and lines and self.launch.container and event.kind in ("once", "shell"):
+                self.draft.question(event.line, event.text, _INSIDE)
             if acts and lines and self._stops(event, outside) is not stops:
                 self._flush(once)
                 stops, once = not stops, []
