@@ -12,6 +12,8 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "arguments", nargs="*", metavar="ARGUMENT", help="arguments of the script, as you give them to sbatch"
     )
+    parser.usage = "drumbeat convert [-h] [--json] [--debug] SCRIPT [ARGUMENT ...] [-- ARGUMENT ...]"
+    parser.set_defaults(takes_command=True, after=[])  # after --: arguments that begin with a dash
     add_json(parser)
     parser.epilog = "Exit code: 0, or 1 when no line was found that starts a training."
 
@@ -28,12 +30,12 @@ def run(args: Any) -> int:
     from drumbeat.convert.draft import job_file
     from drumbeat.jobfile.job import job_from_text
 
-    draft = convert(read_script(args.script), args.arguments or None, reader(os.getcwd(), ""))
+    draft = convert(read_script(args.script), [*args.arguments, *args.after] or None, reader(os.getcwd(), ""))
     text = job_file(draft, "standard input" if args.script == "-" else args.script)
     if "command" not in draft.keys:
         what, fix = "no line starts a training", "name the batch script itself; drumbeat lint reads any script"
         if draft.ended_at:
-            fix = f"it exits at line {draft.ended_at} before: give the script's arguments to convert, after its name"
+            fix = f"it exits at line {draft.ended_at} before: give the script's arguments to convert, after its name and --"
         if draft.unknown:
             line, words = draft.unknown
             fix = f"line {line} starts a program that is not known ({words[:60]}): write its job file by hand (docs/job.md)"

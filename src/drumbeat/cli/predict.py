@@ -60,6 +60,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     import json
     import os
+    import sys
 
     from drumbeat.base.problem import Problem
     from drumbeat.predict import show
@@ -83,7 +84,17 @@ def run(args: Any) -> int:
     counts = node_counts(args.nodes) if args.nodes else [job.nodes or 1 if job else 1]
     wishes = _wishes(args)
     constants, basis, seen = _learned(args, cluster, described, wishes, os.environ)
-    cases = [make_case(described, wishes, cluster, nodes, constants, basis) for nodes in counts]
+    cases, problems = [], []
+    for nodes in counts:
+        try:
+            cases.append(make_case(described, wishes, cluster, nodes, constants, basis))
+        except Problem as problem:
+            problems.append((nodes, problem))
+    if not cases:
+        raise problems[0][1]
+    for nodes, why in problems:
+        print(f"drumbeat predict: {nodes} nodes left out: {why.what}", file=sys.stderr)
+    counts = [each for each in counts if each not in dict(problems)]
     if "here" in args.calibrate:
         cases = [_measured(case) for case in cases]
     if args.search:
@@ -268,6 +279,7 @@ def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) 
 def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
     from drumbeat.base.problem import Problem
     from drumbeat.predict.goodput import affordable, whole_run
+    from drumbeat.predict.show import amount
 
     units = None
     if args.tokens:
@@ -277,7 +289,7 @@ def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
         paid = affordable(hours, found.seconds, found.per_step, found.case.gpus, reliability)
         if not args.json and not args.html:
             asked = (
-                f"; {units:.3g} were asked for: {'enough' if paid >= units else f'{paid / units:.0%} of them'}"
+                f"; {amount(units)} were asked for: {'enough' if paid >= units else f'{paid / units:.0%} of them'}"
                 if units
                 else ""
             )
@@ -286,7 +298,8 @@ def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
                 for each in (found.high, found.low)
             )
             print(
-                f"{'budget':<13}{hours:,.0f} GPU-hours pay for {paid:.3g} {found.unit} (90 %: {low:.3g} to {high:.3g}){asked}"
+                f"{'budget':<13}{hours:,.0f} GPU-hours pay for {amount(paid)} {found.unit} "
+                f"(90 %: {amount(low)} to {amount(high)}){asked}"
             )
         units = units or paid
     if units is None and described.steps:

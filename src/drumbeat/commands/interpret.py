@@ -106,6 +106,7 @@ class Started:
     prefix: Dict[str, str] = field(default_factory=dict)  # variables for this command alone
     piped: str = ""
     background: bool = False
+    redirected: str = ""  # files that it reads or writes: > log 2> err
 
 
 class _Exit(Exception):
@@ -144,7 +145,8 @@ class Shell:
         self.unread: List[Tuple[int, str, Tuple[str, ...]]] = []  # sourced, not to be read here, and what it may change
         self.cwd = ""
         self.foreign = False  # something was sourced that may set any variable
-        self.stops_at_errors = self.exports_all = False
+        self.exports_all = False
+        self.errexit: List[Tuple[int, bool]] = []  # from which event on `set -e` holds, or no longer
         self.certain = True
         self.steps, self.depth = [0], 0
         self.text = ""
@@ -340,6 +342,9 @@ class Shell:
             for word in each.words[:1]
             if each.kind == "simple"
         ]
+        counted = re.search(r"\|\s*wc\s+(?:-[lw]|--(?:lines|words))\s*$", text)
+        if counted and (_HOST_LIST.search(text) or HOSTS in kinds) and len(names) == 2 and "SLURM_NNODES" in self.known:
+            return self.known["SLURM_NNODES"]
         if _HOST_LIST.search(text) or (HOSTS in kinds and set(names) <= _FILTERS):
             if _FIRST_OF.search(text):
                 return self._head()
@@ -381,9 +386,13 @@ class Shell:
         result = self._simple(node, piped) if node.kind == "simple" else _COMPOUND[node.kind](self, node)
         return (not result if result is not None else None) if node.negated else result
 
+    def _written(self, node: Node) -> str:
+        """Return a command as a statement of its own: what runs in the background stays there."""
+        return self.text[node.start : node.end] + (" &" if node.background else "")
+
     def _keep(self, node: Node) -> None:
         """Leave a command as it stands; what it may assign is unknown from here on."""
-        text = self.text[node.start : node.end]
+        text = self._written(node)
         inside = list(node.walk())
         names = {_name(each) for each in inside if each.kind == "simple"}
         writes = frozenset() if node.kind in ("subshell", "pipeline") or node.background else node.writes()
@@ -395,11 +404,13 @@ class Shell:
         self.events.append(Event(kind, node.line, text, names_read(text), writes))
         for name in writes:
             old = self.variables.get(name)
-            mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, text))
+            is_list = old is not None and not isinstance(old.value, str)
+            written = f"${{{name}[@]}}" if is_list else f"${{{name}}}"
+            mark = self.marks.mark(Unknown(written, JOB, frozenset((name,)), False, text))
             before = bool(old and old.exported) or self.exports_all or name in self.exports
             maybe = not before and _exports(inside, name)
             self.variables[name] = Variable(
-                mark, before or maybe, len(self.events) - 1, maybe or bool(old and old.maybe)
+                [mark] if is_list else mark, before or maybe, len(self.events) - 1, maybe or bool(old and old.maybe)
             )
         self.foreign = self.foreign or bool(names & {"source", ".", "eval"})
 
@@ -449,8 +460,15 @@ class Shell:
             if result is None and (
                 names[place] in _ASKING or len(self.started) > started or node.bodies[place][0].kind != "simple"
             ):
-                if len(self.started) > started:  # what follows a training
-                    return None
+                if len(self.started) > started:  # it has run: `&&` goes on, `||` is for when it fails
+                    following = node.bodies[place + 1][0]
+                    if joint == "&&":
+                        if len(self.events) > events and self.events[-1].kind == "started":
+                            self.events[-1].text += " || exit"
+                        result = self._command(following)
+                    elif not {_name(each) for each in following.walk() if each.kind == "simple"} <= _PRINTS | {"exit"}:
+                        self._keep(following)
+                    continue
                 del self.events[events:]
                 self.variables = before.variables
                 self._keep(node)
@@ -539,9 +557,17 @@ class Shell:
         except _Return:
             pass
         fresh = trial.events[len(self.events) :]
+        held = {each for variable in self.variables.values() for each in self.marks.of("".join(variable.value))}
+        changed = frozenset(name for event in fresh for name in event.writes)
         decided = all(
             event.kind in ("print", "cd", "export")
-            or (event.kind == "assign" and not MARK.search("".join(event.value or "")))
+            or (
+                event.kind == "assign"
+                and all(
+                    each in held and each.reads.isdisjoint(changed)
+                    for each in self.marks.of("".join(event.value or ""))
+                )
+            )
             for event in fresh
         )
         if trial.started and len(trial.started) > 1 and node.kind == "for":
@@ -564,6 +590,8 @@ class Shell:
             f"{name}()" for name in self.functions if re.search(rf"\b{re.escape(name)}\b", kept.text)
         )
         for name in writes:
+            if name in self.variables and not isinstance(self.variables[name].value, str):
+                continue
             mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, kept.text))
             self.variables[name] = Variable(
                 mark, trial.variables[name].exported if name in trial.variables else False, len(self.events) - 1
@@ -616,9 +644,10 @@ class Shell:
             started = Started(
                 node.line, words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
             )
-            started.piped, started.background = piped, node.background
+            started.piped, started.background, started.redirected = piped, node.background, _files(node)
             self.started.append(started)
-            self.events.append(Event("started", node.line, text, names_read(text), words=tuple(words)))
+            written = self._written(node)
+            self.events.append(Event("started", node.line, written, names_read(text), words=tuple(words)))
             return None
         self._remember_file(words, node)
         reads = names_read(text)
@@ -630,7 +659,8 @@ class Shell:
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
         else:
             quiet = (name in _PRINTS and not _into_file(node)) or node.background and name in _PRINTS
-            self.events.append(Event("print" if quiet else "once", node.line, text, reads, words=tuple(words)))
+            written = self._written(node)
+            self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))
         return None if name not in ("echo", "printf", "mkdir", "export") else True
 
     def _remember_file(self, words: List[str], node: Node) -> None:
@@ -693,7 +723,8 @@ class Shell:
         if "--" in words:
             self.arguments = words[words.index("--") + 1 :]
         options = " ".join(words[1:])
-        self.stops_at_errors = self.stops_at_errors or bool(re.search(r"(?:^|\s)-\w*e|errexit", options))
+        for sign in re.findall(r"(?:^|\s)([-+])(?:[a-zA-Z]*e|o errexit)", options):
+            self.errexit = [*self.errexit, (len(self.events), sign == "-")]
         self.exports_all = bool(re.search(r"(?:^|\s)-\w*a|(?<!\+)o allexport", options)) or (
             self.exports_all and not re.search(r"\+\w*a", options)
         )
@@ -842,6 +873,14 @@ def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:
 
 def _name(node: Node) -> str:
     return node.words[0].text.rsplit("/", 1)[-1] if node.kind == "simple" and node.words else ""
+
+
+def _files(node: Node) -> str:
+    """Return the redirections of a command to and from files, as they are written."""
+    given = [(each.text, each.word.raw) for each in node.redirects if each.word]
+    return " ".join(
+        f"{sign} {name}" for sign, name in given if not sign.endswith("&") and "<<" not in sign and name != "/dev/null"
+    )
 
 
 def _into_file(node: Node) -> bool:

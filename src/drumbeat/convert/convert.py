@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, FrozenSet, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
@@ -13,7 +13,7 @@ from drumbeat.commands.values import SUBMIT, without_marks
 from drumbeat.convert.compare import differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, job_file
-from drumbeat.convert.launch import OURS, STARTERS, Launch, peel, starts_training
+from drumbeat.convert.launch import OURS, STARTERS, Launch, peel, redirected, starts_training, unwrapped
 from drumbeat.convert.residue import keep
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import job_from_text
@@ -60,7 +60,7 @@ def _unclosed(draft: Draft, script: Script) -> None:
 def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     """Pick the command that the job is for; name the others."""
     waited = [each for each in batch.started if not each.background] or batch.started
-    starters = [each for each in waited if each.words[0].rsplit("/", 1)[-1] in STARTERS]
+    starters = [each for each in waited if unwrapped(each.words)[0].rsplit("/", 1)[-1] in STARTERS]
     candidates = [each for each in starters if _trains(each)] or starters or waited
     if not candidates:
         started = [each for each in batch.events if each.words[:1] and each.words[0].rsplit("/", 1)[-1] in STARTERS]
@@ -73,12 +73,16 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
         draft.question(
             chosen.line, chosen.text, "starts only under a condition, or in a loop, that is decided when the job runs"
         )
+    seen = [(chosen.line, chosen.words)]
     for other in batch.started:
-        name = other.words[0].rsplit("/", 1)[-1]
+        name = unwrapped(other.words)[0].rsplit("/", 1)[-1]
         if other.before < chosen.before and other.certain and name not in STARTERS and not other.background:
             batch.events[other.before].kind = "once"  # before the training, and once: rank 0 does it
-        elif other is not chosen and other.line != chosen.line:
-            draft.question(other.line, other.text, "a job file starts one command; give this one a job of its own")
+        elif (other.line, other.words) not in seen:
+            seen.append((other.line, other.words))
+            again = other.line == chosen.line and other.text == chosen.text  # another round of a loop
+            words = " ".join(other.words) if again else other.text
+            draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
     return chosen
 
 
@@ -104,6 +108,7 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
         if used:
             why = f"not read here: if it sets {', '.join(used[:8])}{' …' if used[8:] else ''}, the values in this file are wrong"
             draft.question(line, words, why)
+    redirected(draft, chosen)
     if chosen.piped:
         why = "every rank's output is kept in the run folder, and the exit code is the training's"
         draft.drop(chosen.line, f"| {chosen.piped}", why)
@@ -144,23 +149,37 @@ def _command(draft: Draft, launch: Launch) -> Tuple[FrozenSet[str], FrozenSet[st
     """Write the command. Return the variables that it reads, and those that must be exported for it."""
     marks, words = draft.marks, launch.words
     unknown = [each for word in words for each in marks.of(word)]
+    lists = {
+        name: _list_of(launch, name)
+        for each in unknown
+        if "[" in each.text
+        for name in each.reads
+        if f"{{{name}[" in each.text
+    }
+    given = {name: items for name, items in lists.items() if items is not None}
+    unknown += [each for items in given.values() for item in items for each in marks.of(item)]
     own = {name for each in unknown for name in each.reads if not each.stable or each.kind != SUBMIT} - OURS
+    own -= set(given)
     assigned = {
         name for name in own if name in launch.shell.variables or any(name in each.writes for each in launch.events)
     }
     if all(each.kind == SUBMIT and each.stable for each in unknown):
         draft.keys["command"] = words
         return frozenset(), frozenset()
-    text = "exec " + " ".join(map(marks.quoted, words))
+    text = "".join(f"{name}=({' '.join(map(marks.quoted, items))}); " for name, items in given.items())
+    text += "exec " + " ".join(map(marks.quoted, words))
     draft.keys["command"] = ["bash", "-c", text]
-    lists = [each for each in unknown if "[" in each.text]
-    if lists:
-        draft.question(
-            launch.line,
-            " ".join(each.text for each in lists),
-            "a list that the script fills when it runs: bash passes on no list",
-        )
+    open_lists = [each.text for each in unknown if "[" in each.text and not each.reads & set(given)]
+    if open_lists:
+        why = "a list that the script fills when it runs: bash passes on no list"
+        draft.question(launch.line, " ".join(open_lists), why)
     return frozenset(assigned), frozenset(assigned)
+
+
+def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
+    """Return the items of a list where the script's last word on it is known; its command can then bring it along."""
+    last = next((each for each in launch.events[::-1] if name in each.writes and each.kind != "export"), None)
+    return last.value if last is not None and last.kind == "assign" and isinstance(last.value, list) else None
 
 
 def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:

@@ -11,7 +11,7 @@ from drumbeat.jobfile.fields import parse_duration
 
 _SAME = {
     "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint", "mail-user": "mail",
-    "reservation": "reservation", "array": "array", "dependency": "dependency", "mem": "memory", "chdir": "workdir",
+    "reservation": "reservation", "array": "array", "dependency": "dependency", "chdir": "workdir",
 }  # fmt: skip
 _DROPPED = {
     "output": "drumbeat keeps every rank's output in the run folder, and Slurm's own beside it",
@@ -35,7 +35,7 @@ _DROPPED = {
     "quiet": "only changes what sbatch prints",
 }
 _FULL = {"err": "error", "out": "output", "part": "partition", "job": "job-name"}  # sbatch takes the start of a name
-_MEMORY_PER = ("mem-per-gpu", "mem-per-cpu")
+_MEMORY_PER = {"mem-per-gpu": "gpus", "mem-per-cpu": "cpus"}
 
 
 def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
@@ -45,13 +45,9 @@ def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
     if "gpus-per-task" in given:
         _gpus_per_task(draft, given["gpus-per-task"], tasks_per_node(directives) or 1)
     _cores(draft, given.get("cpus-per-task"), tasks_per_node(directives))
-    for name in _MEMORY_PER:
+    for name, key in _MEMORY_PER.items():
         if name in given:
-            draft.drop(
-                given[name].line,
-                given[name].text,
-                "memory is per node here: add memory: SIZE if the site's is not right",
-            )
+            _memory(draft, given[name], draft.keys.get(key, 0))
 
 
 def tasks_per_node(directives: Sequence[Directive]) -> Optional[int]:
@@ -69,16 +65,25 @@ def _one(draft: Draft, each: Directive) -> None:
     name, value = _FULL.get(each.name, each.name), each.value
     if "$" in value:
         draft.drop(each.line, each.text, "sbatch expands no variable in these lines: write its value")
+    elif re.search(r"[{}<>]", value) and name not in _DROPPED:
+        draft.question(each.line, each.text, "was never filled in: write its value")
     elif name == "job-name":
         clean = re.sub(r"[^A-Za-z0-9._-]", "-", value)[:64].lstrip("-._")
         if clean:
             draft.set("name", clean, each.line)
     elif name == "nodes" and re.fullmatch(r"\d+", value):
         draft.set("nodes", int(value), each.line)
+    elif name == "nodes":
+        least = re.match(r"\d+", value)
+        if least:
+            draft.set("nodes", int(least[0]), each.line)
+        draft.question(each.line, each.text, "a job file has one number of nodes: write yours")
     elif name == "time":
         _time(draft, each)
     elif name in ("gpus-per-node", "gres", "gpus"):
         _gpus(draft, each)
+    elif name == "mem":
+        _memory(draft, each, 1)
     elif name in _SAME and value and not re.search(r"[\s$'\"]", value):
         draft.set(_SAME[name], value, each.line)
     elif name == "exclusive":
@@ -97,6 +102,7 @@ def _time(draft: Draft, each: Directive) -> None:
         text = f"0:{text}"  # and two numbers as minutes:seconds
     elif re.fullmatch(r"(\d+)-(\d+)(:\d+)?", text):
         text += ":00" * (3 - len(text.partition("-")[2].split(":")))
+    text = re.sub(r":(\d)(?!\d)", r":0\1", text)
     try:
         parse_duration(text)
     except ValueError:
@@ -131,6 +137,18 @@ def _gpus_per_task(draft: Draft, each: Directive, tasks: int) -> None:
         draft.set("gpus", int(found.group(1)) * tasks, each.line)
     else:
         draft.drop(each.line, each.text, "the number of GPUs is not a plain number: write gpus: N (per node)")
+
+
+def _memory(draft: Draft, each: Directive, count: int) -> None:
+    """Set the memory of a node, which has `count` of what the option counts; 0: nobody says how many."""
+    found = re.fullmatch(r"(\d+)(?:([KMGT])B?)?", each.value, re.I)
+    if found and count:
+        size = int(found[1]) * count
+        draft.set("memory", f"{size}{(found[2] or 'M').upper()}" if size else "0", each.line)
+    elif found:
+        draft.drop(each.line, each.text, "memory is per node here: add memory: SIZE if the site's is not right")
+    else:
+        draft.drop(each.line, each.text, "not a size that is understood")
 
 
 def _cores(draft: Draft, each: Optional[Directive], tasks: Optional[int]) -> None:

@@ -11,6 +11,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Event, Shell, Started
 from drumbeat.commands.launch import find_launcher, runs_text
+from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import MARK, SUBMIT, whole_marks
 from drumbeat.convert.draft import Draft
 
@@ -64,15 +65,27 @@ class Launch:
     workdir: str = ""
     container: bool = False
     alone: bool = False  # the batch script starts it itself, on the first node
+    errexit: List[Tuple[int, bool]] = field(default_factory=list)  # of the batch script
     also: FrozenSet[str] = (
         frozenset()
     )  # variables of the batch shell that the job file exports, since its command reads them
 
 
+def unwrapped(words: Sequence[str]) -> List[str]:
+    """Return `srun ...` of `timeout 3h srun ...`; a wrapper of the program itself stays with it."""
+    inner = tuple(words)
+    while inner and inner[0].rsplit("/", 1)[-1] not in (*STARTERS, *_CONTAINERS):
+        peeled = off(inner)
+        if peeled is None or not peeled.inner:
+            return list(words)
+        inner = peeled.inner
+    return list(inner or words)
+
+
 def starts_training(words: Sequence[str]) -> bool:
     """Return true for a command that may be what the job is for."""
-    name = words[0].rsplit("/", 1)[-1]
-    rest = list(words)
+    rest = unwrapped(words)
+    name = rest[0].rsplit("/", 1)[-1]
     if name in STARTERS:
         rest = rest[1 + _options(rest[1:], _BARE[name])[1] :]
         if not rest:
@@ -84,6 +97,16 @@ def starts_training(words: Sequence[str]) -> bool:
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
         return not all(map(_is_utility, commands))
     return not _is_utility(text) and not _BUILDS.match(text)
+
+
+def redirected(draft: Draft, started: Started) -> None:
+    """Say what becomes of the files that a training reads and writes by its shell."""
+    if re.search(r"(?:^|\s)<", started.redirected):
+        draft.question(
+            started.line, started.redirected, "the ranks have no standard input: give the file to the program"
+        )
+    elif started.redirected:
+        draft.drop(started.line, started.redirected, "every rank's output is kept in the run folder")
 
 
 def _is_utility(text: str) -> bool:
@@ -99,8 +122,8 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     shell.events = list(events)
     shell.variables = {name: each for name, each in started.variables.items() if each.exported}
     shell.cwd = started.cwd
-    launch = Launch(started.line, list(started.words), shell, events, len(events))
-    launch.alone = started.words[0].rsplit("/", 1)[-1] not in STARTERS
+    launch = Launch(started.line, list(started.words), shell, events, len(events), errexit=batch.errexit)
+    launch.alone = unwrapped(started.words)[0].rsplit("/", 1)[-1] not in STARTERS
     _give(launch, started.prefix)
     while launch.words:
         program = launch.words[0].rsplit("/", 1)[-1]
@@ -113,6 +136,11 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
                 break
         elif program in ("env", "time", "nohup", "exec"):
             _simple_wrapper(launch)
+        elif unwrapped(launch.words) != launch.words:
+            inner = unwrapped(launch.words)
+            around = " ".join(launch.words[: -len(inner)])
+            draft.drop(launch.line, around, f"stands around {inner[0]}, whose place drumbeat takes")
+            launch.words = inner
         else:
             break
     launch.events = launch.shell.events
@@ -202,9 +230,24 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
                 draft.drop(
                     launch.line, f"{program} {said}", f"options of {program} that the script decides when it runs"
                 )
-        elif name not in ("n", "ntasks", "N", "nodes", "np", "c", "cpus-per-task", "gpus", "gpus-per-node", "gres"):
-            draft.drop(launch.line, f"{program} --{name} {value}".strip(), f"an option of {program}, {own}")
+        elif name in ("c", "cpus-per-task"):
+            if "cpus" not in draft.keys:
+                draft.drop(
+                    launch.line, f"{program} {_dashed(name)} {value}", "cores are bound by the plan (cpus, cpu-bind)"
+                )
+        elif name in ("gpus", "gpus-per-node", "gres"):
+            if "gpus" not in draft.keys:
+                draft.drop(
+                    launch.line, f"{program} --{name} {value}", "every GPU of the node is used: write gpus: N if not"
+                )
+        elif name not in ("n", "ntasks", "N", "nodes", "np"):
+            draft.drop(launch.line, f"{program} {_dashed(name)} {value}".strip(), f"an option of {program}, {own}")
     launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
+
+
+def _dashed(name: str) -> str:
+    """Return an option as it is written."""
+    return f"-{name}" if len(name) == 1 or name in ("lu", "ul", "vv") else f"--{name}"
 
 
 def _first_part(draft: Draft, launch: Launch, program: str, words: List[str]) -> List[str]:
@@ -343,6 +386,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     inner.variables = dict(chosen.variables)
     inner.cwd = chosen.cwd
     launch.shell, launch.words = inner, list(chosen.words)
+    redirected(draft, chosen)
     _give(launch, chosen.prefix)
     return True
 
@@ -389,7 +433,8 @@ def _launcher(draft: Draft, launch: Launch) -> None:
         launch.tasks = 1  # torchrun's own default
     if found.kind == "accelerate" and not found.nodes and launch.tasks:
         launch.tasks = max(1, launch.tasks // int(draft.keys.get("nodes", 1)))
-    kept = list(found.kept)
+    shape = [flag for flag in ("--no-python", "--run-path") if flag in found.flags]  # how the script is called
+    kept = [*found.kept, *shape]
     for place in [place for place, word in enumerate(kept) if word in _LABELS][::-1]:
         draft.drop(
             launch.line, " ".join(kept[place : place + 2]), "only labels output, which drumbeat keeps apart by rank"

@@ -20,7 +20,16 @@ _VERBS = (
     "load", "add", "purge", "reset", "use", "unuse", "unload", "rm", "del", "swap", "switch", "restore", "save", "list", "avail",
     "spider", "show", "refresh", "try-load", "--force", "-q",
 )  # fmt: skip
-_OWN_MODULES = "modules of a folder of your own are loaded in `setup`, on every node: `module` must be known there"
+_LATER_MODULES = (
+    "modules that need what runs before them are loaded in `setup`, on every node: `module` must be known there"
+)
+_BY_RANK_0 = "run once before all tasks in the script; here by rank 0, for which the others do not wait"
+_BY_EACH_NODE = (
+    "run before all tasks in the script; here by the first rank of each node, for which the others do not wait"
+)
+_INSIDE = (
+    "run before the container starts in the script; `setup` runs inside it: what it does for the container is lost"
+)
 _FIRST = '[ "${RANK:-${NODE_RANK:-0}}" = 0 ]'
 _FIRST_HERE = '[ "${LOCAL_RANK:-0}" = 0 ]'
 _ARGUMENTS = re.compile(r"\$(?:\{?[0-9@*#](?![A-Za-z_{]))")
@@ -133,7 +142,7 @@ class _Residue:
                 continue
             if (
                 event.kind == "shell"
-                and _ARGUMENTS.search(event.text)
+                and _ARGUMENTS.search(re.sub(r"'[^']*'", "", event.text))
                 and event in self.launch.events[: self.launch.outside]
             ):
                 why = "looks at the batch script's own arguments: give them to convert, after the script's name"
@@ -180,10 +189,20 @@ class _Residue:
             line = next((event.line for event in self.launch.events[::-1] if event.kind == "cd"), self.launch.line)
             self.draft.set("workdir", re.sub(f"^{MARK.pattern}/", _without_here(self.marks), workdir), line)
         once: List[str] = []
+        stops, first = True, True  # `setup` ends at its first error, unless it says otherwise
         for event in kept:
             outside = event in self.launch.events[: self.launch.outside]
             lines = self._written(event, outside)
-            if outside and event.kind == "once" and lines:
+            acts = event.kind in ("once", "each") or (event.kind == "shell" and not event.soft)
+            if outside and lines and self.launch.container and event.kind in ("once", "shell"):
+                self.draft.question(event.line, event.text, _INSIDE)
+            if acts and lines and self._stops(event, outside) is not stops:
+                self._flush(once)
+                stops, once = not stops, []
+                place = 0 if first else len(self.lines)
+                self.lines.insert(place, f"set {'-' if stops else '+'}e  # as in the script")
+            first = first and not (acts and lines)
+            if outside and event.kind == "once" and lines and not _in_every_node(event):
                 once += lines
                 continue
             self._flush(once)
@@ -198,10 +217,12 @@ class _Residue:
         self.lines += [f"export {' '.join(sorted(also))}"] if also else []
         shown = {name for name, each in self.variables.items() if each.exported and not each.maybe}
         self.launch.also = frozenset(self.wanted - shown)
-        acts = any(event.kind in ("once", "each") or (event.kind == "shell" and not event.soft) for event in kept)
-        if acts and self.lines and not self.launch.shell.stops_at_errors:
-            self.lines.insert(0, "set +e  # as in the script")
         self.draft.setup = [line for text in self.lines for line in self.marks.shown(text).split("\n")]
+
+    def _stops(self, event: Event, outside: bool) -> bool:
+        """Return true if an error of this statement ends the script."""
+        said = self.launch.errexit if outside else self.launch.shell.errexit
+        return next((on for place, on in said[::-1] if place <= self.places[id(event)]), False)
 
     def _flush(self, once: List[str]) -> None:
         if once:
@@ -216,13 +237,11 @@ class _Residue:
             return self._modules(event)
         if event.kind == "once" and words[:1] == ("srun",):
             text = re.sub(r"^\s*srun\s+(?:-\S+\s+(?:\d+\s+)?)*", "", event.text)
-            return [f"if {_FIRST_HERE}; then {text}; fi"]
+            every = _in_every_node(event)
+            self.draft.question(event.line, event.text, _BY_EACH_NODE if every else _BY_RANK_0)
+            return [f"if {_FIRST_HERE}; then {text}; fi" if every else text]
         if event.kind == "once" and outside:
-            self.draft.question(
-                event.line,
-                event.text,
-                "run once before all tasks in the script; here by rank 0, for which the others do not wait",
-            )
+            self.draft.question(event.line, event.text, _BY_RANK_0)
         if event.kind in ("once", "shell") and re.search(r"\b(?:srun|sbatch)\b", event.text):
             draft.question(event.line, event.text, "asks Slurm on every node, inside the job: write its value")
         return [event.text]
@@ -262,13 +281,19 @@ class _Residue:
         elif verb in ("load", "add") and not self.acted and self.marks.kind("".join(rest)) in ("", SUBMIT):
             draft.modules += rest
         else:
-            draft.question(event.line, event.text, _OWN_MODULES)
+            draft.question(event.line, event.text, _LATER_MODULES)
             return [event.text]
         return []
 
 
 def _without_here(marks: Marks) -> Callable[[re.Match[str]], str]:
     return lambda found: "" if marks.get(found[0][0]).text == "${PWD}" else found[0]
+
+
+def _in_every_node(event: Event) -> bool:
+    """Return true for what a step of its own does on all nodes, such as copying data to their disks."""
+    one = re.search(r"\s(?:-[nN]\s?1|--(?:ntasks|nodes)[= ]1|-w|--nodelist)(?=[\s=])", event.text)
+    return event.kind == "once" and event.words[:1] == ("srun",) and not one
 
 
 def _of_the_node(name: str, value: str, reads: FrozenSet[str]) -> bool:

@@ -194,7 +194,11 @@ def _torchtitan(found: Options) -> Described:
     if flavor:
         described = named(f"{module}-{flavor}".replace("_", "-"))
     elif config:  # llama3_8b.toml, or llama3_8b of the registry of newer versions
-        described = named(os.path.basename(config).rsplit(".", 1)[0])
+        try:
+            described = named(os.path.basename(config).rsplit(".", 1)[0])
+        except Problem:
+            there = "has no model.flavor" if os.path.exists(config) else "is not here"
+            raise Problem(f"torchtitan: {config} {there}, and its name is no known model's", "add --model") from None
     else:
         raise Problem("torchtitan: no --model.flavor and no --job.config_file", "the model's size follows from them")
     schedule = found.text("parallelism.pipeline-parallel-schedule", "1F1B")
@@ -461,7 +465,7 @@ def parse_layout(text: str, per_node: int = 8) -> Dict[str, int]:
     }
     if text in words:
         return words[text]
-    known = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "vp")
+    known = ("dp", "dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "vp")
     found: Dict[str, int] = {}
     for part in text.split(","):
         key, _, value = part.partition("=")

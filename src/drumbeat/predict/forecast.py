@@ -196,7 +196,13 @@ def find_fix(case: Case) -> str:
             continue
         if found.verdict == "fits" and (best is None or found.seconds < best[0]):
             best = (found.seconds, words)
-    return best[1] if best else "more GPUs, or a smaller model"
+    if best:
+        return best[1]
+    lean = a if isinstance(case.model, ConvNet) else dataclasses.replace(a, micro=1, recompute=2)
+    smallest = forecast(dataclasses.replace(case, layout=lean), look_for_fix=False)
+    sample = max(parts.get("activations", 0) + parts.get("logits", 0) for parts in smallest.stages)
+    states = max(sum(parts.get(name, 0) for name in ("weights", "gradients", "optimizer")) for parts in smallest.stages)
+    return "shorter sequences, or a smaller model" if sample > states else "more GPUs, or a smaller model"
 
 
 def _wider(a: Layout) -> List[Tuple[str, int, Layout]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from typing import Any, Dict, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -67,6 +68,15 @@ FAMILIES: Dict[str, Family] = {
 }
 
 
+# What transformers takes where a config.json, as it is published, leaves it out.
+_LEFT_OUT = {
+    "gemma3_text": {
+        "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 131072, "sliding_window": 4096,
+    },
+}  # fmt: skip
+
+
 class Config:
     """The values of a config.json, checked as they are read."""
 
@@ -109,7 +119,12 @@ def from_config(path: str) -> Tuple[Model, int]:
         ) from None
     if not isinstance(config, dict):
         raise Problem(f"{path} is not a config.json", "it must be an object with the model's sizes")
-    return config_model(config, os.path.basename(os.path.dirname(os.path.abspath(path))) or path)
+    folder, file = os.path.split(os.path.abspath(path))
+    name = os.path.splitext(file)[0] if file != "config.json" else os.path.basename(folder) or path
+    try:
+        return config_model(config, name)
+    except Problem as problem:
+        raise Problem(re.sub("^config.json:", f"{file}:", problem.what), problem.fix) from None
 
 
 def config_model(config: Dict[str, Any], name: str) -> Tuple[Model, int]:
@@ -120,6 +135,7 @@ def config_model(config: Dict[str, Any], name: str) -> Tuple[Model, int]:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise Problem(f"config.json: model_type {str(kind)[:40]!r} is not modelled", f"modelled: {', '.join(FAMILIES)}")
+    config = {**_LEFT_OUT.get(kind, {}), **config}
     family, c = FAMILIES[kind], Config(config)
     hidden = c.count("hidden_size", "n_embd", "n_embed", "d_model")
     heads = c.count("num_attention_heads", "n_head", "n_heads", "num_heads")

@@ -34,7 +34,7 @@ class Wishes:
     schedule: str = ""
 
 
-_MOST_AT_ONCE = 8  # samples of a micro-batch that is chosen here
+_MOST_AT_ONCE, _MOST_TOKENS = 8, 16384  # samples of a micro-batch that is chosen here; more where they are short
 
 
 def recompute_named(words: str) -> int:
@@ -85,6 +85,7 @@ def make_case(
     precision = precision_named(wishes.precision or described.precision or _usual_precision(cluster))
     said = described.layout or Layout(dp=0, zero=-1, recompute=-1, micro=0)
     degrees = _degrees(said, parse_layout(wishes.layout, cluster.gpus_per_node) if wishes.layout else {}, gpus)
+    _sensible(described, wishes, degrees["ep"])
     zero, shard = sharding_named(wishes.zero) if wishes.zero else (degrees.pop("zero_said", None), 0)
     dp = degrees["dp"]
     batch = wishes.batch or described.batch or _usual_batch(described, wishes, dp)
@@ -127,10 +128,23 @@ def make_case(
     return _chosen(case, share, bool(micro), level >= 0)
 
 
+def _sensible(described: Described, wishes: Wishes, ep: int) -> None:
+    """Refuse what the model has no place for."""
+    model = described.model
+    if isinstance(model, ConvNet):
+        return
+    if ep > 1 and not model.experts:
+        raise Problem(f"{model.name} has no experts to spread over ep {ep}", "leave ep out")
+    if wishes.seq and 0 < model.positions < wishes.seq:
+        raise Problem(
+            f"{model.name} has learned positions for {model.positions} tokens, not {wishes.seq}", "give a shorter --seq"
+        )
+
+
 def _chosen(case: Case, share: int, keep_micro: bool, keep_recompute: bool) -> Case:
     """Choose micro-batch and recomputation: the fastest that fits, else the smallest."""
     conv = isinstance(case.model, ConvNet)
-    most = share if conv else min(share, _MOST_AT_ONCE)
+    most = share if conv else min(share, max(_MOST_AT_ONCE, _MOST_TOKENS // int(case.work.seq)))
     sizes = [int(case.layout.micro)] if keep_micro else [n for n in range(most, 0, -1) if share % n == 0]
     levels = [int(case.layout.recompute)] if keep_recompute or conv else [0, 1, 2]
     best: Optional[Case] = None
@@ -158,7 +172,7 @@ def _usual_batch(described: Described, wishes: Wishes, dp: int) -> int:
     if described.layout is not None and described.layout.micro > 0:
         return int(described.layout.micro) * dp
     seq = wishes.seq or described.seq
-    return max(1, 32768 // seq) * dp
+    return (1 << (max(1, 32768 // seq).bit_length() - 1)) * dp
 
 
 def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
@@ -169,14 +183,15 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
     rest = [name for name in ("tp", "pp", "cp") if found[name] == -1]
     if len(rest) > 1:
         raise Problem("layout: only one degree may be -1", "give the others as numbers")
-    for name, value in {**found, "dp_shard": shard or -1, "dp_replicate": replicate or -1}.items():
+    given = {**found, "dp": wished.get("dp", -1), "dp_shard": shard or -1, "dp_replicate": replicate or -1}
+    for name, value in given.items():
         if value == 0 or value < (1 if name in ("ep", "vp") else -1) or wished.get(name) == 0:
             raise Problem(f"layout: {name}={wished.get(name, value)}", "a degree is a whole number above 0")
     if rest:
         others = 1
         for name in ("tp", "pp", "cp"):
             others *= 1 if name in rest else found[name]
-        others *= max(1, replicate) * max(1, shard)
+        others *= max(1, wished.get("dp", 0), max(1, replicate) * max(1, shard))
         if gpus % others:
             raise Problem(f"layout: {gpus} GPUs do not divide by {others}", "choose other degrees")
         found[rest[0]] = gpus // others
@@ -187,6 +202,11 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
             "choose other degrees or another number of nodes",
         )
     found["dp"] = gpus // model
+    if wished.get("dp", -1) not in (-1, found["dp"]):
+        raise Problem(
+            f"{gpus} GPUs = dp {found['dp']} x tp {found['tp']} x pp {found['pp']} x cp {found['cp']}, not dp {wished['dp']}",
+            "leave dp out: it is the rest",
+        )
     replicas = found["dp"] * found["cp"]
     if (shard > 0 and replicas % shard) or (replicate > 0 and found["dp"] % replicate):
         raise Problem(

@@ -30,6 +30,9 @@ class Cluster:
 def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int = 0, memory_gib: float = 0.0) -> Cluster:
     """Return the cluster that a GPU's name usually stands for, with what the caller knows better."""
     spelled = re.sub(r"[-_ ]+", " ", re.sub(r"-gcd|gcd|[-_ ]sxm\d?", "", gpu.lower()))
+    size = re.search(r"(?<=\s)(\d{2,3}) ?(?:gi?b?)?(?=\s|$)", spelled)  # a100-40, V100-SXM2-16GB
+    if size:
+        spelled = f"{spelled[: size.start()]}{size[1]}gb{spelled[size.end() :]}"
     peak = peak_of(spelled)
     if peak is None:
         raise Problem(f"unknown GPU {gpu!r}", f"known: {', '.join(sorted(set(known_gpus())))}")
@@ -43,7 +46,9 @@ def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int =
     rate = known[chosen].rate * adapters
     source = f"data sheets ({peak.source}; {node.source}; {adapters} x {known[chosen].source})"
     domain = max(count, node.domain if not gpus_per_node else count)
-    memory = memory_gib or 0.99 * peak.memory_gb  # data sheets say GB and mean GiB, of which the driver keeps some
+    told = int(size[1]) if size and not peak.name.startswith("G") else 0  # behind Grace's GPUs stands the CPU's
+    gb = told if told and abs(told / peak.memory_gb - 1) > 0.05 else peak.memory_gb
+    memory = memory_gib or 0.99 * gb  # data sheets say GB and mean GiB, of which the driver keeps some
     return Cluster(
         peak.name, count, domain, node.link, node.per_peer, rate, known[chosen].hop, memory, peak.watts, source
     )

@@ -38,9 +38,18 @@ def model_words(case: Case) -> str:
         return f"{m.name}: {m.parameters / 1e6:.1f} M parameters, {3 * m.forward_flops / 1e9:.1f} GFLOP per image (3 x forward)"
     active = shapes.matmul_parameters(m)
     total = shapes.parameters(m)
-    some = f", {active / 1e9:.3g} B of them per token" if m.experts else ""
+    some = f", {amount(active)} of them per token" if m.experts else ""
     flops = shapes.flops_per_token(m, case.work.seq) / 1e9
-    return f"{m.name}: {total / 1e9:.3g} B parameters{some}, {flops:.3g} GFLOP per token ({shapes.CONVENTION})"
+    work = f"{flops:,.0f}" if flops >= 1000 else f"{flops:.3g}"
+    return f"{m.name}: {amount(total)} parameters{some}, {work} GFLOP per token ({shapes.CONVENTION})"
+
+
+def amount(number: float) -> str:
+    """Return 335 M, 8.03 B, 15 T."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g} {letter}" if number < 999.5 * size else f"{number / size:,.0f} {letter}"
+    return f"{number:,.0f}"
 
 
 def memory_words(found: Forecast) -> str:
@@ -83,7 +92,7 @@ def lines_of(
         ("where", ", ".join(f"{name} {share:.0%}" for share, name in sorted(parts, reverse=True))),
     ]
     if naive is not None:
-        rows.append(("naive", f"{seconds_words(naive)}: the same speed per GPU as on one node"))
+        rows.append(("naive", f"{seconds_words(naive)}: the same speed per GPU as on the fewest nodes of this layout"))
     if whole is not None:
         rows += whole_lines(whole, found.unit, r)
     rows += [("assumed", assumed)] if assumed else []
@@ -99,7 +108,7 @@ def whole_lines(whole: Whole, unit: str, r: Reliability) -> List[Any]:
     span = f"90 %: {long_words(whole.low)} to {long_words(whole.high)}"
     costs = f"checkpoints of {r.checkpoint:.0f} s, restarts of {r.restart:.0f} s"
     return [
-        ("whole run", f"{whole.units:.3g} {unit} in {long_words(whole.seconds)} ({span}); {cost}"),
+        ("whole run", f"{amount(whole.units)} {unit} in {long_words(whole.seconds)} ({span}); {cost}"),
         ("goodput", f"{whole.goodput:.1%}: a failure every {long_words(r.between_failures)} ({r.source}), {costs}"),
         ("time limit", f"--time={limit_words(whole.limit)} covers the upper end of the interval"),
     ]
@@ -130,7 +139,12 @@ def scaling_lines(found: Sequence[Forecast], naive: Sequence[float]) -> List[str
                 f"{each.per_step / simple:,.0f}", f"{each.memory / 2**30:.1f}", each.verdict,
             )
         )  # fmt: skip
-    return table(titles, rows)
+    chosen: Dict[str, List[str]] = {}
+    for each, row in zip(found, rows):
+        a = each.case.layout
+        chosen.setdefault(f"micro-batch {int(a.micro)}, recompute {RECOMPUTE[int(a.recompute)]}", []).append(row[0])
+    differ = "; ".join(f"{words} on {', '.join(nodes)}" for words, nodes in chosen.items())
+    return table(titles, rows) + (["", f"rows differ by what fits: {differ} nodes"] if len(chosen) > 1 else [])
 
 
 _DEGREES = ("tp", "pp", "vp", "cp", "ep", "dp", "zero", "micro")
@@ -224,7 +238,7 @@ def one_line(found: Forecast) -> str:
 def seconds_words(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms" if seconds * 1e3 < 1000 else "1 s"
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s" if seconds < 7200 else long_words(seconds)
 
 
 def long_words(seconds: float) -> str:

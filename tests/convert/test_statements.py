@@ -1,0 +1,154 @@
+"""Statements around the training: chains, background, steps of their own, `set -e`, and how a script is called."""
+
+import os
+import subprocess
+
+import pytest
+
+from drumbeat.convert.convert import convert
+from drumbeat.convert.draft import job_file
+from drumbeat.jobfile.job import job_from_text
+from tests.convert.test_convert import job, script
+
+TWO_NODES = ("--nodes=2", "--gpus-per-node=4", "--ntasks-per-node=4")
+
+
+def test_what_follows_a_chain_is_the_training():
+    made = job(script("python prepare.py && srun python train.py --lr 1", sbatch=TWO_NODES))
+    assert made.command == ("python", "train.py", "--lr", "1") and made.ranks_per_node is None
+    assert "python prepare.py || exit" in made.setup
+
+
+def test_what_follows_a_chain_inside_a_step():
+    made = job(script('srun -n2 bash -c "pip install -e . && torchrun --nproc-per-node 4 train.py"', sbatch=TWO_NODES))
+    assert made.command == ("torchrun", "train.py")
+    assert made.setup.split("\n")[-1] == "pip install -e . || exit"
+
+
+def test_a_second_training_in_a_chain_is_named():
+    asked = convert(script("srun python train.py && python eval.py", sbatch=TWO_NODES)).to_check
+    assert [note.text for note in asked if "job of its own" in note.why] == ["python eval.py"]
+
+
+@pytest.mark.parametrize("line", ["bash watch.sh &", "(while true; do date >> beat; sleep 9; done) &", "monitor out &"])
+def test_what_runs_in_the_background_stays_there(line):
+    text = script("monitor() { while true; do rocm-smi >> $1; sleep 5; done; }", line, "srun python train.py")
+    assert line in job(text).setup.split("\n")
+
+
+def test_a_step_on_all_nodes_runs_on_all_nodes():
+    lines = job(script("srun tar -C /tmp -xf x.tar", "srun -n 1 mkdir -p out", "srun python train.py")).setup.split(
+        "\n"
+    )
+    copies, makes, first = (
+        next(at for at, line in enumerate(lines) if word in line) for word in ("tar -C", "mkdir", "RANK:-$")
+    )
+    assert lines[copies] == 'if [ "${LOCAL_RANK:-0}" = 0 ]; then tar -C /tmp -xf x.tar; fi'
+    assert copies < first < makes  # outside of what rank 0 does
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("set -euo pipefail", "touch a"), []),
+        (("touch a",), ["set +e  # as in the script"]),
+        (("touch a", "set -e", "touch b"), ["set +e  # as in the script", "set -e  # as in the script"]),
+    ],
+)
+def test_errors_end_the_setup_where_they_end_the_script(lines, expected):
+    made = job(script(*lines, "srun python train.py"))
+    assert [line for line in made.setup.split("\n") if line.startswith("set ")] == expected
+
+
+def test_how_the_launcher_calls_the_program_is_kept():
+    made = job(script("srun torchrun --no_python --nproc-per-node 4 fast-llm train", sbatch=TWO_NODES[:2]))
+    assert made.command == ("torchrun", "--no-python", "fast-llm", "train")
+
+
+@pytest.mark.parametrize(
+    ("options", "memory"),
+    [
+        (("--mem=512gb",), "512G"),
+        (("--mem-per-gpu=60G", "--gpus-per-node=8"), "480G"),
+        (("--mem-per-cpu=2000", "--cpus-per-task=8"), "16000M"),
+    ],
+)
+def test_memory_of_a_node(options, memory):
+    assert job(script("srun python train.py", sbatch=options)).memory == memory
+
+
+def test_a_time_without_leading_zeros():
+    assert job(script("srun python train.py", sbatch=("--time=1:0:5",))).time == 3605
+
+
+def test_the_number_of_nodes_is_known():
+    made = job(
+        script(
+            'n=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | wc -l)',
+            'if [ $n -gt 1 ]; then run="srun torchrun --nnodes $n"; else run=torchrun; fi',
+            "$run --nproc-per-node 4 train.py --nodes $n", sbatch=TWO_NODES[:2],
+        )
+    )  # fmt: skip
+    assert made.command == ("torchrun", "train.py", "--nodes", "2")
+
+
+def test_a_list_in_a_loop_keeps_all_its_words():
+    head = ("n=$(nvidia-smi -L | wc -l)", "args=(--per $n)")
+    text = script(*head, "for x in a b; do args+=(--data $x); done", 'srun python train.py "${args[@]}"')
+    assert job(text).command[2].endswith("train.py --per ${n} --data a --data b".replace("$", "$$"))
+    text = script(*head, "for x in /d/*; do args+=(--data $x); done", 'srun python train.py "${args[@]}"')
+    assert any("bash passes on no list" in note.why for note in convert(text).to_check)
+
+
+def test_arguments_of_the_script_that_begin_with_a_dash(drumbeat, tmp_path):
+    lines = ('[ -n "$2" ] || exit 1', "srun python train.py --model $2")
+    (tmp_path / "run.sh").write_text(script(*lines))
+    done = drumbeat("convert", str(tmp_path / "run.sh"), "--", "--model", "big")
+    assert done.returncode == 0 and job_from_text(done.stdout).command == ("python", "train.py", "--model", "big")
+
+
+def test_options_are_named_as_they_are_written():
+    dropped = convert(script("srun -u -c 8 --mpi=pmix python train.py")).left_out
+    assert [note.text for note in dropped] == ["srun -u", "srun -c 8", "srun --mpi pmix"]
+    assert job_file(convert(script("srun python train.py")), "x")
+
+
+def test_a_wrapper_around_srun():
+    made = job(script("timeout 3h srun python train.py", sbatch=TWO_NODES))
+    assert made.command == ("python", "train.py") and made.nodes == 2
+    assert job(script("srun timeout 3h python train.py")).command == ("timeout", "3h", "python", "train.py")
+
+
+def test_every_round_of_a_loop_is_named():
+    asked = convert(script("for seed in 1 2 3; do srun python train.py --seed $seed; done")).to_check
+    assert [note.text[-1] for note in asked if "job of its own" in note.why] == ["2", "3"]
+
+
+def test_files_that_the_shell_opens_are_named():
+    draft = convert(script("srun python train.py > out.log 2>&1", sbatch=TWO_NODES))
+    assert [note.text for note in draft.left_out if "run folder" in note.why] == ["> out.log"]
+    asked = convert(script("srun python train.py < words.txt", sbatch=TWO_NODES)).to_check
+    assert [note.text for note in asked] == ["< words.txt"]
+
+
+def test_a_range_of_nodes_and_what_was_never_filled_in():
+    draft = convert(script("srun python train.py", sbatch=("-N 2-4", "-p { partition }", "-A <account>")))
+    assert (draft.keys["nodes"], draft.options) == (2, []) and not {"partition", "account"} & set(draft.keys)
+    assert {note.line for note in draft.to_check} == {2, 3, 4}
+
+
+def test_a_known_list_travels_with_the_command():
+    lines = ("RATES=(0 1e-3 '1e-4 x')", 'srun python train.py --lr "${RATES[$SLURM_ARRAY_TASK_ID]}"')
+    text = script(*lines, sbatch=("--array=1-2",))
+    draft = convert(text)
+    assert not draft.to_check and not draft.setup
+    said = job(text).command[2].replace("$$", "$").replace("exec python", "printf '%s,'")
+    environ = {"SLURM_ARRAY_TASK_ID": "2", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", said], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "train.py,--lr,1e-4 x,"
+
+
+def test_what_ran_outside_of_a_container_is_named():
+    text = script("module use /my", "module load bindings", "srun singularity exec x.sif python train.py")
+    asked = [note.line for note in convert(text).to_check if "runs inside it" in note.why]
+    assert asked == [2, 3]
