@@ -105,7 +105,7 @@ tutorial: $(VENV)/.cpu
 bench: $(VENV)/.cpu
 	$(BIN)/python bench/start.py
 
-# Every family of models on every layout against one process; writes docs/layouts.md. Half an hour of two cores.
+# Every family of models on every layout against one process; writes measured/layouts.md. Half an hour of two cores.
 layouts: $(VENV)/.dev
 	$(BIN)/python bench/layouts.py
 
@@ -121,7 +121,7 @@ fuzz: $(VENV)/.dev
 faults-train: $(VENV)/.dev
 	DRUMBEAT_KILLS=30 DRUMBEAT_KILL_SEED=$$$$ $(BIN)/python -m pytest -q -s --timeout 1800 tests/train/test_kills.py
 
-# Every row of the fault table, for real; writes docs/reliability.md. A call that was cut short goes on where it was (build/);
+# Every row of the fault table, for real; writes measured/reliability.md. A call that was cut short goes on where it was (build/);
 # FAULTS="word ..." chooses rows by name, which are run again.
 faults: $(VENV)/.dev
 	@failed=0; \
@@ -153,7 +153,7 @@ versions: $(VENV)/.dev
 		tests/integrations tests/versions/deepspeed_run.py tests/versions/jax_run.py tests/versions/presets.py
 
 # Real programs from DRUMBEAT_WORKLOADS (a folder of checkouts and environments: tests/workloads/programs.yaml), by hand and under drumbeat, whole
-# and with one rank that fails, then ten command lines as people have them: docs/workloads.md. What was interrupted goes on where it was.
+# and with one rank that fails, then ten command lines as people have them: measured/workloads.md. What was interrupted goes on where it was.
 # WORKLOADS="word ..." chooses programs and command lines, and writes no page.
 workloads: $(VENV)/.dev
 	$(BIN)/python -m tests.workloads.table $(WORKLOADS)
