@@ -8,8 +8,8 @@ what it says: restart in place, a spare for the bad node, or the queue without i
 `--requeue` does: every interruption goes through the queue, and a node with a bad GPU comes back until an operator drains it.
 
 How long it takes to notice a fault and to restart in place is read from what make faults measured (measured/comeback.md and
-measured/reliability.md). Everything that belongs to a large model or to a site is an assumption, is the same for both policies, and
-can be changed by an option.
+measured/reliability.md). Everything that belongs to a large model or to a site is an assumption, is the same for both policies,
+and can be changed by an option.
 """
 
 from __future__ import annotations

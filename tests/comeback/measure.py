@@ -1,7 +1,7 @@
 """How long a run is without steps after a fault: the demo's model on two emulated nodes of two ranks, with one spare.
 
-`make faults` runs it; `python -m tests.comeback.measure 1` measures each case once. It writes its table into measured/comeback.md. On
-a busy machine the figures are larger.
+`make faults` runs it; `python -m tests.comeback.measure 1` measures each case once. It writes its table into
+measured/comeback.md. On a busy machine the figures are larger.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from tools.reference import commands as document
 from tools.reference import events
 
 from drumbeat.cli import COMMANDS, parser_for
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.site import site_from_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -60,6 +62,15 @@ def test_commands_are_taken(page, capsys):
             assert end.code == 0, f"{page.name}: drumbeat {line}\n{capsys.readouterr().err}"
 
 
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_job_files_and_profiles_are_valid(page):
+    for kind, text in FENCE.findall(page.read_text()):
+        if kind == "yaml" and re.search(r"^summary:", text, re.MULTILINE):
+            site_from_text(text, "ours", page.name)
+        elif kind == "yaml" and re.search(r"^(command|preset|expect|checks):", text, re.MULTILINE):
+            job_from_text(text)
+
+
 FILE = re.compile(r"[\w./-]+\.(?:py|sh|yaml|sbatch|log|out)\b")
 YOURS = re.compile(
     r"(train\w*|main|run_clm)\.(py|sh)|job\.yaml|run\.sbatch|slurm-\d+\.out|order\.json"
@@ -72,7 +83,7 @@ def test_files_in_commands_exist(page):
     text = page.read_text()
     for line in re.findall(r"^(?:\$ )?((?:python3? |\S*drumbeat(?:\.pyz)? |cp |sh |bash ).*)$", text, re.MULTILINE):
         for name in FILE.findall(line.split(" # ")[0]):
-            written = re.search(rf"(>|--html|--save) {re.escape(name)}", text)
+            written = re.search(r"(>|--html|--save) " + re.escape(name.removeprefix("./")), text)
             assert written or YOURS.fullmatch(name) or (ROOT / name).exists(), f"{page.name}: {line}"
 
 

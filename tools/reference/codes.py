@@ -13,8 +13,8 @@ _INTRO = """\
 <!-- Made by: python -m tools.reference. The words are in src/drumbeat/findings and src/drumbeat/logs/rules. -->
 # Codes of findings
 
-Every code that drumbeat can give, with its meaning; the cause, the evidence and the fix come with the finding itself. Codes are stable, titles may
-change; `...` stands for a value. The search box finds a code.
+Every code that drumbeat can give, with its meaning; cause, evidence and fix come with the finding itself. Codes are stable,
+titles may change; `...` stands for a value.
 """
 
 # What no rule gives, because it does not rest on one line. A test compares this with the source.
