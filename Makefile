@@ -82,12 +82,16 @@ drumbeat.pyz: $(SMALL) $(shell find src -name '*.py' -o -name '*.yaml' -o -name 
 	.venv-pyz/bin/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-.PHONY: docs dist tutorial
+.PHONY: docs docs-search dist tutorial
 
 # The documentation as a site, in site/; every link and anchor is checked.
 docs: .venv-docs/.done
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict
 	@echo "open site/index.html"
+
+# Does the site's search find the right page first? Needs node.
+docs-search: .venv-docs/.done $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/docs/test_search.py
 
 .venv-docs/.done: pyproject.toml
 	$(PYTHON) -m venv .venv-docs

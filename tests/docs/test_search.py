@@ -16,7 +16,7 @@ PYTHON = ROOT / ".venv-docs/bin/python"
 QUESTIONS = yaml.safe_load((ROOT / "tests/docs/questions.yaml").read_text())
 
 pytestmark = pytest.mark.skipif(
-    not PYTHON.exists() or not shutil.which("node"), reason="needs .venv-docs (make docs) and node"
+    not PYTHON.exists() or not shutil.which("node"), reason="make docs-search: needs mkdocs and node"
 )
 
 
