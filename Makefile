@@ -82,12 +82,16 @@ drumbeat.pyz: $(SMALL) $(shell find src -name '*.py' -o -name '*.yaml' -o -name 
 	.venv-pyz/bin/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-.PHONY: docs dist tutorial
+.PHONY: docs docs-search dist tutorial
 
 # The documentation as a site, in site/; every link and anchor is checked.
 docs: .venv-docs/.done
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict
 	@echo "open site/index.html"
+
+# Does the site's search find the right page first? Needs node.
+docs-search: .venv-docs/.done $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/docs/test_search.py
 
 .venv-docs/.done: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
@@ -105,7 +109,7 @@ tutorial: $(VENV)/.cpu
 bench: $(VENV)/.cpu
 	$(BIN)/python bench/start.py
 
-# Every family of models on every layout against one process; writes docs/layouts.md. Half an hour of two cores.
+# Every family of models on every layout against one process; writes measured/layouts.md. Half an hour of two cores.
 layouts: $(VENV)/.dev
 	$(BIN)/python bench/layouts.py
 
@@ -121,7 +125,7 @@ fuzz: $(VENV)/.dev
 faults-train: $(VENV)/.dev
 	DRUMBEAT_KILLS=30 DRUMBEAT_KILL_SEED=$$$$ $(BIN)/python -m pytest -q -s --timeout 1800 tests/train/test_kills.py
 
-# Every row of the fault table, for real; writes docs/reliability.md. A call that was cut short goes on where it was (build/);
+# Every row of the fault table, for real; writes measured/reliability.md. A call that was cut short goes on where it was (build/);
 # FAULTS="word ..." chooses rows by name, which are run again.
 faults: $(VENV)/.dev
 	@failed=0; \
@@ -153,7 +157,7 @@ versions: $(VENV)/.dev
 		tests/integrations tests/versions/deepspeed_run.py tests/versions/jax_run.py tests/versions/presets.py
 
 # Real programs from DRUMBEAT_WORKLOADS (a folder of checkouts and environments: tests/workloads/programs.yaml), by hand and under drumbeat, whole
-# and with one rank that fails, then ten command lines as people have them: docs/workloads.md. What was interrupted goes on where it was.
+# and with one rank that fails, then ten command lines as people have them: measured/workloads.md. What was interrupted goes on where it was.
 # WORKLOADS="word ..." chooses programs and command lines, and writes no page.
 workloads: $(VENV)/.dev
 	$(BIN)/python -m tests.workloads.table $(WORKLOADS)

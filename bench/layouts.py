@@ -1,4 +1,4 @@
-"""Families of transformers' models on every layout against one process: `make layouts` writes docs/layouts.md.
+"""Families of transformers' models on every layout against one process: `make layouts` writes measured/layouts.md.
 
 Each cell is the largest difference of a loss over 20 steps, as a part of it, on gloo ranks of this machine.
 """
@@ -51,7 +51,7 @@ def table(world: Any, rows: List[Tuple[str, str, Dict[str, Any]]], head: str, re
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default=os.path.join(HERE, "..", "docs", "layouts.md"))
+    parser.add_argument("--out", default=os.path.join(HERE, "..", "measured", "layouts.md"))
     out = parser.parse_args().out
     from families import FAMILIES, VARIANTS
     from gloo_world import GlooWorld

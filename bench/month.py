@@ -7,9 +7,9 @@ Each interruption has a cause by its published count, a node, and a moment. *dru
 what it says: restart in place, a spare for the bad node, or the queue without it. *Plain requeue* is what a batch script with
 `--requeue` does: every interruption goes through the queue, and a node with a bad GPU comes back until an operator drains it.
 
-How long it takes to notice a fault and to restart in place is read from what make faults measured (docs/comeback.md and
-docs/reliability.md). Everything that belongs to a large model or to a site is an assumption, is the same for both policies, and
-can be changed by an option.
+How long it takes to notice a fault and to restart in place is read from what make faults measured (measured/comeback.md and
+measured/reliability.md). Everything that belongs to a large model or to a site is an assumption, is the same for both policies,
+and can be changed by an option.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from drumbeat.findings.model import ERROR, Finding
 from drumbeat.predict.goodput import goodput
 
 HOUR, DAY = 3600.0, 86400.0
-DOCS = Path(__file__).parent.parent / "docs"
+MEASURED = Path(__file__).parent.parent / "measured"
 PAGES = ("comeback.md", "reliability.md")
 
 
@@ -253,10 +253,10 @@ def main() -> None:
     )
 
 
-def measured(docs: Path = DOCS) -> Dict[str, float]:
+def measured(folder: Path = MEASURED) -> Dict[str, float]:
     """Seconds, from the tables that `make faults` writes: until a rank's death, a silent node and a hang have ended the attempt,
     and from there to the start of the ranks."""
-    rows = [line.strip("| ").split(" | ") for name in PAGES for line in (docs / name).read_text().splitlines()]
+    rows = [line.strip("| ").split(" | ") for name in PAGES for line in (folder / name).read_text().splitlines()]
     cells = {row[0]: row[1:] for row in rows if len(row) > 2}
     ended, started = (_seconds(text) for text in cells["a rank is killed: all ranks start again in place"][:2])
     hangs = [_seconds(row[1]) for row in rows if len(row) > 4 and row[3].startswith("no step for") and row[1]]

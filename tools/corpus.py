@@ -5,7 +5,7 @@
 Reads $DRUMBEAT_CORPUS (folders separated by ':'), or ../shared/data/corpus and corpus-more beside the repository. Every
 log has FILE.json beside it with its source and what is true of it; what is missing or null there is not judged.
 
-A quarter of the repositories, chosen by a hash of their names, was held out until it had been scored once (docs/diagnose.md).
+A quarter of the repositories, chosen by a hash of their names, was held out until it had been scored once (measured/diagnose.md).
 --files lists what was read otherwise than expected.
 
 Strict: `unknown` is right only where the expert says unknown; consequences earn nothing; every log is judged for false

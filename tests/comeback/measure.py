@@ -1,7 +1,7 @@
 """How long a run is without steps after a fault: the demo's model on two emulated nodes of two ranks, with one spare.
 
-`make faults` runs it; `python -m tests.comeback.measure 1` measures each case once. It writes its table into docs/comeback.md. On
-a busy machine the figures are larger.
+`make faults` runs it; `python -m tests.comeback.measure 1` measures each case once. It writes its table into
+measured/comeback.md. On a busy machine the figures are larger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Callable, Dict, List
 from tests.comeback.test_spare import events, kill_node, ranks_of
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "comeback.md"
+PAGE = ROOT / "measured" / "comeback.md"
 BEGIN, END = "<!-- measured by make faults -->\n", "<!-- end of what was measured -->\n"
 GOAL = 60.0  # seconds
 

@@ -28,7 +28,8 @@ CALLED_BY = {  # by the library or the page that finds them by name
 def test_every_name_is_used():
     source = {path: path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
     words = Counter(word for text in source.values() for word in WORD.findall(text))
-    for path in (*SOURCE.rglob("*.sh"), *SOURCE.rglob("*.html"), *SOURCE.rglob("*.js"), *ROOT.glob("docs/*.md")):
+    pages = (*ROOT.glob("docs/**/*.md"), *ROOT.glob("contributing/*.md"))
+    for path in (*SOURCE.rglob("*.sh"), *SOURCE.rglob("*.html"), *SOURCE.rglob("*.js"), *pages):
         words.update(WORD.findall(path.read_text(encoding="utf-8")))
     known = {name for names in CALLED_BY.values() for name in names}
     dead = {

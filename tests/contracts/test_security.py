@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_every_line_of_the_threat_model_names_an_existing_test():
-    text = (ROOT / "docs" / "security.md").read_text()
+    text = (ROOT / "measured" / "security.md").read_text()
     table = text.partition("## Who can do what")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 20

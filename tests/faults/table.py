@@ -1,4 +1,4 @@
-"""Runs every row of the fault table and writes docs/reliability.md once all have run. `make faults`.
+"""Runs every row of the fault table and writes measured/reliability.md once all have run. `make faults`.
 
 A call that was cut short goes on where it was, as long as the source is the same; words choose rows that are run again:
 `FAULTS="torch asleep"`; `--page` only writes the page, from what is known so far.
@@ -22,7 +22,7 @@ from tests.faults.rows import ALL, BLAME, HANGS, HEALTHY, OUTSIDE, PROGRAMS, REP
 from tests.faults.runner import PATIENCE, Seen, run_row
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "measured" / "reliability.md"
 TOGETHER = int(os.environ.get("FAULTS_TOGETHER", "2"))  # rows at a time
 SLACK = 1.5  # times the bound that a row may take: the machine also runs the other rows
 
@@ -35,7 +35,7 @@ the same certainty, as the run's summary. *Bound* is for an idle machine; here 1
 run at a time beside whatever else the machine does; a run that is not over after {patience:g} s is ended.
 Made on {day} in {calls}, src {revision}{again}. Load average while the rows ran: {low:.0f} to {high:.0f},
 {middle:.0f} in the median.{missing}
-How hangs are told: [hangs.md](hangs.md); what follows a failure: [comeback.md](comeback.md).
+How hangs are told: [hangs.md](../docs/hangs.md); what follows a failure: [comeback.md](../docs/comeback.md).
 
 """
 

@@ -96,7 +96,7 @@ def test_few_gpus_joined_in_pairs_have_few_links():
 
 @pytest.mark.parametrize(
     ("model", "precision", "batch", "recompute", "gib", "ms"),
-    [  # measured on one H200 with drumbeat's runtime: docs/benchmarks-gpu.md
+    [  # measured on one H200 with drumbeat's runtime: measured/gpu.md
         ("1b", "bf16-master", 2, 0, 38.6, 283.3),
         ("1b", "bf16-master", 8, 0, 98.5, 1098.3),
         ("1b", "fp8", 8, 0, 89.5, 880.2),

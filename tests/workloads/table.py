@@ -1,4 +1,4 @@
-"""Runs the programs of programs.yaml and writes docs/workloads.md: `make workloads`.
+"""Runs the programs of programs.yaml and writes measured/workloads.md: `make workloads`.
 
 Words choose programs by name; then nothing is written to docs. A run that was interrupted goes on where it was. `--page` runs
 nothing: it writes the page of what was seen so far. A program that the newest source has not been through keeps its older row.
@@ -21,7 +21,7 @@ from tests.workloads.lines import LINES, LineRow, Lines
 from tests.workloads.results import TOP, Results, kept_source
 from tests.workloads.runner import HERE, Place, Program, Row, Runner
 
-PAGE = TOP / "docs" / "workloads.md"
+PAGE = TOP / "measured" / "workloads.md"
 TOGETHER = int(os.environ.get("WORKLOADS_TOGETHER", "2"))  # programs at a time
 ENOUGH = 14  # programs that must have run
 

@@ -13,8 +13,8 @@ _INTRO = """\
 <!-- Made by: python -m tools.reference. The words are in src/drumbeat/findings and src/drumbeat/logs/rules. -->
 # Codes of findings
 
-Every code that drumbeat can give: first those of `drumbeat diagnose`, then those of runs, `doctor`, `plan` and `verify`. Codes
-are stable; titles may change. `...` stands for a value. Where a code has several titles, the cause is that of the first.
+Every code that drumbeat can give, with its meaning; cause, evidence and fix come with the finding itself. Codes are stable,
+titles may change; `...` stands for a value.
 """
 
 # What no rule gives, because it does not rest on one line. A test compares this with the source.
@@ -70,18 +70,16 @@ def _kind(rule: Rule) -> str:
 
 
 def _meaning(rules: List[Rule]) -> str:
-    titles = dict.fromkeys(_general(rule.title) for rule in rules)
-    named = [title for title in titles if title != "..."]
-    return f"{'; or '.join(named)}: {_general(rules[0].cause)}" if named else _general(rules[0].cause)
+    return _first([rule.title for rule in rules], rules[0].cause)
 
 
 def _of_entries(found: List[Mapping[str, str]]) -> str:
-    if "means" in found[0]:
-        return found[0]["means"]
-    titles = [title for title in dict.fromkeys(_general(entry["title"]) for entry in found) if title.strip(". ,")]
-    cause = _general(found[0].get("cause", ""))
-    source = f" ({found[0]['source']})" if "source" in found[0] else ""
-    return ": ".join(filter(None, ("; or ".join(titles), cause.strip(". ") and cause))) + source
+    return found[0].get("means") or _first([entry["title"] for entry in found], found[0].get("cause", ""))
+
+
+def _first(titles: List[str], cause: str) -> str:
+    """Return the first title that says something without its values, else the cause."""
+    return next((text for text in map(_general, (*titles, cause)) if text.strip(" .,:")), "")
 
 
 def _general(words: str) -> str:

@@ -8,6 +8,9 @@ from drumbeat.plan.argv import WHO
 from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS
 
 _INTRO = """\
+---
+tags: [environment variable, environment variables]
+---
 <!-- Made by: python -m tools.reference. The words are in the tables of src/drumbeat/plan. -->
 # Environment variables
 

@@ -11,13 +11,13 @@ from drumbeat.jobfile.site import Site
 _JOB = """\
 # The job file
 
-What you want to run, in YAML. Only the command is needed, and it may stand on the command line instead:
+What you want to run, in YAML. Only the command is needed, and it can be given on the command line instead:
 `drumbeat run job.yaml`, or `drumbeat run -- python train.py` without any file. Flags win over the file.
 
 ```yaml
 {example}```
 
-Values are read as they are written: `off` in `env` is the text off, `012` stays `012`, and a bare number is no
+Values are read as they are written: `off` in `env` is the text off, `012` stays `012`, and a bare number is not a
 time: write `90s`, `30m`, `2d6h`, or `12:30:00` for hours, minutes and seconds. An unknown key, a wrong type, a key given
 twice, aliases, tags and files over 256 KiB are refused with file, line and key.
 

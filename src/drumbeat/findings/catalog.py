@@ -2,8 +2,8 @@
 
 An entry is a code, or `code/variant`, which takes what it leaves out from the code. The title is the value of its severity, or of
 `title` if the caller gives the severity; an entry that is only a text is `ok`. `{name}` and `{name:.1f}` are filled in,
-`{count:rank}` gives "1 rank" or "2 ranks", and `[ ({name})]` is dropped if the value is empty. docs/codes.md shows `source` and
-`means`.
+`{count:rank}` gives "1 rank" or "2 ranks", and `[ ({name})]` is dropped if the value is empty. docs/codes.md shows `means`, else
+the title; `source` says where it is documented.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Context(NamedTuple):
         return max(counts, default=None)
 
 
-# Rules are data: the YAML files of this folder, every key checked. docs/lint.md says what each key means.
+# Rules are data: the YAML files of this folder, every key checked. contributing/lint-rules.md says what each key means.
 
 
 # Texts that a rule's pattern is matched against; `check` names a function for what one text cannot show.

@@ -121,7 +121,7 @@ class AttemptEnded(Event):
 class Decided(Event):
     action: str  # stop, restart, requeue
     why: str
-    cause: str = ""  # what kind of failure it was: docs/reliability.md
+    cause: str = ""  # what kind of failure it was: docs/comeback.md
     wait: float = 0.0  # seconds until the restart
     replaced: Tuple[str, ...] = ()  # which spare takes whose place
 

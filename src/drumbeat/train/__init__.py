@@ -1,4 +1,4 @@
-"""The training runtime. `from drumbeat import train`, then `train.setup(model, optimizer, layout="fsdp")`: docs/train.md.
+"""The training runtime. `from drumbeat import train`, then `train.setup(model, optimizer, layout="fsdp")`: docs/train/.
 
 Names are imported when they are first used, so that drumbeat itself installs and starts without torch.
 """

@@ -69,7 +69,7 @@ def setup(
     first steps are always compared. `weights`: a folder of safetensors to start from, of which each rank reads its own part;
     the model may be built inside `train.on_meta()`, without memory, or on the meta device if it has `init_parameter(name, out)`.
     `schedule`: pp: gpipe, 1f1b, interleaved, zero-bubble or zbv, with `accumulate` micro-batches.
-    `context`: cp: ulysses, ring or auto. docs/train.md has examples.
+    `context`: cp: ulysses, ring or auto. docs/train/own-loop.md has examples.
     """
     alone_before = not dist.is_initialized()
     world = join()

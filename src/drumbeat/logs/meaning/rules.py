@@ -2,7 +2,7 @@
 
 Patterns are compiled when first used, because most never are; a test compiles them all.
 
-A rule's `find` holds plain substrings; only a line with one of them is given to its patterns. See docs/diagnose.md for
+A rule's `find` holds plain substrings; only a line with one of them is given to its patterns. See contributing/log-rules.md for
 every key.
 """
 

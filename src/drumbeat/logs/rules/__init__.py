@@ -1,1 +1,1 @@
-"""The diagnosis rules, as YAML. Adding one touches no Python: docs/diagnose.md."""
+"""The diagnosis rules, as YAML. Adding one touches no Python: contributing/log-rules.md."""

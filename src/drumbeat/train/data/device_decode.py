@@ -25,7 +25,7 @@ from drumbeat.train.world import World
 _JPEG = b"\xff\xd8\xff"
 _READERS = (2, 8)  # threads that read files
 _TURNS = 32  # of this many batches, one tries the other number
-_PROCESSES = 24  # that decode as many images per second as the GPU does (docs/benchmarks-gpu.md: 25 and 36)
+_PROCESSES = 24  # that decode as many images per second as the GPU does (measured/gpu.md: 25 and 36)
 
 
 def unavailable(device: torch.device) -> Optional[str]:

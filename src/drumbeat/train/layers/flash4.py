@@ -2,7 +2,7 @@
 as they are.
 
 On an H200 at head width 64 it takes 12 % less time and energy than cuDNN's forward and 17 % less backward, and its backward
-pass can add in a fixed order for 5 % (docs/benchmarks-gpu.md). The package is young and its inner functions may change. So
+pass can add in a fixed order for 5 % (measured/gpu.md). The package is young and its inner functions may change. So
 before a kind of attention is used for the first time it is tried on a few numbers and compared with plain attention; where
 that fails, cuDNN's takes its place.
 """
