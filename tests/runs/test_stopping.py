@@ -107,7 +107,7 @@ def test_a_desk_that_is_killed_leaves_the_ranks_their_grace(drumbeat):
     process.kill()
     wait_for(lambda: '"stopping"' in (folder / "events.jsonl").read_text(), 60, "the lead to hear of it")
     told = drumbeat.here("status", folder.name).stdout
-    assert "running" in told and "its agents end it" in told, told
+    assert "stopping" in told and "its agents end it" in told, told
     cancelling = drumbeat.start("cancel", folder.name)
     wait_for(lambda: "CANCEL" in (folder / "stop").read_text(), 60, "cancel to ask")
     saves_end(drumbeat)

@@ -192,8 +192,8 @@ def _socket_bytes() -> Dict[str, int]:
 
 
 def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
-    """Why a rank may be working, in words, and whether it surely gets on. What helpers do counts only while the rank waits for
-    one: a process that collects metrics is never still."""
+    """Return why a rank may be working, in words, and whether it surely gets on. What helpers do counts only while the rank
+    waits for one: a process that collects metrics is never still."""
     span, for_a_child = f"in {seconds:.0f} s", look.call in FOR_A_CHILD or look.waits_in == "do_wait"
     if for_a_child and (used.helpers_wake or used.moved > used.own_moved or used.cpu >= _BUSY * seconds):
         return f"it waits for a process of its own, which was at work in these {seconds:.0f} s", True
@@ -214,7 +214,7 @@ def _signs(look: RankLook, used: Usage, seconds: float) -> Tuple[str, bool]:
 
 
 def on_gpu_alone(look: RankLook) -> bool:
-    """Whether its GPU runs a kernel that neither draws power nor moves memory: one that waits or never ends."""
+    """Return true if its GPU runs a kernel that neither draws power nor moves memory: one that waits or never ends."""
     busy = look.gpu is not None and look.gpu >= _GPU_FULL and look.power is not None and look.power < _GPU_AT_WORK
     return busy and (look.traffic is None or look.traffic < _LITTLE)
 
@@ -313,7 +313,7 @@ def _look(
 
 
 def _spins(stacks: Sequence[Sequence[Sequence[Any]]]) -> bool:
-    """Whether the innermost function that all samples share is always in a loop that nothing in it can end."""
+    """Return true if the innermost function that all samples share is always in a loop that nothing in it can end."""
     if len(stacks) < _ASKS // 2 or not all(stacks):
         return False
     depth = 0

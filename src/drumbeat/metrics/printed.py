@@ -327,7 +327,7 @@ def _without_count(record: Optional[Record]) -> List[Record]:
 
 
 def _goes_on(held: Record, record: Record) -> bool:
-    """Whether the counter has advanced towards the same total: `Batch 4/100`, then `Batch 5/0`, is none."""
+    """Return true if the counter has advanced towards the same total: `Batch 4/100`, then `Batch 5/0`, is none."""
     totals = [(held[name], record[name]) for name in ("steps", "batches") if name in held and name in record]
     same = all(first == second for first, second in totals) or held.get("epoch") != record.get("epoch")
     return same and _place(record) > _place(held)

@@ -61,7 +61,7 @@ class Reliability:
 
     @property
     def goodput(self) -> Goodput:
-        """Where the time goes with a checkpoint as often as is best."""
+        """Shares of the time, with a checkpoint as often as is best."""
         failures = 1 / self.between_failures
         return goodput(self.checkpoint, best_interval(self.checkpoint, failures), self.restart, failures)
 

@@ -105,7 +105,7 @@ def condition(told: str, detail: str, outcome: str, course: Course, phase: str) 
     elif told == RUNNING:
         muster = course.muster
         if course.stopping:
-            word, detail = STOPPING, course.stopping
+            word, detail = STOPPING, "; ".join(filter(None, (course.stopping, detail)))
         elif course.hang:
             word, detail = HANGING, course.hang.finding.title
         elif course.next:

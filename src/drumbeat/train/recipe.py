@@ -1,4 +1,4 @@
-"""What all recipes do with their settings: choose what is not said, build the model and set up its trainer."""
+"""The common part of all recipes: choose what is not said, build the model and set up its trainer."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class TokenSettings(Settings):
-    """What recipes of language models share."""
+    """Settings that recipes of language models share."""
 
     token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")

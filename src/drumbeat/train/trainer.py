@@ -407,7 +407,7 @@ class Trainer:
                 self.say(f"the checkpoint of step {ended.step} FAILED: {ended.error}; training goes on without it")
 
     def state(self) -> Dict[str, str]:
-        """What a checkpoint holds beside weights, optimizer and random numbers."""
+        """Return what a checkpoint holds beside weights, optimizer and random numbers."""
         state = {"steps": self.steps, "batches": [batches.state_dict() for batches in self._all_batches]}
         if hasattr(self.scheduler, "state_dict"):
             state["scheduler"] = self.scheduler.state_dict()

@@ -36,7 +36,7 @@ class Trouble:
                 raise Refusal(f"{name}=back without checkpoints", "give checkpoint=FOLDER and save_every=STEPS")
 
     def judge(self, figures: Dict[str, float], say: Callable[[str], None]) -> bool:
-        """Whether training went back: its state is then that of an earlier step. Raises where it is to stop."""
+        """Return true if training went back: its state is then that of an earlier step. Raises where it is to stop."""
         loss, skipped, done = figures["loss"], int(figures.get("skipped_steps", 0)), self.trainer.steps
         if (skipped and self.settings.on_nan != "skip") or not math.isfinite(loss):
             left_out = f"; {skipped} step{'s' * (skipped != 1)} left out, so no weight holds one" if skipped else ""

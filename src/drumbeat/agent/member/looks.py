@@ -186,7 +186,10 @@ class NodeLooks:
         about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
         read = partial(read_usage, self._looker.run_id, *about, self._looker.folder)
         resting = self.metrics.ranks.resting(time.monotonic())
-        self._looker.last = self._looker.last if resting else None
+        if (
+            not resting and self.metrics.ranks.reporting
+        ):  # where nobody reports, the next look itself shows whether they went on
+            self._looker.last = None
         self._earlier.poll(resting, read)
 
     def end(self) -> None:

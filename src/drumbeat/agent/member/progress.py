@@ -116,6 +116,11 @@ class RankProgress:
         rank = self._ranks.get(number)
         return (rank.step, round(now - rank.heard, 1)) if rank else (None, None)
 
+    @property
+    def reporting(self) -> bool:
+        """True if a rank of this node has reported a step."""
+        return any(rank.stepped is not None for rank in self._ranks.values())
+
     def resting(self, now: float) -> bool:
         """Return true if a rank has been silent for longer than usual and was not looked at yet."""
         late = [rank for rank in self._ranks.values() if rank.stepped is not None and now - rank.heard > _RESTS]

@@ -68,7 +68,7 @@ def class_of(look: RankLook) -> str:
 
 
 def moves(look: RankLook) -> bool:
-    """Whether it loads, saves, sends or has something compiled: that is no hang, however long it takes."""
+    """Return true if it loads, saves, sends or has something compiled: that is no hang, however long it takes."""
     return look.io >= _MOVES or bool(look.compiler)
 
 
@@ -306,7 +306,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
 
 
 def _stands(look: RankLook, word: str, silence: Silence) -> bool:
-    """Whether it has shown no progress for long enough. What a thread of it does while it waits in a collective is none."""
+    """Return true if it has shown no progress for long enough; what a thread does while it waits in a collective is none."""
     if moves(look):
         return False
     if not silence.steps:

@@ -8,8 +8,10 @@ from statistics import median
 from typing import Any, Deque, Dict, List, Optional
 
 from drumbeat.agent.watchers.contract import Action, Saw, Stop, Warn
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding
 
+find = Catalog("watchers")
 _KEPT, _ENOUGH = 64, 20  # losses that show the usual course
 _IN_A_ROW = 3  # reports: a single one may be a bad batch, or a step that the gradient scaler skips
 _SPREADS = 10.0  # median absolute deviations above the median; at least half of the median itself
@@ -74,14 +76,10 @@ class Loss:
                 shown.append(Evidence(f"{words} {value:.4g}, before {values[-1]:.4g}"))
         if self._kernel:
             shown.append(Evidence(f"the node's kernel log: {self._kernel}"))
-        return Finding(
-            "loss-spike" if spike else "loss-not-finite",
-            ERROR if self.level == "stop" else WARNING,
-            f"the loss is {loss:.4g}{since}{before}",
-            "it has left its usual course" if spike else "an overflow, a division by zero, or bad data",
-            "go on from a checkpoint before that step; lower the learning rate or skip these batches if it comes again",
-            tuple(shown), node=self.node, host=self.host, rank=self._rank, confidence=LIKELY if spike else CERTAIN,
-            seen=("the losses that the lowest rank reported",),
+        return find(
+            "loss-spike" if spike else "loss-not-finite", severity=ERROR if self.level == "stop" else WARNING,
+            loss=loss, since=since, before=before, evidence=shown, node=self.node, host=self.host, rank=self._rank,
+            confidence=LIKELY if spike else CERTAIN, seen=("the losses that the lowest rank reported",),
         )  # fmt: skip
 
 

@@ -278,8 +278,8 @@ class Pipeline:
 
     @torch.no_grad()
     def _between(self, pieces: Sequence[Piece]) -> Tuple[Between, ...]:
-        """What each stage but the last sends. It is tried once, stage by stage; rows and tokens of other batches change it in
-        proportion, because ranks whose batches differ cannot try together."""
+        """Shapes that each stage but the last sends. They are tried once, stage by stage; rows and tokens of other batches change
+        them in proportion, because ranks whose batches differ cannot try together."""
         given = next(tensors_of(pieces[0][0])).shape[:2]
         if self._tried is None:
             sent: List[Between] = []
