@@ -12,6 +12,7 @@ from drumbeat.base.ranges import Places
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 from drumbeat.logs.events import Event
 from drumbeat.logs.read.attempts import GoodEnds, speaker
+from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.progress import Steps
 from drumbeat.logs.read.records import speaks_of_failure
 from drumbeat.logs.read.tracebacks import Survived
@@ -50,6 +51,7 @@ class Log:
     heard: FrozenSet[int] = frozenset()  # ranks whose lines speak of collectives
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
     worked: bool = True  # False: no step, no measured value, no connection, no word of an end
+    labels: Labels = field(default_factory=Labels)  # of ranks, by the lines' own words
 
     def after(self, event: Event) -> int:
         """How many lines its file goes on behind it."""

@@ -180,6 +180,7 @@ class Reader:
                 number, chunk = number + at, chunk[at:]
             self._feed_chunk(file, number, chunk, before)
         self.lines = before + first + len(lines)
+        self.events.labels.look(file, lines)
         if lines:
             self._end(file, first + len(lines) - 1)
             self._tails.add(file, first, lines)
@@ -228,6 +229,7 @@ class Reader:
             self.events.ends_of_run(file)
         self._chunk = number, ()
         self._feed_line(file, number, raw)
+        self.events.labels.look(file, (raw,))
         self._tails.add(file, number, (raw,))
 
     def _feed_line(self, file: str, number: int, raw: bytes) -> None:
@@ -252,6 +254,8 @@ class Reader:
         self.elastic.finish()
         self._finish_tracebacks()
         begins, earlier = self._last_runs() if self.recorded is None else ({}, ())
+        for file in self._tails.files():
+            self.events.labels.look_at_end(file, self._tails.of(file))
         if self.recorded is None:
             self._read_ends(begins)
         extra = tuple(compare(self.dumps))
@@ -404,6 +408,7 @@ class Reader:
         line = tracebacks.labelled(clean(decode(raw))) if tracebacks else clean(decode(raw))
         text = line.text
         evidence = Evidence(clipped(text, MAX_TEXT), file, number)
+        self.events.labels.note(file, number, decode(raw), line)
         matched = False
         quoted = bool(COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
         if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`

@@ -112,6 +112,7 @@ def make_report(
         frozenset(timeouts.heard),
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
         worked or bool(good_ends or pasted or state.processes or recorded),
+        events.labels,
     )
     failed = judge(
         [*events.kept, *_of_the_whole(rules, seen)],

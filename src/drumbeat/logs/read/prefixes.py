@@ -165,6 +165,7 @@ class Line:
     host: Optional[str] = None
     time: Optional[float] = None
     level: str = ""  # I, W, E or F, where a logger says so; I and W are never errors by themselves
+    task: Optional[int] = None  # of srun -l and the like: the rank, or the node on which another launcher starts ranks
 
     @property
     def only_warns(self) -> bool:
@@ -223,7 +224,7 @@ def clean(raw: str) -> Line:
     if not level and when is not None:  # 2026-01-02 03:04:05 ERROR text
         behind = _LEVEL_BEHIND_TIME.match(text)
         level = _LEVEL_LETTER[behind[1]] if behind else ""
-    return Line(text, rank, host, when, level)
+    return Line(text, rank, host, when, level, task)
 
 
 def _level(text: str) -> str:

@@ -92,7 +92,8 @@ WORK = regex(
     rb"|(?:\s{1,40}[-+]?\d{1,15}(?:\.\d{1,12})?){3}|[a-z_]{3}[ \t]{1,4}[-+]?\d{1,9}\.\d{2}"
 )
 LAST_LINES = 2  # with words, in which any word of failure counts
-KEPT = 24  # lines of each file, empty ones too
+KEPT = 64  # lines of each file, empty ones too
+TOLD = 24  # of them in which words of failure are looked for
 MAX_FILES = 1000
 MAX_LENGTH = 400  # a longer line is data
 _STEP = regex(r"(?i)(?<![a-z])(?:step|iter(?:ation)?|epoch)s?\b['\"]?\W{0,4}\d.{0,60}\d\.\d|%\|")
@@ -218,7 +219,7 @@ def telling(lines: Numbered, is_known: Callable[[str], bool], begin: int = 0) ->
     """The line among the last ones of a file that says why it failed, or at least that it did: behind the last step that they
     show, the first that means something that is nobody's consequence; else the last that speaks of a failure. `is_known`: lines
     that were read already; `begin`: first line of the file's last run."""
-    texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
+    texts = [(number, decode(raw)) for number, raw in lines[-TOLD:] if raw.strip() and number >= begin]
     steps = [place for place, (_, text) in enumerate(texts) if _STEP.search(text)]
     texts = texts[steps[-1] + 1 :] if steps else texts
     meant = []
