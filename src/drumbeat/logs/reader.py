@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.findings.model import INFO, Evidence, Finding, PastedDump, clipped
@@ -286,7 +287,8 @@ class Reader:
     def _read_ends(self, begins: Mapping[str, int]) -> None:
         """The last words of each file, where they say why it failed or that it did."""
         for file in self._tails.files():
-            last = telling(self._tails.of(file), self._is_known, begins.get(file, 0))
+            labels, lines, begin = self.events.labels, self._tails.of(file), begins.get(file, 0)
+            last = telling(lines, self._is_known, begin, partial(labels.speaker, file), labels.blamed(file))
             if last is not None:
                 self._say(file, *last)
 

@@ -52,7 +52,7 @@ _ROUND = _patterns(r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?
 _DIGIT = _patterns(
     r"(?P<time>" + _DATE + r") (?:stdout|stderr) [FP] ",  # a container runtime's own log
     r"(?P<time>" + _DATE + r")(?: -|:|,)? (?:\| )?(?:" + _LEVELS + r"\s{0,5}[|:-]\s?)?",
-    r"\d\d:\d\d:\d\d(?:[.,]\d+)? (?=\S)",
+    r"\d\d:\d\d:\d\d(?:[.,]\d+)? (?:(?P<level>[IWEF]) )?(?=\S)",
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ",  # pdsh
     r" {0,5}(?P<task>\d{1,6}):(?: |$)",  # srun -l
     r" {0,5}(?P<task>\d{1,6}):(?=\[|Traceback|[\w.-]+:\d+:\d+ \[)",

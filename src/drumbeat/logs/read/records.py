@@ -7,7 +7,7 @@ of a word or sentence, and not as other lines begin.
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.base.regex import regex
@@ -215,18 +215,99 @@ class Tails:
         return list(self._lines)
 
 
-def telling(lines: Numbered, is_known: Callable[[str], bool], begin: int = 0) -> Optional[Tuple[int, Line]]:
-    """The line among the last ones of a file that says why it failed, or at least that it did: behind the last step that they
-    show, the first that means something that is nobody's consequence; else the last that speaks of a failure. `is_known`: lines
-    that were read already; `begin`: first line of the file's last run."""
-    texts = [(number, decode(raw)) for number, raw in lines[-TOLD:] if raw.strip() and number >= begin]
-    steps = [place for place, (_, text) in enumerate(texts) if _STEP.search(text)]
-    texts = texts[steps[-1] + 1 :] if steps else texts
-    meant = []
-    for place, (number, text) in enumerate(texts):
+# How a log ends: the last word of its outcome that its last lines say. A number behind a word for an end is its status.
+GOOD, BAD = "good", "bad"
+LAST_WORDS = 4  # lines
+_STATUS_AT_END = regex(
+    r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?|error stop)\b"
+    r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
+)
+_BAD_END = regex(
+    r"(?i)(?<!\b0 )(?<!\bno )(?<!\bwithout )(?<!\bzero )\b(?:fail(?:ed|ure|s)?|bad|abort\w*|abnormal\w*|expired|trouble|broken"
+    r"|giv(?:ing|en) up|gave up|crash\w*|died|dead|killed|lost|gone|unsuccessful\w*|incomplete|cannot|can not|could not|impossible"
+    r"|refus(?:ed|ing)|no longer|errors?|fatal|not (?:ok|done|complete\w*|finish\w*)|(?:ok|success)\W{1,4}(?:false|no)"
+    r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining)|nothing left)\b(?!['\"]?\s?[=:]\s?(?:0|none)\b)"
+)
+_GOOD_END = regex(r"(?i)\b(?:ok|success\w*|succeeded|done|completed?|finished|passed|converged|all good|cleanly|ended well)\b")
+_DIGITS_RUN = regex(r"\d+")
+
+
+def outcome(texts: Sequence[str]) -> str:
+    """GOOD or BAD, as the last lines say how the program ended; empty where they do not."""
+    for text in reversed(texts[-LAST_WORDS:]):
         line = clean(text)
-        if (line.level in ("E", "F") or speaks_of_failure(text)) and not is_known(line.text):
-            code = sense(line.text)
-            if code or place >= len(texts) - LAST_LINES:
-                meant.append((not code, code in CONSEQUENCES, not code and -number, number, line))
-    return min(meant, key=lambda each: each[:4])[3:] if meant else None
+        if is_quoted(line.text, len(line.text) - 1) or len(line.text) > MAX_LENGTH or _measures(line.text):
+            continue
+        status = _STATUS_AT_END.search(line.text)
+        if status and int(status["status"]) or _BAD_END.search(line.text) and not line.only_warns:
+            return BAD if not _HEDGED.search(line.text) else ""
+        if status or _GOOD_END.search(line.text):
+            return GOOD
+    return ""
+
+
+def _measures(text: str) -> bool:
+    return bool(_STEP.search(text) or _MEASURED_VALUE.search(text))
+
+
+_MEASURED_VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)")
+
+
+def _template(text: str) -> str:
+    return _DIGITS_RUN.sub("0", text)
+
+
+def behind_work(texts: Sequence[str]) -> int:
+    """The place behind the last line of work: a step, or a line with measured values whose like came before."""
+    seen = Counter(map(_template, texts))
+    works = (
+        place
+        for place, text in enumerate(texts)
+        if _STEP.search(text) or seen[_template(text)] > 1 and _MEASURED_VALUE.search(text)
+    )
+    return max(works, default=-1) + 1
+
+
+Who = Callable[[int], Optional[int]]
+
+
+def telling(
+    lines: Numbered,
+    is_known: Callable[[str], bool],
+    begin: int = 0,
+    speaker: Who = lambda number: None,
+    blamed: Optional[int] = None,
+) -> Optional[Tuple[int, Line]]:
+    """The line among the last ones of a file that says why it failed, or at least that it did: behind the last work that they
+    show, the first that means something that is nobody's consequence; else the first of the rank that the others name
+    (`blamed`); else the last that speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the
+    file's last run."""
+    texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
+    ended = outcome([text for _, text in texts])
+    if ended == GOOD:
+        return None
+    texts = texts[behind_work([text for _, text in texts]) :][-TOLD:]
+    last = {(speaker(number), _template(text)): number for number, text in texts}
+    meant, own = [], []
+    for place, (number, text) in enumerate(texts):
+        line, who = clean(text), speaker(number)
+        if last[(who, _template(text))] != number or is_known(line.text):
+            continue  # tried again
+        failing = line.level in ("E", "F") or speaks_of_failure(text)
+        asked = failing or ended == BAD and not line.only_warns and not _HEDGED.search(line.text)
+        code = sense(line.text) if asked else ""
+        if code or failing and place >= len(texts) - LAST_LINES:
+            other = blamed is not None and who not in (None, blamed)
+            meant.append((not code, code in CONSEQUENCES, other, not code and -number, number, line))
+        if asked and who is not None and who == blamed:
+            own.append((number, line))
+    best = min(meant, key=lambda each: each[:5]) if meant else None
+    if own and ended == BAD and (best is None or any(best[:3])):
+        return own[0]
+    return best[4:] if best else None
+
+
+def last_words(lines: Numbered) -> Optional[Tuple[int, Line]]:
+    """The last line of a file that ends badly in words without a meaning."""
+    texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
+    return (texts[-1][0], clean(texts[-1][1])) if outcome([text for _, text in texts]) == BAD else None
