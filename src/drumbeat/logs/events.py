@@ -59,12 +59,13 @@ class Event:
     of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
     of_helper: bool = False  # an exception of a thread or a worker process
     said: bool = False  # plain words that no rule knows, of a program or its logger
+    meant: str = ""  # the code of plain words, read with the log's own words for ranks
     task: Optional[int] = None  # of srun -l, as its line begins
 
     @property
     def sense(self) -> str:
         """What an exception that no rule knows means, as a rule's code."""
-        return "" if self.match or self.of_launcher else sense(self.exception)
+        return "" if self.match or self.of_launcher else self.meant or sense(self.exception)
 
     @property
     def code(self) -> str:
@@ -155,12 +156,19 @@ class Events:
         )
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
 
-    def add_words(self, sequence: int, line: Line, evidence: Evidence) -> None:
+    def add_words(self, sequence: int, line: Line, evidence: Evidence, meant: str = "") -> None:
         """Plain words that mean a failure."""
-        self.add_exception(sequence, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True, said=True)
+        self.add_exception(sequence, Raised(line.text.strip(), "", "", 1), line, evidence, True, True, meant)
 
     def add_exception(
-        self, sequence: int, raised: Raised, line: Line, evidence: Evidence, bare: bool = False, said: bool = False
+        self,
+        sequence: int,
+        raised: Raised,
+        line: Line,
+        evidence: Evidence,
+        bare: bool = False,
+        said: bool = False,
+        meant: str = "",
     ) -> None:
         name = raised.text.split(":")[0]
         self._place("exception", evidence, raised.lines) if not said else None
@@ -180,6 +188,7 @@ class Events:
             of_launcher=raised.of_launcher,
             of_helper=raised.of_helper,
             said=said,
+            meant=meant,
             task=line.task,
         )
         self._keep((name, evidence.file or "", line.rank, ""), event)

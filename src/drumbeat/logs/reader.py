@@ -288,16 +288,18 @@ class Reader:
         """The last words of each file, where they say why it failed or that it did."""
         for file in self._tails.files():
             labels, lines, begin = self.events.labels, self._tails.of(file), begins.get(file, 0)
-            last = telling(lines, self._is_known, begin, partial(labels.speaker, file), labels.blamed(file))
+            blame = partial(labels.blamed, file, fewest=2)
+            speaker, plain = partial(labels.speaker, file), partial(labels.plain, file)
+            last = telling(lines, self._is_known, begin, speaker, blame, plain, self.work.seen)
             if last is not None:
                 self._say(file, *last)
 
-    def _say(self, file: str, number: int, line: Line) -> None:
+    def _say(self, file: str, number: int, line: Line, meant: str) -> None:
         """Words that no rule knows and no traceback raises: an event if they mean something."""
         evidence = Evidence(clipped(line.text, MAX_TEXT), file, number)
-        if sense(line.text):
+        if meant:
             sequence = self.lines - max(self._ends.get(file, number) - number, 0)
-            self.events.add_words(sequence, line, evidence)
+            self.events.add_words(sequence, line, evidence, meant)
         else:
             self._last_errors[file] = evidence
 
@@ -306,7 +308,7 @@ class Reader:
         first, chunk = self._chunk
         lines = [*self._tails.of(file), *enumerate(chunk[: max(number - first, 0)], first)]
         said = telling([line for line in lines if line[0] < number][-KEPT:], self._is_known)
-        if said is not None and sense(said[1].text):
+        if said is not None and said[2]:
             self._say(file, *said)
 
     def _is_known(self, text: str) -> bool:

@@ -28,8 +28,8 @@ _TIME = regex(
 )
 _WORD = regex(r"[A-Za-z_][\w:./-]*")
 _TOKEN = regex(
-    r"(?<![\w./-])(?P<word>[A-Za-z][A-Za-z_]*)(?:[ ._#:=/-]|\[)?(?P<number>\d{1,5})(?![\w%]|[.:,]\d)"
-    r"|^\W{0,2}(?P<bare>\d{1,5})(?=\s{0,2}[\])>|:}])"
+    r"(?<![\w./-])(?P<word>[A-Za-z][A-Za-z_]*)(?:[\"']?[:=] ?|[ ._#/-]|\[)?(?P<number>\d{1,5})(?![\w%]|[.:,]\d)"
+    r"|^\W{0,6}(?P<bare>\d{1,5})(?=\s{0,2}[\])>|:}])"
 )
 _COUNTER = regex(
     r"(?i)(?:global_?)?(?:steps?|iter\w*|epochs?|batch(?:es)?|loss|attempts?|try|tries|line|version|v\d|code|status|signal|exit)"
@@ -98,6 +98,7 @@ class Labels:
         if left <= 0:
             return
         self._left[file] = left - len(lines)
+        self._labels.pop(file, None)
         numbers, counts = self._numbers.setdefault(file, {}), self._counts.setdefault(file, {})
         for raw in lines[:left]:
             head = decode(raw[: HEAD * 2])
@@ -149,16 +150,30 @@ class Labels:
         label, text = self.label(file), self._noted.get((file, number))
         return _named(text, label) - {self.speaker(file, number)} if label and text else set()
 
-    def blamed(self, file: str) -> Optional[int]:
-        """The rank that most other ranks and the launcher name, each of them alone in its line."""
+    def plain(self, file: str, text: str) -> str:
+        """A line of the file without its head's label, and with `rank 3` for every other."""
+        label = self.label(file)
+        if label is None:
+            return text
+        kept, end, first = [], 0, True
+        for token in _TOKEN.finditer(text):
+            word = (token["word"] or "").lower()
+            if word == label.word or word in label.words and word:
+                head = first and token.start() < HEAD and word == label.word
+                kept += [text[end : token.start()], "" if head else f"rank {token['number'] or token['bare']}"]
+                end, first = token.end(), False
+        return "".join(kept) + text[end:]
+
+    def blamed(self, file: str, begin: int, fewest: int = 1) -> Optional[int]:
+        """The rank that most other ranks and the launcher (at least `fewest`) name from line `begin` on, alone in a line."""
         votes: Dict[int, Set[Optional[int]]] = {}
         for name, number in self._noted:
-            named = self.named(file, number) if name == file else set()
+            named = self.named(file, number) if name == file and number >= begin else set()
             if len(named) == 1:
                 votes.setdefault(named.pop(), set()).add(self.speaker(file, number))
         ranked = Counter({rank: len(speakers) for rank, speakers in votes.items()}).most_common(2)
         alone = len(ranked) == 1 or ranked and ranked[0][1] > ranked[1][1]
-        return ranked[0][0] if alone else None
+        return ranked[0][0] if alone and ranked[0][1] >= fewest else None
 
 
 _COUNT = regex(

@@ -216,8 +216,8 @@ class Tails:
 
 
 # How a log ends: the last word of its outcome that its last lines say. A number behind a word for an end is its status.
-GOOD, BAD = "good", "bad"
-LAST_WORDS = 4  # lines
+GOOD, BAD, STOPPED = "good", "bad", "stopped"
+LAST_WORDS = 6  # lines
 _STATUS_AT_END = regex(
     r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?|error stop)\b"
     r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
@@ -228,47 +228,55 @@ _BAD_END = regex(
     r"|refus(?:ed|ing)|no longer|errors?|fatal|not (?:ok|done|complete\w*|finish\w*)|(?:ok|success)\W{1,4}(?:false|no)"
     r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining)|nothing left)\b(?!['\"]?\s?[=:]\s?(?:0|none)\b)"
 )
-_GOOD_END = regex(r"(?i)\b(?:ok|success\w*|succeeded|done|completed?|finished|passed|converged|all good|cleanly|ended well)\b")
+_WELL = regex(r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well)\b")
+_DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
+_STOPS = regex(
+    r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|draw|resign)\w*\b|\b(?:shut|tak|br(?:ing|ought))\w* \w* ?down\b"
+)
+_WAITS = regex(r"(?i)\b(?:waiting|still trying|retrying|again in)\b")
 _DIGITS_RUN = regex(r"\d+")
+_VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)")
 
 
 def outcome(texts: Sequence[str]) -> str:
-    """GOOD or BAD, as the last lines say how the program ended; empty where they do not."""
-    for text in reversed(texts[-LAST_WORDS:]):
+    """How the program ended, by its last lines: GOOD, BAD or STOPPED; empty where they do not say it. What was done in the end
+    (`cleaned up, done`) does not make up for what went wrong right before; success does."""
+    ended = ""
+    for behind, text in enumerate(reversed(texts[-LAST_WORDS:])):
         line = clean(text)
-        if is_quoted(line.text, len(line.text) - 1) or len(line.text) > MAX_LENGTH or _measures(line.text):
+        if len(line.text) > MAX_LENGTH or COMMAND.match(line.text) or _HEDGED.search(line.text.lstrip("# ")):
             continue
+        last = behind < LAST_LINES
         status = _STATUS_AT_END.search(line.text)
         if status and int(status["status"]) or _BAD_END.search(line.text) and not line.only_warns:
-            return BAD if not _HEDGED.search(line.text) else ""
-        if status or _GOOD_END.search(line.text):
+            return BAD
+        if last and (status or _WELL.search(line.text)):
             return GOOD
-    return ""
-
-
-def _measures(text: str) -> bool:
-    return bool(_STEP.search(text) or _MEASURED_VALUE.search(text))
-
-
-_MEASURED_VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)")
+        said = GOOD if last and _DONE.search(line.text) else STOPPED if _STOPS.search(line.text) else ""
+        ended = ended or said
+    return ended
 
 
 def _template(text: str) -> str:
     return _DIGITS_RUN.sub("0", text)
 
 
-def behind_work(texts: Sequence[str]) -> int:
+Who = Callable[[int], Optional[int]]
+
+
+def behind_work(lines: Sequence[Tuple[int, str]], speaker: Who) -> int:
     """The place behind the last line of work: a step, or a line with measured values whose like came before."""
-    seen = Counter(map(_template, texts))
+    kinds = [(speaker(number), _template(clean(text).text)) for number, text in lines]
+    seen = Counter(kinds)
     works = (
         place
-        for place, text in enumerate(texts)
-        if _STEP.search(text) or seen[_template(text)] > 1 and _MEASURED_VALUE.search(text)
+        for place, (_, text) in enumerate(lines)
+        if _STEP.search(text)
+        or seen[kinds[place]] > 1
+        and _VALUE.search(clean(text).text)
+        and not _BAD_END.search(text)
     )
     return max(works, default=-1) + 1
-
-
-Who = Callable[[int], Optional[int]]
 
 
 def telling(
@@ -276,38 +284,42 @@ def telling(
     is_known: Callable[[str], bool],
     begin: int = 0,
     speaker: Who = lambda number: None,
-    blamed: Optional[int] = None,
-) -> Optional[Tuple[int, Line]]:
+    blame: Callable[[int], Optional[int]] = lambda begin: None,
+    plain: Callable[[str], str] = lambda text: text,
+    began: bool = True,
+) -> Optional[Tuple[int, Line, str]]:
     """The line among the last ones of a file that says why it failed, or at least that it did: behind the last work that they
     show, the first that means something that is nobody's consequence; else the first of the rank that the others name
-    (`blamed`); else the last that speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the
-    file's last run."""
+    (`blame`, from a line on); else the last that speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the
+    file's last run; `plain`: a text with plain words for its labels of ranks; `began`: something worked. Also gives the code of
+    what the line means, if that is known."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
+    worked = behind_work(texts, speaker)
+    texts = texts[worked:] if worked else texts[-TOLD:]
     ended = outcome([text for _, text in texts])
-    if ended == GOOD:
+    if ended == GOOD or not texts:
         return None
-    texts = texts[behind_work([text for _, text in texts]) :][-TOLD:]
+    blamed = blame(texts[0][0])
+    ended = ended or ("" if blamed is None and began else STOPPED)
     last = {(speaker(number), _template(text)): number for number, text in texts}
     meant, own = [], []
     for place, (number, text) in enumerate(texts):
         line, who = clean(text), speaker(number)
         if last[(who, _template(text))] != number or is_known(line.text):
             continue  # tried again
-        failing = line.level in ("E", "F") or speaks_of_failure(text)
-        asked = failing or ended == BAD and not line.only_warns and not _HEDGED.search(line.text)
-        code = sense(line.text) if asked else ""
+        failing = line.level in ("E", "F") or speaks_of_failure(text.lstrip("# "))
+        if _WAITS.search(line.text) and not _BAD_END.search(line.text):
+            continue
+        asked = failing or ended and not line.only_warns and not _HEDGED.search(line.text.lstrip("# "))
+        code = sense(plain(line.text)) if asked else ""
         if code or failing and place >= len(texts) - LAST_LINES:
-            other = blamed is not None and who not in (None, blamed)
-            meant.append((not code, code in CONSEQUENCES, other, not code and -number, number, line))
-        if asked and who is not None and who == blamed:
-            own.append((number, line))
+            other = blamed is not None and who not in (None, blamed) and f"rank {blamed} " not in plain(line.text)
+            meant.append((not code, code in CONSEQUENCES, other, not code and -number, number, line, code))
+        if asked and who is not None and blamed in (None, who):
+            own.append((number, line, code))
     best = min(meant, key=lambda each: each[:5]) if meant else None
-    if own and ended == BAD and (best is None or any(best[:3])):
+    if own and (ended == BAD or blamed is not None) and (best is None or blamed is not None and any(best[:3])):
         return own[0]
+    if best is None and ended == BAD:
+        return next(((n, clean(text), "") for n, text in reversed(texts) if outcome([text]) == BAD), None)
     return best[4:] if best else None
-
-
-def last_words(lines: Numbered) -> Optional[Tuple[int, Line]]:
-    """The last line of a file that ends badly in words without a meaning."""
-    texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
-    return (texts[-1][0], clean(texts[-1][1])) if outcome([text for _, text in texts]) == BAD else None
