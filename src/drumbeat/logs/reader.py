@@ -10,7 +10,7 @@ import copy
 import re
 from dataclasses import replace
 from functools import partial
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.findings.model import INFO, Evidence, Finding, PastedDump, clipped
 from drumbeat.logs.events import Event, Events, RankOf
@@ -122,6 +122,7 @@ class Reader:
         self._last_errors: Dict[
             str, Evidence
         ] = {}  # file -> its last line that a logger calls an error and no rule knows
+        self._failed: Set[str] = set()  # files whose last words speak of a failure
         self._good_ends = GoodEnds()
         self._tails = Tails()
         self._bare = 0
@@ -279,6 +280,7 @@ class Reader:
             self._last_errors,
             self.steps,
             self.losses.last_value(self._ends),
+            self._failed,
         )
         failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
         unseen = [*self._unseen, *self._several_jobs()]
@@ -292,6 +294,7 @@ class Reader:
             speaker, plain = partial(labels.speaker, file), partial(labels.plain, file)
             last = telling(lines, self._is_known, begin, speaker, blame, plain, self.work.seen)
             if last is not None:
+                self._failed.add(file)
                 self._say(file, *last)
 
     def _say(self, file: str, number: int, line: Line, meant: str) -> None:

@@ -177,7 +177,7 @@ class Labels:
 
 
 _COUNT = regex(
-    r"(?<![\w.])(?P<before>\d{1,6}) (?P<many>[A-Za-z]{2,20}s)\b|\b(?P<counted>[A-Za-z]{2,20}s)[\"']?[ =:]{1,2}(?P<behind>\d{1,6})\b"
+    r"(?<![\w.])(?P<before>\d{1,6}) (?P<many>[A-Za-z]{2,20}s)\b|\b(?P<counted>[A-Za-z]{1,19}[a-rt-z]s)[\"']?[ =:]{1,2}(?P<behind>\d{1,6})\b"
 )
 
 

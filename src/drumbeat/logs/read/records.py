@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import CONSEQUENCES
@@ -223,10 +223,10 @@ _STATUS_AT_END = regex(
     r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
 )
 _BAD_END = regex(
-    r"(?i)(?<!\b0 )(?<!\bno )(?<!\bwithout )(?<!\bzero )\b(?:fail(?:ed|ure|s)?|bad|abort\w*|abnormal\w*|expired|trouble|broken"
-    r"|giv(?:ing|en) up|gave up|crash\w*|died|dead|killed|lost|gone|unsuccessful\w*|incomplete|cannot|can not|could not|impossible"
-    r"|refus(?:ed|ing)|no longer|errors?|fatal|not (?:ok|done|complete\w*|finish\w*)|(?:ok|success)\W{1,4}(?:false|no)"
-    r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining)|nothing left)\b(?!['\"]?\s?[=:]\s?(?:0|none)\b)"
+    r"(?i)\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
+    r"|\b(?:giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
+    r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
+    r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
 )
 _WELL = regex(r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well)\b")
 _DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
@@ -234,31 +234,35 @@ _STOPS = regex(
     r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|draw|resign)\w*\b|\b(?:shut|tak|br(?:ing|ought))\w* \w* ?down\b"
 )
 _WAITS = regex(r"(?i)\b(?:waiting|still trying|retrying|again in)\b")
-_DIGITS_RUN = regex(r"\d+")
+_COMMENT = regex(r"^#+ ")
+_NUMBER = regex(r"\d+")
 _VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)")
 
 
-def outcome(texts: Sequence[str]) -> str:
-    """How the program ended, by its last lines: GOOD, BAD or STOPPED; empty where they do not say it. What was done in the end
+def outcome(texts: Sequence[str]) -> Tuple[str, int]:
+    """How the program ended, by its last lines: GOOD, BAD or STOPPED, and how many lines stand behind the one that says so;
+    empty where none does. What was done in the end
     (`cleaned up, done`) does not make up for what went wrong right before; success does."""
-    ended = ""
+    ended = "", 0
     for behind, text in enumerate(reversed(texts[-LAST_WORDS:])):
         line = clean(text)
-        if len(line.text) > MAX_LENGTH or COMMAND.match(line.text) or _HEDGED.search(line.text.lstrip("# ")):
+        if len(line.text) > MAX_LENGTH or line.only_warns or COMMAND.match(line.text) or _HEDGED.search(_COMMENT.sub("", line.text)):
             continue
         last = behind < LAST_LINES
         status = _STATUS_AT_END.search(line.text)
-        if status and int(status["status"]) or _BAD_END.search(line.text) and not line.only_warns:
-            return BAD
+        if status and int(status["status"]) or _BAD_END.search(line.text):
+            return BAD, behind
+        if last and speaks_of_failure(_COMMENT.sub("", text)):
+            return BAD, behind
         if last and (status or _WELL.search(line.text)):
-            return GOOD
+            return GOOD, behind
         said = GOOD if last and _DONE.search(line.text) else STOPPED if _STOPS.search(line.text) else ""
-        ended = ended or said
+        ended = ended if ended[0] else (said, behind)
     return ended
 
 
 def _template(text: str) -> str:
-    return _DIGITS_RUN.sub("0", text)
+    return _NUMBER.sub("0", text)
 
 
 Who = Callable[[int], Optional[int]]
@@ -295,31 +299,37 @@ def telling(
     what the line means, if that is known."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
     worked = behind_work(texts, speaker)
+    workers = {speaker(number) for number, _ in texts[:worked]}
     texts = texts[worked:] if worked else texts[-TOLD:]
-    ended = outcome([text for _, text in texts])
+    ended, behind = outcome([text for _, text in texts])
     if ended == GOOD or not texts:
         return None
     blamed = blame(texts[0][0])
     ended = ended or ("" if blamed is None and began else STOPPED)
     last = {(speaker(number), _template(text)): number for number, text in texts}
+    speakers: Dict[str, Set[Optional[int]]] = {}
+    for number, text in texts:
+        speakers.setdefault(_template(text), set()).add(speaker(number))
     meant, own = [], []
     for place, (number, text) in enumerate(texts):
         line, who = clean(text), speaker(number)
         if last[(who, _template(text))] != number or is_known(line.text):
             continue  # tried again
-        failing = line.level in ("E", "F") or speaks_of_failure(text.lstrip("# "))
+        failing = line.level in ("E", "F") or speaks_of_failure(_COMMENT.sub("", text))
         if _WAITS.search(line.text) and not _BAD_END.search(line.text):
             continue
-        asked = failing or ended and not line.only_warns and not _HEDGED.search(line.text.lstrip("# "))
+        asked = failing or ended and not _SOURCE.match(line.text) and not line.only_warns and not _HEDGED.search(_COMMENT.sub("", line.text))
         code = sense(plain(line.text)) if asked else ""
         if code or failing and place >= len(texts) - LAST_LINES:
             other = blamed is not None and who not in (None, blamed) and f"rank {blamed} " not in plain(line.text)
             meant.append((not code, code in CONSEQUENCES, other, not code and -number, number, line, code))
-        if asked and who is not None and blamed in (None, who):
+        alone = who is not None and speakers[_template(text)] == {who}
+        if asked and alone and blamed in (None, who) and (ended == BAD or who not in workers):
             own.append((number, line, code))
     best = min(meant, key=lambda each: each[:5]) if meant else None
-    if own and (ended == BAD or blamed is not None) and (best is None or blamed is not None and any(best[:3])):
+    if own and ended and (best is None or blamed is not None and any(best[:3])):
         return own[0]
     if best is None and ended == BAD:
-        return next(((n, clean(text), "") for n, text in reversed(texts) if outcome([text]) == BAD), None)
+        number, line = texts[-1 - behind][0], clean(texts[-1 - behind][1])
+        return (number, line, "") if not is_known(line.text) else None
     return best[4:] if best else None
