@@ -117,6 +117,7 @@ class Failure:
     rules: Tuple[str, ...] = ()  # every rule that holds
     seen: Tuple[str, ...] = ()  # the lines that the answer rests on, as file:numbers
     unseen: Tuple[str, ...] = ()  # what could not be looked at
+    in_progress: str = ""  # the last line, where nothing failed and the log stops in the middle of its work
 
     def verdict(self) -> Verdict:
         findings = ((self.finding,) if self.finding else ()) + self.others + self.consequences

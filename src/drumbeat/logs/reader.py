@@ -14,7 +14,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.findings.model import INFO, Evidence, Finding, PastedDump, clipped
 from drumbeat.logs.events import Event, Events, RankOf
-from drumbeat.logs.failure import EARLIER, with_unseen
+from drumbeat.logs.failure import EARLIER, NO_FAILURE, with_unseen
 from drumbeat.logs.judge import finding_of
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.logs.meaning.rules import CAUSE, NOTE, REPORT, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
@@ -38,7 +38,7 @@ from drumbeat.logs.read.prefixes import (
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import Losses, Steps
-from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, Tails, Work, telling
+from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, Tails, Work, last_work, telling
 from drumbeat.logs.read.templates import Dull
 from drumbeat.logs.read.tracebacks import (
     ARROW,
@@ -283,8 +283,16 @@ class Reader:
             self._failed,
         )
         failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
+        if failure.answer == NO_FAILURE and not self._good_ends and self.recorded is None:
+            failure = replace(failure, in_progress=clipped(clean(self._last_work()).text.strip(), MAX_TEXT))
         unseen = [*self._unseen, *self._several_jobs()]
         return replace(report, failure=with_unseen(failure, unseen, self.runs.mixed or self.runs.is_guess))
+
+    def _last_work(self) -> str:
+        """The last line of work, where every file ends with one."""
+        labels = self.events.labels
+        last = [last_work(self._tails.of(file), partial(labels.speaker, file)) for file in self._tails.files()]
+        return last[-1] if last and all(last) else ""
 
     def _read_ends(self, begins: Mapping[str, int]) -> None:
         """The last words of each file, where they say why it failed or that it did."""

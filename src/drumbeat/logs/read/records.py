@@ -234,6 +234,7 @@ _STOPS = regex(
     r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|draw|resign)\w*\b|\b(?:shut|tak|br(?:ing|ought))\w* \w* ?down\b"
 )
 _WAITS = regex(r"(?i)\b(?:waiting|still trying|retrying|again in)\b")
+_ONLY_VALUE = regex(r"[A-Za-z]+:? [-+]?\d+\.\d")  # ERROR: 0.12
 _COMMENT = regex(r"^#+ ")
 _NUMBER = regex(r"\d+")
 _VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)")
@@ -283,6 +284,12 @@ def behind_work(lines: Sequence[Tuple[int, str]], speaker: Who) -> int:
     return max(works, default=-1) + 1
 
 
+def last_work(lines: Numbered, speaker: Who) -> str:
+    """The line of work with which a file ends; empty where it ends with anything else."""
+    texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
+    return texts[-1][1] if texts and behind_work(texts, speaker) == len(texts) else ""
+
+
 def telling(
     lines: Numbered,
     is_known: Callable[[str], bool],
@@ -315,7 +322,8 @@ def telling(
         line, who = clean(text), speaker(number)
         if last[(who, _template(text))] != number or is_known(line.text):
             continue  # tried again
-        failing = line.level in ("E", "F") or speaks_of_failure(_COMMENT.sub("", text))
+        logged = line.level in ("E", "F") and not _ONLY_VALUE.match(line.text)
+        failing = logged or speaks_of_failure(_COMMENT.sub("", text))
         if _WAITS.search(line.text) and not _BAD_END.search(line.text):
             continue
         asked = failing or ended and not _SOURCE.match(line.text) and not line.only_warns and not _HEDGED.search(_COMMENT.sub("", line.text))
