@@ -178,6 +178,7 @@ class Events:
             evidence,
             exception=raised.text[:300],
             raised_at=raised.where,
+            beside=(Evidence(raised.asserted, evidence.file, (evidence.line or 1) - 1),) if raised.asserted else (),
             rank=line.rank if line.rank is not None else owner[0],
             host=line.host or owner[1],
             time=line.time,

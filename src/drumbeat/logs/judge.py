@@ -58,7 +58,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         known = Match(rule_of_code(event.sense), {}) if event.sense else None
         cause = "; ".join(filter(None, (known.cause if known and not advice else "", event.raised_at)))
         fix = own_fix or (known.fix(bool(event.raised_at)) if known else "")
-        where, sure = (event.evidence,), LIKELY if event.sense else CERTAIN
+        where, sure = (event.evidence, *event.beside), LIKELY if event.sense else CERTAIN
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
         rank = rank_in(event.exception) if event.said and rank is None and own else rank
         return Finding(

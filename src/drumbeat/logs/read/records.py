@@ -134,8 +134,8 @@ _DENIED = regex(
     rf"(?i)\b(?:no|not|never|none|0|zero|without|any|could|can|{_LIVED})\b"
     r"(?! (?:more|respond|heartbeat|response|answer|reply|sign|contact|be reached))|^#\s|^\s*--?\w|\?\s*$"
 )
-# A shell's trace (set -x) or prompt, a frame of a traceback and its source text: not what a program says.
-COMMAND = regex(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")
+# A shell's trace (set -x) or prompt, what Python's logging could not write, a frame of a traceback and its source text: not what a program says.
+COMMAND = regex(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w|Message: f?['\"]|Arguments: \(")
 _SOURCE = regex(r"\s{2,}(?:File \"|\S.*[)\]:,]\s*$)")
 _FAILS = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|(?:will|now|to) abort|abort(?:ed|ing)|cannot|can't|could ?n(?:o|')t|unable to"
