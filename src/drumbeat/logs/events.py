@@ -222,7 +222,10 @@ class Events:
             return event
         # What looks like a host before the line is that label: `s4: `
         return replace(
-            event, raised_at=where, rank=rank if speaker is None else speaker, host=event.host if speaker is None else None
+            event,
+            raised_at=where,
+            rank=rank if speaker is None else speaker,
+            host=event.host if speaker is None else None,
         )
 
     def forget(self, file: str, number: int) -> None:

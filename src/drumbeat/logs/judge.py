@@ -226,12 +226,18 @@ def by_label(finding: Finding, labels: Labels) -> Finding:
     file, number = where.file or "", where.line or 0
     if finding.code in NOBODYS_FAULT or labels.label(file) is None:
         return finding
-    speaker, blamed, named = labels.speaker(file, number), labels.blamed(file, number - BESIDE), labels.named(file, number)
+    speaker, blamed, named = (
+        labels.speaker(file, number),
+        labels.blamed(file, number - BESIDE),
+        labels.named(file, number),
+    )
     meant = named.pop() if len(named) == 1 else None
     waits = finding.code in CONSEQUENCES or kind_of(finding.code, "") in WAITS
     order = (meant, blamed) if finding.code in WAITED else (blamed, meant) if waits else ()
     rank = next((each for each in (*order, finding.rank, speaker, meant, blamed) if each is not None), None)
-    return replace(finding, rank=rank, host=None if rank != speaker else finding.host) if rank != finding.rank else finding
+    return (
+        replace(finding, rank=rank, host=None if rank != speaker else finding.host) if rank != finding.rank else finding
+    )
 
 
 def _blames(event: Event) -> str:

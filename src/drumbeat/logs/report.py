@@ -86,7 +86,7 @@ def make_report(
     last_errors: Optional[Mapping[str, Evidence]] = None,
     steps: Optional[Steps] = None,
     nan_value: Optional[Evidence] = None,
-    failed: AbstractSet[str] = frozenset(),
+    ended_badly: AbstractSet[str] = frozenset(),
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
@@ -113,7 +113,7 @@ def make_report(
         frozenset(timeouts.heard),
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
         worked or bool(good_ends or pasted or state.processes or recorded),
-        failed,
+        ended_badly,
         events.labels,
     )
     failed = judge(

@@ -39,7 +39,9 @@ _COUNTER = regex(
 @dataclass(frozen=True)
 class Label:
     word: str
-    words: FrozenSet[str]  # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
+    words: FrozenSet[
+        str
+    ]  # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
     ranks: FrozenSet[int]
     world: int  # ranks that the job has, at least
 
@@ -177,7 +179,8 @@ class Labels:
 
 
 _COUNT = regex(
-    r"(?<![\w.])(?P<before>\d{1,6}) (?P<many>[A-Za-z]{2,20}s)\b|\b(?P<counted>[A-Za-z]{1,19}[a-rt-z]s)[\"']?[ =:]{1,2}(?P<behind>\d{1,6})\b"
+    r"(?<![\w.])(?P<before>\d{1,6}) (?P<many>[A-Za-z]{2,20}s)\b"
+    r"|\b(?P<counted>[A-Za-z]{1,19}[a-rt-z]s)[\"']?[ =:]{1,2}(?P<behind>\d{1,6})\b"
 )
 
 

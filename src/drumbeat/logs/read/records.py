@@ -134,8 +134,8 @@ _DENIED = regex(
     rf"(?i)\b(?:no|not|never|none|0|zero|without|any|could|can|{_LIVED})\b"
     r"(?! (?:more|respond|heartbeat|response|answer|reply|sign|contact|be reached))|^#\s|^\s*--?\w|\?\s*$"
 )
-# A shell's trace (set -x) or prompt, what Python's logging could not write, a frame of a traceback and its source text: not what a program says.
-COMMAND = regex(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w|Message: f?['\"]|Arguments: \(")
+# A shell's trace (set -x) or prompt, a frame of a traceback and its source text: not what a program says.
+COMMAND = regex(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")
 _SOURCE = regex(r"\s{2,}(?:File \"|\S.*[)\]:,]\s*$)")
 _FAILS = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|(?:will|now|to) abort|abort(?:ed|ing)|cannot|can't|could ?n(?:o|')t|unable to"
@@ -219,11 +219,13 @@ class Tails:
 GOOD, BAD, STOPPED = "good", "bad", "stopped"
 LAST_WORDS = 6  # lines
 _STATUS_AT_END = regex(
-    r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?|error stop)\b"
+    r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?"
+    r"|error stop)\b"
     r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
 )
 _BAD_END = regex(
-    r"(?i)\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
+    r"(?i)\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false"
+    r"|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
     r"|\b(?:giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
     r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
     r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
@@ -231,7 +233,8 @@ _BAD_END = regex(
 _WELL = regex(r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well)\b")
 _DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
 _STOPS = regex(
-    r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|draw|resign)\w*\b|\b(?:shut|tak|br(?:ing|ought))\w* \w* ?down\b"
+    r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign)\w*\b"
+    r"|\b(?:shut|tak|br(?:ing|ought))\w* \w* ?down\b"
 )
 _WAITS = regex(r"(?i)\b(?:waiting|still trying|retrying|again in)\b")
 _ONLY_VALUE = regex(r"[A-Za-z]+:? [-+]?\d+\.\d")  # ERROR: 0.12
@@ -247,7 +250,12 @@ def outcome(texts: Sequence[str]) -> Tuple[str, int]:
     ended = "", 0
     for behind, text in enumerate(reversed(texts[-LAST_WORDS:])):
         line = clean(text)
-        if len(line.text) > MAX_LENGTH or line.only_warns or COMMAND.match(line.text) or _HEDGED.search(_COMMENT.sub("", line.text)):
+        if (
+            len(line.text) > MAX_LENGTH
+            or line.only_warns
+            or COMMAND.match(line.text)
+            or _HEDGED.search(_COMMENT.sub("", line.text))
+        ):
             continue
         last = behind < LAST_LINES
         status = _STATUS_AT_END.search(line.text)
@@ -301,8 +309,8 @@ def telling(
 ) -> Optional[Tuple[int, Line, str]]:
     """The line among the last ones of a file that says why it failed, or at least that it did: behind the last work that they
     show, the first that means something that is nobody's consequence; else the first of the rank that the others name
-    (`blame`, from a line on); else the last that speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the
-    file's last run; `plain`: a text with plain words for its labels of ranks; `began`: something worked. Also gives the code of
+    (`blame`, from a line on); else the last that speaks of a failure. `is_known`: lines that were read already;
+    `begin`: first line of the file's last run; `plain`: a text with plain words for its labels of ranks; `began`: something worked. Also gives the code of
     what the line means, if that is known."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
     worked = behind_work(texts, speaker)
@@ -320,13 +328,22 @@ def telling(
     meant, own = [], []
     for place, (number, text) in enumerate(texts):
         line, who = clean(text), speaker(number)
+        following = clean(texts[place + 1][1]).text if place + 1 < len(texts) else ""
+        if line.text.startswith("Message: ") and following.startswith("Arguments: "):
+            continue  # what Python's logging could not write
         if last[(who, _template(text))] != number or is_known(line.text):
             continue  # tried again
         logged = line.level in ("E", "F") and not _ONLY_VALUE.match(line.text)
         failing = logged or speaks_of_failure(_COMMENT.sub("", text))
         if _WAITS.search(line.text) and not _BAD_END.search(line.text):
             continue
-        asked = failing or ended and not _SOURCE.match(line.text) and not line.only_warns and not _HEDGED.search(_COMMENT.sub("", line.text))
+        asked = (
+            failing
+            or ended
+            and not _SOURCE.match(line.text)
+            and not line.only_warns
+            and not _HEDGED.search(_COMMENT.sub("", line.text))
+        )
         code = sense(plain(line.text)) if asked else ""
         if code or failing and place >= len(texts) - LAST_LINES:
             other = blamed is not None and who not in (None, blamed) and f"rank {blamed} " not in plain(line.text)
