@@ -12,6 +12,7 @@ from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import REPORT, Match
 from drumbeat.logs.meaning.senses import remedy, sense
 from drumbeat.logs.nccl.communicators import Communicators, Process
+from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import Line
 from drumbeat.logs.read.tracebacks import Raised, Span
@@ -58,11 +59,13 @@ class Event:
     of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
     of_helper: bool = False  # an exception of a thread or a worker process
     said: bool = False  # plain words that no rule knows, of a program or its logger
+    meant: str = ""  # the code of plain words, read with the log's own words for ranks
+    task: Optional[int] = None  # of srun -l, as its line begins
 
     @property
     def sense(self) -> str:
         """What an exception that no rule knows means, as a rule's code."""
-        return "" if self.match or self.of_launcher else sense(self.exception)
+        return "" if self.match or self.of_launcher else self.meant or sense(self.exception)
 
     @property
     def code(self) -> str:
@@ -106,10 +109,11 @@ class Events:
         self._where: Dict[Tuple[str, int], str] = {}  # file and line -> where in the program it happened
         self._per_source: Dict[_Source, int] = {}
         self.reported: Set[Tuple[str, str]] = set()  # rules and files of this run's reports of launchers
+        self.labels = Labels()
 
     @property
     def kept(self) -> List[Event]:
-        """The first ones of each source and the last one, in the order of the log."""
+        """The first ones of each source and the last one, in the order of the log, each with its rank and place."""
         latest = (replace(event, again=True) for event in self._latest.values())
         return sorted(map(self._located, (*self._first, *latest)), key=lambda event: event.sequence)
 
@@ -148,15 +152,23 @@ class Events:
             device=device,
             time=line.time,
             level=line.level or ("I" if match.talk else ""),
+            task=line.task,
         )
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
 
-    def add_words(self, sequence: int, line: Line, evidence: Evidence) -> None:
+    def add_words(self, sequence: int, line: Line, evidence: Evidence, meant: str = "") -> None:
         """Plain words that mean a failure."""
-        self.add_exception(sequence, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True, said=True)
+        self.add_exception(sequence, Raised(line.text.strip(), "", "", 1), line, evidence, True, True, meant)
 
     def add_exception(
-        self, sequence: int, raised: Raised, line: Line, evidence: Evidence, bare: bool = False, said: bool = False
+        self,
+        sequence: int,
+        raised: Raised,
+        line: Line,
+        evidence: Evidence,
+        bare: bool = False,
+        said: bool = False,
+        meant: str = "",
     ) -> None:
         name = raised.text.split(":")[0]
         self._place("exception", evidence, raised.lines) if not said else None
@@ -166,6 +178,7 @@ class Events:
             evidence,
             exception=raised.text[:300],
             raised_at=raised.where,
+            beside=(Evidence(raised.asserted, evidence.file, (evidence.line or 1) - 1),) if raised.asserted else (),
             rank=line.rank if line.rank is not None else owner[0],
             host=line.host or owner[1],
             time=line.time,
@@ -176,6 +189,8 @@ class Events:
             of_launcher=raised.of_launcher,
             of_helper=raised.of_helper,
             said=said,
+            meant=meant,
+            task=line.task,
         )
         self._keep((name, evidence.file or "", line.rank, ""), event)
 
@@ -197,8 +212,21 @@ class Events:
             self._where[(file, number)] = where
 
     def _located(self, event: Event) -> Event:
-        where = self._where.get((event.evidence.file or "", event.number), "")
-        return replace(event, raised_at=where) if where and not event.raised_at else event
+        file = event.evidence.file or ""
+        where = event.raised_at or self._where.get((file, event.number), "")
+        rank = event.rank
+        if rank is not None and rank == event.task and self.labels.tasks_are_nodes(file):
+            rank = self._owner(file)[0]
+        speaker = self.labels.speaker(file, event.number) if rank is None else None
+        if (where, rank, speaker) == (event.raised_at, event.rank, None):
+            return event
+        # What looks like a host before the line is that label: `s4: `
+        return replace(
+            event,
+            raised_at=where,
+            rank=rank if speaker is None else speaker,
+            host=event.host if speaker is None else None,
+        )
 
     def forget(self, file: str, number: int) -> None:
         """What was found on this line did not end anything: Python itself calls the exception ignored."""

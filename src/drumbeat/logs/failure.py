@@ -12,8 +12,8 @@ from drumbeat.base.ranges import Places
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 from drumbeat.logs.events import Event
 from drumbeat.logs.read.attempts import GoodEnds, speaker
+from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.progress import Steps
-from drumbeat.logs.read.records import speaks_of_failure
 from drumbeat.logs.read.tracebacks import Survived
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
@@ -50,6 +50,8 @@ class Log:
     heard: FrozenSet[int] = frozenset()  # ranks whose lines speak of collectives
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
     worked: bool = True  # False: no step, no measured value, no connection, no word of an end
+    failed: AbstractSet[str] = frozenset()  # files whose last words speak of a failure
+    labels: Labels = field(default_factory=Labels)  # of ranks, by the lines' own words
 
     def after(self, event: Event) -> int:
         """How many lines its file goes on behind it."""
@@ -80,10 +82,11 @@ class Log:
             (
                 error
                 for file, error in self.last_errors.items()
-                if self.ends.get(file, 0) - (error.line or 0) <= AT_THE_END
-                and self.good_ends.last(file) < (error.line or 0)
+                if self.good_ends.last(file) < (error.line or 0)
                 and (
-                    len(_WORD.findall(error.text)) > 2 or "Check failed" in error.text or speaks_of_failure(error.text)
+                    file in self.failed
+                    or self.ends.get(file, 0) - (error.line or 0) <= AT_THE_END
+                    and (len(_WORD.findall(error.text)) > 2 or "Check failed" in error.text)
                 )
             ),
             None,
@@ -114,6 +117,7 @@ class Failure:
     rules: Tuple[str, ...] = ()  # every rule that holds
     seen: Tuple[str, ...] = ()  # the lines that the answer rests on, as file:numbers
     unseen: Tuple[str, ...] = ()  # what could not be looked at
+    in_progress: str = ""  # the last line, where nothing failed and the log stops in the middle of its work
 
     def verdict(self) -> Verdict:
         findings = ((self.finding,) if self.finding else ()) + self.others + self.consequences

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import Places, merged
-from drumbeat.causes.events import OUTSIDE, RECORD
+from drumbeat.causes.events import OUTSIDE, RECORD, WAITS
 from drumbeat.causes.first import First
 from drumbeat.causes.first import first as earliest
-from drumbeat.causes.table import CONSEQUENCES
+from drumbeat.causes.table import CONSEQUENCES, kind_of
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, WORDS, Failure, Log
@@ -35,6 +35,7 @@ from drumbeat.logs.meaning.rules import (
 )
 from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, rank_in
 from drumbeat.logs.nccl.communicators import Communicators
+from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
@@ -57,7 +58,7 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         known = Match(rule_of_code(event.sense), {}) if event.sense else None
         cause = "; ".join(filter(None, (known.cause if known and not advice else "", event.raised_at)))
         fix = own_fix or (known.fix(bool(event.raised_at)) if known else "")
-        where, sure = (event.evidence,), LIKELY if event.sense else CERTAIN
+        where, sure = (event.evidence, *event.beside), LIKELY if event.sense else CERTAIN
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
         rank = rank_in(event.exception) if event.said and rank is None and own else rank
         return Finding(
@@ -218,6 +219,27 @@ class NamedRank:
         return replace(finding, rank=rank, local=local, host=host)
 
 
+def by_label(finding: Finding, labels: Labels) -> Finding:
+    """The finding with the rank that the others name, where the lines have labels of their own: who lost a peer or waited
+    is not who failed; any other error is its speaker's."""
+    where = finding.evidence[0] if finding.evidence else Evidence("")
+    file, number = where.file or "", where.line or 0
+    if finding.code in NOBODYS_FAULT or labels.label(file) is None:
+        return finding
+    speaker, blamed, named = (
+        labels.speaker(file, number),
+        labels.blamed(file, number - BESIDE),
+        labels.named(file, number),
+    )
+    meant = named.pop() if len(named) == 1 else None
+    waits = finding.code in CONSEQUENCES or kind_of(finding.code, "") in WAITS
+    order = (meant, blamed) if finding.code in WAITED else (blamed, meant) if waits else ()
+    rank = next((each for each in (*order, finding.rank, speaker, meant, blamed) if each is not None), None)
+    return (
+        replace(finding, rank=rank, host=None if rank != speaker else finding.host) if rank != finding.rank else finding
+    )
+
+
 def _blames(event: Event) -> str:
     return event.match.rule.blames if event.match else ""
 
@@ -308,6 +330,8 @@ def judge(
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
     judged = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log)
     failure = without_itself(judged.failure())
+    if failure.finding is not None:
+        failure = replace(failure, finding=by_label(failure.finding, log.labels))
     return replace(with_record(failure, log, judged.named.unheard(failure.finding)), rules=rules)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from functools import partial
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.findings.model import INFO, Evidence, Finding, PastedDump, clipped
 from drumbeat.logs.events import Event, Events, RankOf
-from drumbeat.logs.failure import EARLIER, with_unseen
+from drumbeat.logs.failure import EARLIER, NO_FAILURE, with_unseen
 from drumbeat.logs.judge import finding_of
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.logs.meaning.rules import CAUSE, NOTE, REPORT, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
@@ -37,7 +38,7 @@ from drumbeat.logs.read.prefixes import (
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import Losses, Steps
-from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, Tails, Work, telling
+from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, Tails, Work, last_work, telling
 from drumbeat.logs.read.templates import Dull
 from drumbeat.logs.read.tracebacks import (
     ARROW,
@@ -121,6 +122,7 @@ class Reader:
         self._last_errors: Dict[
             str, Evidence
         ] = {}  # file -> its last line that a logger calls an error and no rule knows
+        self._failed: Set[str] = set()  # files whose last words speak of a failure
         self._good_ends = GoodEnds()
         self._tails = Tails()
         self._bare = 0
@@ -180,6 +182,7 @@ class Reader:
                 number, chunk = number + at, chunk[at:]
             self._feed_chunk(file, number, chunk, before)
         self.lines = before + first + len(lines)
+        self.events.labels.look(file, lines)
         if lines:
             self._end(file, first + len(lines) - 1)
             self._tails.add(file, first, lines)
@@ -228,6 +231,7 @@ class Reader:
             self.events.ends_of_run(file)
         self._chunk = number, ()
         self._feed_line(file, number, raw)
+        self.events.labels.look(file, (raw,))
         self._tails.add(file, number, (raw,))
 
     def _feed_line(self, file: str, number: int, raw: bytes) -> None:
@@ -252,6 +256,8 @@ class Reader:
         self.elastic.finish()
         self._finish_tracebacks()
         begins, earlier = self._last_runs() if self.recorded is None else ({}, ())
+        for file in self._tails.files():
+            self.events.labels.look_at_end(file, self._tails.of(file))
         if self.recorded is None:
             self._read_ends(begins)
         extra = tuple(compare(self.dumps))
@@ -274,24 +280,37 @@ class Reader:
             self._last_errors,
             self.steps,
             self.losses.last_value(self._ends),
+            self._failed,
         )
         failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
+        if failure.answer == NO_FAILURE and not self._good_ends and self.recorded is None:
+            failure = replace(failure, in_progress=clipped(clean(self._last_work()).text.strip(), MAX_TEXT))
         unseen = [*self._unseen, *self._several_jobs()]
         return replace(report, failure=with_unseen(failure, unseen, self.runs.mixed or self.runs.is_guess))
+
+    def _last_work(self) -> str:
+        """The last line of work, where every file ends with one."""
+        labels = self.events.labels
+        last = [last_work(self._tails.of(file), partial(labels.speaker, file)) for file in self._tails.files()]
+        return last[-1] if last and all(last) else ""
 
     def _read_ends(self, begins: Mapping[str, int]) -> None:
         """The last words of each file, where they say why it failed or that it did."""
         for file in self._tails.files():
-            last = telling(self._tails.of(file), self._is_known, begins.get(file, 0))
+            labels, lines, begin = self.events.labels, self._tails.of(file), begins.get(file, 0)
+            blame = partial(labels.blamed, file, fewest=2)
+            speaker, plain = partial(labels.speaker, file), partial(labels.plain, file)
+            last = telling(lines, self._is_known, begin, speaker, blame, plain, self.work.seen)
             if last is not None:
+                self._failed.add(file)
                 self._say(file, *last)
 
-    def _say(self, file: str, number: int, line: Line) -> None:
+    def _say(self, file: str, number: int, line: Line, meant: str) -> None:
         """Words that no rule knows and no traceback raises: an event if they mean something."""
         evidence = Evidence(clipped(line.text, MAX_TEXT), file, number)
-        if sense(line.text):
+        if meant:
             sequence = self.lines - max(self._ends.get(file, number) - number, 0)
-            self.events.add_words(sequence, line, evidence)
+            self.events.add_words(sequence, line, evidence, meant)
         else:
             self._last_errors[file] = evidence
 
@@ -300,7 +319,7 @@ class Reader:
         first, chunk = self._chunk
         lines = [*self._tails.of(file), *enumerate(chunk[: max(number - first, 0)], first)]
         said = telling([line for line in lines if line[0] < number][-KEPT:], self._is_known)
-        if said is not None and sense(said[1].text):
+        if said is not None and said[2]:
             self._say(file, *said)
 
     def _is_known(self, text: str) -> bool:
@@ -404,6 +423,7 @@ class Reader:
         line = tracebacks.labelled(clean(decode(raw))) if tracebacks else clean(decode(raw))
         text = line.text
         evidence = Evidence(clipped(text, MAX_TEXT), file, number)
+        self.events.labels.note(file, number, decode(raw), line)
         matched = False
         quoted = bool(COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
         if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List, Mapping, Optional, Tuple
+from typing import AbstractSet, List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import UNKNOWN, Evidence, Finding, PastedDump
@@ -86,6 +86,7 @@ def make_report(
     last_errors: Optional[Mapping[str, Evidence]] = None,
     steps: Optional[Steps] = None,
     nan_value: Optional[Evidence] = None,
+    ended_badly: AbstractSet[str] = frozenset(),
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
@@ -112,6 +113,8 @@ def make_report(
         frozenset(timeouts.heard),
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
         worked or bool(good_ends or pasted or state.processes or recorded),
+        ended_badly,
+        events.labels,
     )
     failed = judge(
         [*events.kept, *_of_the_whole(rules, seen)],

@@ -112,6 +112,8 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
         again = "in the last attempt" if any(note.code == EARLIER for note in failure.notes) else "seen"
         last = "seen in the last run" if any(EARLIER_RUNS in text for text in failure.unseen) else again
         _put("failure", f"none {last} [{failure.confidence}]", lines, width)
+        if failure.in_progress:
+            _put("in progress", f"the log stops in the middle of its work: {failure.in_progress}", lines, width)
     elif failure.answer == NOT_KNOWN:
         _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:

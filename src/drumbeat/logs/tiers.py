@@ -40,6 +40,9 @@ NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"}
 # Signs that a process ended; any other symptom may be lived through.
 _ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
+_TIME_LIMIT = "DUE TO TIME LIMIT"
+TEARDOWN = 60  # seconds before a time limit is logged in which ranks end because of it
+_TEARDOWN = re.compile(r"(?i)shut ?down|SignalException|KeyboardInterrupt|SIGTERM|terminat|closed|interrupted")
 _ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
 
 
@@ -89,6 +92,14 @@ class Tiers:
             behind = consequences([self.record, *(each for _, each in pairs)], NOTICED)
             self.tiers[tier] = [event for event, each in pairs if each not in behind]
             self.tiers[CONSEQUENCE] += [event for event, each in pairs if each in behind]
+
+    def _put_behind_the_time_limit(self) -> None:
+        """Slurm ended the job: what was raised after that, or in the seconds before it as ranks got their signal, follows."""
+        limits = [event for event in self.tiers[SYMPTOM] if _TIME_LIMIT in event.evidence.text]
+        for tier in (CAUSE, UNEXPLAINED, SAID) if limits else ():
+            behind = [event for event in self.tiers[tier] if any(_ended_by(event, limit) for limit in limits)]
+            self.tiers[tier] = [event for event in self.tiers[tier] if event not in behind]
+            self.tiers[NOTE] += [event for event in behind if event.match]
 
     def in_order(self, event: Event, tier: str) -> order.Event:
         """The event as the judge of order takes it. A line of the launcher's own table is its record."""
@@ -160,6 +171,7 @@ class Tiers:
         if not self.log.steps.trained(file, event.number):
             return False
         own = event.rank is None and not self.log.is_raised(event, MESSAGE_LINES)
+        own = own or event.code == "import-error"  # which a program meets before its first step, or lives through
         return own or self.log.steps.handled(file, event.number)
 
     def _good_end_after(self, event: Event) -> bool:
@@ -280,6 +292,7 @@ class Tiers:
     def _sort_out(self) -> None:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
+        self._put_behind_the_time_limit()
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
@@ -351,6 +364,14 @@ def is_own_failure(event: Event) -> bool:
     ):
         return False
     return _kind(event, rule.role if rule else CAUSE) in order.OWN
+
+
+def _ended_by(event: Event, limit: Event) -> bool:
+    if event.evidence.file != limit.evidence.file or event.number > limit.number:
+        return event.evidence.file == limit.evidence.file
+    if event.time is not None and limit.time is not None:
+        return limit.time - event.time <= TEARDOWN
+    return limit.number - event.number <= AT_THE_END and bool(_TEARDOWN.search(event.exception))
 
 
 def _survivable(event: Event) -> bool:

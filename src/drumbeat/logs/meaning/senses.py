@@ -142,6 +142,11 @@ def rank_in(text: str) -> Optional[int]:
     return int(numbers.pop()) if len(numbers) == 1 else None
 
 
+def is_about(concept: str, word: str) -> bool:
+    """Is this one of the words for a thing of the grammar?"""
+    return bool(words().concepts[concept].fullmatch(word))
+
+
 def signal_of(text: str) -> Optional[int]:
     """The signal that an exit status of this line stands for: 137, -9, SIGKILL and `signal 9` are all the same."""
     found = STATUS.search(text)

@@ -52,7 +52,7 @@ _ROUND = _patterns(r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?
 _DIGIT = _patterns(
     r"(?P<time>" + _DATE + r") (?:stdout|stderr) [FP] ",  # a container runtime's own log
     r"(?P<time>" + _DATE + r")(?: -|:|,)? (?:\| )?(?:" + _LEVELS + r"\s{0,5}[|:-]\s?)?",
-    r"\d\d:\d\d:\d\d(?:[.,]\d+)? (?=\S)",
+    r"\d\d:\d\d:\d\d(?:[.,]\d+)? (?:(?P<level>[IWEF]) )?(?=\S)",
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ",  # pdsh
     r" {0,5}(?P<task>\d{1,6}):(?: |$)",  # srun -l
     r" {0,5}(?P<task>\d{1,6}):(?=\[|Traceback|[\w.-]+:\d+:\d+ \[)",
@@ -165,6 +165,7 @@ class Line:
     host: Optional[str] = None
     time: Optional[float] = None
     level: str = ""  # I, W, E or F, where a logger says so; I and W are never errors by themselves
+    task: Optional[int] = None  # of srun -l and the like: the rank, or the node on which another launcher starts ranks
 
     @property
     def only_warns(self) -> bool:
@@ -223,7 +224,7 @@ def clean(raw: str) -> Line:
     if not level and when is not None:  # 2026-01-02 03:04:05 ERROR text
         behind = _LEVEL_BEHIND_TIME.match(text)
         level = _LEVEL_LETTER[behind[1]] if behind else ""
-    return Line(text, rank, host, when, level)
+    return Line(text, rank, host, when, level, task)
 
 
 def _level(text: str) -> str:

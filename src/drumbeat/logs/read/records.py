@@ -7,8 +7,8 @@ of a word or sentence, and not as other lines begin.
 from __future__ import annotations
 
 import re
-from collections import deque
-from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
+from collections import Counter, deque
+from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import CONSEQUENCES
@@ -92,7 +92,8 @@ WORK = regex(
     rb"|(?:\s{1,40}[-+]?\d{1,15}(?:\.\d{1,12})?){3}|[a-z_]{3}[ \t]{1,4}[-+]?\d{1,9}\.\d{2}"
 )
 LAST_LINES = 2  # with words, in which any word of failure counts
-KEPT = 24  # lines of each file, empty ones too
+KEPT = 64  # lines of each file, empty ones too
+TOLD = 24  # of them in which words of failure are looked for
 MAX_FILES = 1000
 MAX_LENGTH = 400  # a longer line is data
 _STEP = regex(r"(?i)(?<![a-z])(?:step|iter(?:ation)?|epoch)s?\b['\"]?\W{0,4}\d.{0,60}\d\.\d|%\|")
@@ -214,18 +215,146 @@ class Tails:
         return list(self._lines)
 
 
-def telling(lines: Numbered, is_known: Callable[[str], bool], begin: int = 0) -> Optional[Tuple[int, Line]]:
-    """The line among the last ones of a file that says why it failed, or at least that it did: behind the last step that they
-    show, the first that means something that is nobody's consequence; else the last that speaks of a failure. `is_known`: lines
-    that were read already; `begin`: first line of the file's last run."""
-    texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
-    steps = [place for place, (_, text) in enumerate(texts) if _STEP.search(text)]
-    texts = texts[steps[-1] + 1 :] if steps else texts
-    meant = []
-    for place, (number, text) in enumerate(texts):
+# How a log ends: the last word of its outcome that its last lines say. A number behind a word for an end is its status.
+GOOD, BAD, STOPPED = "good", "bad", "stopped"
+LAST_WORDS = 6  # lines
+_STATUS_AT_END = regex(
+    r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?"
+    r"|error stop)\b"
+    r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
+)
+_BAD_END = regex(
+    r"(?i)\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false"
+    r"|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
+    r"|\b(?:giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
+    r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
+    r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
+)
+_WELL = regex(r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well)\b")
+_DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
+_STOPS = regex(
+    r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign)\w*\b"
+    r"|\b(?:shut|tak|br(?:ing|ought))\w* \w* ?down\b"
+)
+_WAITS = regex(r"(?i)\b(?:waiting|still trying|retrying|again in)\b")
+_ONLY_VALUE = regex(r"[A-Za-z]+:? [-+]?\d+\.\d")  # ERROR: 0.12
+_COMMENT = regex(r"^#+ ")
+_NUMBER = regex(r"\d+")
+_VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)")
+
+
+def outcome(texts: Sequence[str]) -> Tuple[str, int]:
+    """How the program ended, by its last lines: GOOD, BAD or STOPPED, and how many lines stand behind the one that says so;
+    empty where none does. What was done in the end
+    (`cleaned up, done`) does not make up for what went wrong right before; success does."""
+    ended = "", 0
+    for behind, text in enumerate(reversed(texts[-LAST_WORDS:])):
         line = clean(text)
-        if (line.level in ("E", "F") or speaks_of_failure(text)) and not is_known(line.text):
-            code = sense(line.text)
-            if code or place >= len(texts) - LAST_LINES:
-                meant.append((not code, code in CONSEQUENCES, not code and -number, number, line))
-    return min(meant, key=lambda each: each[:4])[3:] if meant else None
+        if (
+            len(line.text) > MAX_LENGTH
+            or line.only_warns
+            or COMMAND.match(line.text)
+            or _HEDGED.search(_COMMENT.sub("", line.text))
+        ):
+            continue
+        last = behind < LAST_LINES
+        status = _STATUS_AT_END.search(line.text)
+        if status and int(status["status"]) or _BAD_END.search(line.text):
+            return BAD, behind
+        if last and speaks_of_failure(_COMMENT.sub("", text)):
+            return BAD, behind
+        if last and (status or _WELL.search(line.text)):
+            return GOOD, behind
+        said = GOOD if last and _DONE.search(line.text) else STOPPED if _STOPS.search(line.text) else ""
+        ended = ended if ended[0] else (said, behind)
+    return ended
+
+
+def _template(text: str) -> str:
+    return _NUMBER.sub("0", text)
+
+
+Who = Callable[[int], Optional[int]]
+
+
+def behind_work(lines: Sequence[Tuple[int, str]], speaker: Who) -> int:
+    """The place behind the last line of work: a step, or a line with measured values whose like came before."""
+    kinds = [(speaker(number), _template(clean(text).text)) for number, text in lines]
+    seen = Counter(kinds)
+    works = (
+        place
+        for place, (_, text) in enumerate(lines)
+        if _STEP.search(text)
+        or seen[kinds[place]] > 1
+        and _VALUE.search(clean(text).text)
+        and not _BAD_END.search(text)
+    )
+    return max(works, default=-1) + 1
+
+
+def last_work(lines: Numbered, speaker: Who) -> str:
+    """The line of work with which a file ends; empty where it ends with anything else."""
+    texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
+    return texts[-1][1] if texts and behind_work(texts, speaker) == len(texts) else ""
+
+
+def telling(
+    lines: Numbered,
+    is_known: Callable[[str], bool],
+    begin: int = 0,
+    speaker: Who = lambda number: None,
+    blame: Callable[[int], Optional[int]] = lambda begin: None,
+    plain: Callable[[str], str] = lambda text: text,
+    began: bool = True,
+) -> Optional[Tuple[int, Line, str]]:
+    """The line among the last ones of a file that says why it failed, or at least that it did: behind the last work that they
+    show, the first that means something that is nobody's consequence; else the first of the rank that the others name
+    (`blame`, from a line on); else the last that speaks of a failure. `is_known`: lines that were read already;
+    `begin`: first line of the file's last run; `plain`: a text with plain words for its labels of ranks; `began`: something worked. Also gives the code of
+    what the line means, if that is known."""
+    texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
+    worked = behind_work(texts, speaker)
+    workers = {speaker(number) for number, _ in texts[:worked]}
+    texts = texts[worked:] if worked else texts[-TOLD:]
+    ended, behind = outcome([text for _, text in texts])
+    if ended == GOOD or not texts:
+        return None
+    blamed = blame(texts[0][0])
+    ended = ended or ("" if blamed is None and began else STOPPED)
+    last = {(speaker(number), _template(text)): number for number, text in texts}
+    speakers: Dict[str, Set[Optional[int]]] = {}
+    for number, text in texts:
+        speakers.setdefault(_template(text), set()).add(speaker(number))
+    meant, own = [], []
+    for place, (number, text) in enumerate(texts):
+        line, who = clean(text), speaker(number)
+        following = clean(texts[place + 1][1]).text if place + 1 < len(texts) else ""
+        if line.text.startswith("Message: ") and following.startswith("Arguments: "):
+            continue  # what Python's logging could not write
+        if last[(who, _template(text))] != number or is_known(line.text):
+            continue  # tried again
+        logged = line.level in ("E", "F") and not _ONLY_VALUE.match(line.text)
+        failing = logged or speaks_of_failure(_COMMENT.sub("", text))
+        if _WAITS.search(line.text) and not _BAD_END.search(line.text):
+            continue
+        asked = (
+            failing
+            or ended
+            and not _SOURCE.match(line.text)
+            and not line.only_warns
+            and not _HEDGED.search(_COMMENT.sub("", line.text))
+        )
+        code = sense(plain(line.text)) if asked else ""
+        if code or failing and place >= len(texts) - LAST_LINES:
+            other = blamed is not None and who not in (None, blamed) and f"rank {blamed} " not in plain(line.text)
+            meant.append((not code, code in CONSEQUENCES, other, not code and -number, number, line, code))
+        alone = who is not None and speakers[_template(text)] == {who}
+        if asked and alone and blamed in (None, who) and (ended == BAD or who not in workers):
+            own.append((number, line, code))
+    best = min(meant, key=lambda each: each[:5]) if meant else None
+    if own and ended and (best is None or blamed is not None and any(best[:3])):
+        return own[0]
+    if best is None and ended == BAD:
+        number, line = texts[-1 - behind][0], clean(texts[-1 - behind][1])
+        return (number, line, "") if not is_known(line.text) else None
+    return best[4:] if best else None

@@ -86,6 +86,7 @@ class Raised:
     of_main: bool = False  # the user's program, from its first frame on
     of_helper: bool = False  # of a thread or a worker process
     of_launcher: bool = False
+    asserted: str = ""  # the source text of an assertion without a message
 
     @property
     def where(self) -> str:
@@ -255,7 +256,7 @@ class Tracebacks:
             self._give_up(rank, state)
             return None
         state.source_next = False
-        if text.lstrip().startswith("raise "):
+        if text.lstrip().startswith(("raise ", "assert ")):
             state.source = text.strip()
         bare = text[state.indent :] if text[: state.indent].strip() == "" else text
         if not bare.strip() or bare[0] in _INSIDE:
@@ -272,6 +273,7 @@ class Tracebacks:
             return Raised(
                 bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, state.caught, state.chained, of_main,
                 bool(_HELPER.search(state.outermost)), state.of_launcher and not state.own_frame,
+                state.source if bare.strip() == "AssertionError" else "",
             )  # fmt: skip
         state.torn = True
         state.length += 8  # another writer's line in between; give up after some fifty

@@ -1,0 +1,199 @@
+"""Rank labels of any program (`lane3 |`, `[p00@n041]`, `(player 2)`, `"who":"trainer-0"`), decided per file from its lines.
+
+A label is a word with a number in the head of lines: the word stays, the number takes small values from 0 or 1 on and goes
+up and down as ranks write in turn, or several of a known count say the same. Counters only grow; process ids, ports and
+node names are no small numbers from 0 on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Dict, FrozenSet, Iterator, Optional, Sequence, Set, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
+from drumbeat.logs.meaning.senses import is_about
+from drumbeat.logs.read.prefixes import Line, clean, decode
+
+MAX_LOOKED = 5_000  # lines of each file
+MAX_FILES = 1_000
+MAX_NOTED = 20_000
+MAX_RESTS = 500
+HEAD = 72  # characters
+MOST_WORDS = 2  # before a label: a program's or module's name, a level
+FALLS = 0.15  # share of changes that go down: a counter that starts anew falls less often
+SPARSE = 64  # times as many ranks as those that write
+_TIME = regex(
+    r"\d{4}[-/]\d\d[-/]\d\d[T ]?|\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?|^\[? {0,6}\+?\d{1,7}\.\d{2,9}s?\]?"
+)
+_WORD = regex(r"[A-Za-z_][\w:./-]*")
+_TOKEN = regex(
+    r"(?<![\w./-])(?P<word>[A-Za-z][A-Za-z_]*)(?:[\"']?[:=] ?|[ ._#/-]|\[)?(?P<number>\d{1,5})(?![\w%]|[.:,]\d)"
+    r"|^\W{0,6}(?P<bare>\d{1,5})(?=\s{0,2}[\])>|:}])"
+)
+_COUNTER = regex(
+    r"(?i)(?:global_?)?(?:steps?|iter\w*|epochs?|batch(?:es)?|loss|attempts?|try|tries|line|version|v\d|code|status|signal|exit)"
+)
+
+
+@dataclass(frozen=True)
+class Label:
+    word: str
+    words: FrozenSet[
+        str
+    ]  # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
+    ranks: FrozenSet[int]
+    world: int  # ranks that the job has, at least
+
+    def names(self, word: str) -> bool:
+        """May this word stand for the label's in a sentence: `neighbour 5` for worker.5?"""
+        return word in self.words or is_about("member", word)
+
+
+class _Numbers:
+    """The numbers behind one word, in the order of the log."""
+
+    def __init__(self) -> None:
+        self.values: Set[int] = set()
+        self.lines = self.ups = self.falls = self.last = 0
+        self.alike = False  # two of them say the same
+        self._rests: Dict[str, int] = {}
+
+    def add(self, value: int, rest: str) -> None:
+        if len(self._rests) < MAX_RESTS:
+            self.alike = self.alike or self._rests.setdefault(rest, value) != value
+        self.ups += bool(self.lines) and value > self.last
+        self.falls += value < self.last
+        self.lines, self.last = self.lines + 1, value
+        self.values.add(value)
+
+    def is_label(self, world: int) -> bool:
+        """Are they ranks that take turns?"""
+        most = max(self.values)
+        begins = min(self.values) <= 1 or most < world
+        turns = self.falls >= FALLS * (self.ups + self.falls) if self.falls else self.alike and most < world
+        again = self.lines > len(self.values)
+        return len(self.values) > 1 and begins and most < SPARSE * len(self.values) and again and turns
+
+
+class Labels:
+    def __init__(self) -> None:
+        self._numbers: Dict[str, Dict[str, _Numbers]] = {}  # file -> word -> its numbers
+        self._counts: Dict[str, Dict[str, int]] = {}  # file -> word -> how many there are: `24 shards`, `lanes=4`
+        self._left: Dict[str, int] = {}
+        self._ranked: Set[str] = set()  # files whose lines have ranks by the prefixes of known launchers
+        self._noted: Dict[Tuple[str, int], str] = {}
+        self._labels: Dict[str, Optional[Label]] = {}
+
+    def look_at_end(self, file: str, lines: Sequence[Tuple[int, bytes]]) -> None:
+        """Note the last lines of a file, and learn from them however many it has shown."""
+        self._left[file] = max(self._left.get(file, 0), 0) or len(lines)
+        if self._left[file] == len(lines):
+            self.look(file, [raw for _, raw in lines])
+        for number, raw in lines:
+            text = decode(raw)
+            self.note(file, number, text, clean(text))
+
+    def look(self, file: str, lines: Sequence[bytes]) -> None:
+        """Learn from lines of a file, as long as it has not shown many."""
+        left = self._left.get(file, MAX_LOOKED if len(self._left) < MAX_FILES else 0)
+        if left <= 0:
+            return
+        self._left[file] = left - len(lines)
+        self._labels.pop(file, None)
+        numbers, counts = self._numbers.setdefault(file, {}), self._counts.setdefault(file, {})
+        for raw in lines[:left]:
+            head = decode(raw[: HEAD * 2])
+            for word, (value, rest) in {word: found for word, *found in reversed(list(_in_head(head)))}.items():
+                if not _COUNTER.fullmatch(word) and len(numbers) < MAX_NOTED:
+                    numbers.setdefault(word, _Numbers()).add(value, rest)
+            for found in _COUNT.finditer(_TIME.sub("", head)):
+                plural = (found["many"] or found["counted"]).lower()
+                if len(counts) < MAX_NOTED:
+                    counts[plural] = max(int(found["before"] or found["behind"]), counts.get(plural, 0))
+
+    def note(self, file: str, number: int, text: str, line: Line) -> None:
+        """Remember a line whose speaker will be asked for."""
+        if len(self._noted) < MAX_NOTED:
+            self._noted[(file, number)] = text[:400]
+        if line.rank is not None and (line.task is None or line.rank != line.task) and len(self._ranked) < MAX_NOTED:
+            self._ranked.add(file)
+
+    def tasks_are_nodes(self, file: str) -> bool:
+        """srun starts a launcher of ranks, whose own labels stand behind the task numbers."""
+        return file in self._ranked
+
+    def label(self, file: str) -> Optional[Label]:
+        """The label of this file's ranks: of the words that may be one, the one that most lines have."""
+        if file in self._ranked:
+            return None
+        if file not in self._labels:
+            counts = self._counts.get(file, {})
+            found = []
+            for word, numbers in self._numbers.get(file, {}).items():
+                long = [one for one in counts if word and one.startswith(word) and one != word]
+                world = max((counts[one] for one in counts if one in long or is_about("member", one)), default=0)
+                if numbers.is_label(world) and not is_about("node", word) and not is_about("gpu", word):
+                    ranks = frozenset(numbers.values)
+                    names = frozenset({word, *(one[:-1] for one in long)})
+                    found.append((numbers.lines, Label(word, names, ranks, max(world, max(ranks) + 1))))
+            self._labels[file] = max(found, key=lambda each: each[0])[1] if found else None
+        return self._labels[file]
+
+    def speaker(self, file: str, number: int) -> Optional[int]:
+        """The rank in whose name a noted line speaks."""
+        label, text = self.label(file), self._noted.get((file, number))
+        if label is None or text is None:
+            return None
+        return next((value for word, value, _ in _in_head(text[:HEAD]) if word == label.word), None)
+
+    def named(self, file: str, number: int) -> Set[int]:
+        """Other ranks that a noted line names."""
+        label, text = self.label(file), self._noted.get((file, number))
+        return _named(text, label) - {self.speaker(file, number)} if label and text else set()
+
+    def plain(self, file: str, text: str) -> str:
+        """A line of the file without its head's label, and with `rank 3` for every other."""
+        label = self.label(file)
+        if label is None:
+            return text
+        kept, end, first = [], 0, True
+        for token in _TOKEN.finditer(text):
+            word = (token["word"] or "").lower()
+            if word == label.word or word in label.words and word:
+                head = first and token.start() < HEAD and word == label.word
+                kept += [text[end : token.start()], "" if head else f"rank {token['number'] or token['bare']}"]
+                end, first = token.end(), False
+        return "".join(kept) + text[end:]
+
+    def blamed(self, file: str, begin: int, fewest: int = 1) -> Optional[int]:
+        """The rank that most other ranks and the launcher (at least `fewest`) name from line `begin` on, alone in a line."""
+        votes: Dict[int, Set[Optional[int]]] = {}
+        for name, number in self._noted:
+            named = self.named(file, number) if name == file and number >= begin else set()
+            if len(named) == 1:
+                votes.setdefault(named.pop(), set()).add(self.speaker(file, number))
+        ranked = Counter({rank: len(speakers) for rank, speakers in votes.items()}).most_common(2)
+        alone = len(ranked) == 1 or ranked and ranked[0][1] > ranked[1][1]
+        return ranked[0][0] if alone and ranked[0][1] >= fewest else None
+
+
+_COUNT = regex(
+    r"(?<![\w.])(?P<before>\d{1,6}) (?P<many>[A-Za-z]{2,20}s)\b"
+    r"|\b(?P<counted>[A-Za-z]{1,19}[a-rt-z]s)[\"']?[ =:]{1,2}(?P<behind>\d{1,6})\b"
+)
+
+
+def _in_head(text: str) -> Iterator[Tuple[str, int, str]]:
+    """Words and their numbers in the head of a line, without its time, and what follows them."""
+    text = _TIME.sub("", text).lstrip()
+    for token in _TOKEN.finditer(text):
+        if len(_WORD.findall(text[: token.start()])) > MOST_WORDS:
+            return
+        yield (token["word"] or "").lower(), int(token["number"] or token["bare"]), text[token.end() :]
+
+
+def _named(text: str, label: Label) -> Set[int]:
+    tokens = ((token["word"] or "", token["number"]) for token in _TOKEN.finditer(text))
+    found = {int(number) for word, number in tokens if word and label.names(word.lower())}
+    return {rank for rank in found if rank < label.world}
