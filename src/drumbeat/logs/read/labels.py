@@ -104,7 +104,8 @@ class Labels:
         numbers, counts = self._numbers.setdefault(file, {}), self._counts.setdefault(file, {})
         for raw in lines[:left]:
             head = decode(raw[: HEAD * 2])
-            for word, (value, rest) in {word: found for word, *found in reversed(list(_in_head(head)))}.items():
+            first = {word: (value, rest) for word, value, rest in reversed(list(_in_head(head)))}
+            for word, (value, rest) in first.items():
                 if not _COUNTER.fullmatch(word) and len(numbers) < MAX_NOTED:
                     numbers.setdefault(word, _Numbers()).add(value, rest)
             for found in _COUNT.finditer(_TIME.sub("", head)):

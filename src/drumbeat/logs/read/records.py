@@ -310,8 +310,8 @@ def telling(
     """The line among the last ones of a file that says why it failed, or at least that it did: behind the last work that they
     show, the first that means something that is nobody's consequence; else the first of the rank that the others name
     (`blame`, from a line on); else the last that speaks of a failure. `is_known`: lines that were read already;
-    `begin`: first line of the file's last run; `plain`: a text with plain words for its labels of ranks; `began`: something worked. Also gives the code of
-    what the line means, if that is known."""
+    `begin`: first line of the file's last run; `plain`: a text with plain words for its labels of ranks; `began`: something
+    worked. Also gives the code of what the line means, if that is known."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
     worked = behind_work(texts, speaker)
     workers = {speaker(number) for number, _ in texts[:worked]}
