@@ -27,7 +27,7 @@ def job_or_problem(text):
     try:
         job = job_from_text(text)
     except Problem as problem:
-        lines = str(problem).split("\n")
+        lines = problem.what.split("\n")
         assert len(lines) < 20 and all(line.isprintable() and len(line) < 1000 for line in lines)
         assert all(line.strip().startswith(("job.yaml:", "and ")) for line in lines)
         return

@@ -94,4 +94,4 @@ for step in range(1, 2000):
 def test_a_loss_that_is_no_number_ends_a_run_that_asks_for_it(drumbeat):
     done = run(drumbeat, NAN, "checks: {loss: stop}\nstop-grace: 1s\n")
     assert done.returncode == 1 and "the loss is nan since step 5" in done.stderr, done.stderr
-    assert "go on from a checkpoint before that step" in done.stderr
+    assert "resume from a checkpoint before that step" in done.stderr

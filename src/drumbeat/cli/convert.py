@@ -12,7 +12,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "arguments", nargs="*", metavar="ARGUMENT", help="arguments of the script, as you give them to sbatch"
     )
-    parser.usage = "drumbeat convert [-h] [--json] [--debug] SCRIPT [ARGUMENT ...] [-- ARGUMENT ...]"
+    parser.usage = "drumbeat convert [-h] [--json] SCRIPT [ARGUMENT ...] [-- ARGUMENT ...]"
     parser.set_defaults(takes_command=True, after=[])  # after --: arguments that begin with a dash
     add_json(parser)
     parser.epilog = "Exit code: 0, or 1 when no line was found that starts a training."

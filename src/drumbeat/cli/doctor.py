@@ -33,7 +33,9 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--framework",
         choices=FRAMEWORKS,
-        help="check instead how this framework was built, by its own report (ds_report, horovodrun --check-build, ompi_info)",
+        metavar="NAME",
+        help="check instead how this framework was built, by its own report (ds_report, horovodrun --check-build, ompi_info); "
+        f"one of {', '.join(FRAMEWORKS)}",
     )
     parser.add_argument(
         "--python",

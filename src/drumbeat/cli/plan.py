@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 from drumbeat.cli import add_json
 
@@ -194,9 +194,8 @@ def _dump(value: Any) -> None:
     print(to_json(value))
 
 
-def _width() -> Optional[int]:
-    """Return the terminal's width; None if the output goes elsewhere: nothing is cut or wrapped there."""
+def _width() -> int:
     import shutil
     import sys
 
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80

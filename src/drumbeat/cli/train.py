@@ -15,7 +15,7 @@ RECIPES = {
     "bert": "BERT (byte-tiny, base, large), masked tokens",
     "resnet": "ResNet-18 and -50 on image folders or made-up images",
     "wide-resnet": "Wide ResNet on CIFAR-100",
-    "finetune": "a causal model of transformers on conversations or text, whole or with LoRA",
+    "finetune": "a model of transformers on conversations or text, also with LoRA",
 }
 
 

@@ -91,7 +91,7 @@ _ORDER = (
 def job_file(draft: Draft, source: str) -> str:
     keys = {key: draft.in_job_file(value) for key, value in draft.keys.items()}
     if draft.setup:
-        keys["setup"] = "\n".join(draft.setup)
+        keys["setup"] = "\n".join(map(redact, draft.setup))
     if draft.modules:
         keys["modules"] = draft.in_job_file(draft.modules)
     if draft.env:
