@@ -3,7 +3,7 @@
     PYTHONPATH=src python3 bench/predict_gpu.py [--out FILE] [--only WORDS] [--limit SECONDS]
 
 Made for one H200 with torch 2.11; takes less than 8 minutes. Every run is a process of its own; the predictions are worked out
-and printed before the first of them starts. `--predict` prints them and stops; that needs neither torch nor a GPU.
+and printed before the first run starts. `--predict` only prints them, without torch or a GPU.
 """
 
 from __future__ import annotations

@@ -183,3 +183,16 @@ def add_run(parser: Any, default: str) -> None:
     """Add the RUN argument. `default` says which run is meant if none is named."""
     words = f"run id or the start of one, run folder, or scheduler job; {default}"
     parser.add_argument("run", nargs="?", metavar="RUN", help=words)
+
+
+def write_file(path: str, text: str) -> None:
+    """Write a file that the user named, and say so."""
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.redact import printable
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise Problem(f"cannot write {path}: {error.strerror}") from None
+    print(f"written to {printable(path)}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from drumbeat.cli import add_json
+from drumbeat.cli import add_json, write_file
 
 
 def add_arguments(parser: Any) -> None:
@@ -109,7 +109,7 @@ def run(args: Any) -> int:
         from drumbeat.report.forecast_page import page_of
 
         many = found if len(found) > 1 else _more(args, described, wishes, cluster, counts[-1], constants, basis)
-        _write(
+        write_file(
             args.html,
             page_of(
                 last,
@@ -376,7 +376,7 @@ def _search(args: Any, cases: Sequence[Any], job: Any) -> int:
         if not args.verify:
             print(f"{'check it':<13}--verify runs the best three for 20 steps each")
     if args.write:
-        _write(args.write, _job_text(args, job, use.case))
+        write_file(args.write, _job_text(args, job, use.case))
     return _verify(args, job, found) if args.verify else 0
 
 
@@ -451,17 +451,3 @@ def _more(args: Any, described: Any, wishes: Any, cluster: Any, nodes: int, cons
         except Problem:
             continue
     return found
-
-
-def _write(path: str, text: str) -> None:
-    import sys
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.base.redact import printable
-
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise Problem(f"cannot write {path}: {error.strerror}") from None
-    print(f"written to {printable(path)}", file=sys.stderr)

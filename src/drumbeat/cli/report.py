@@ -8,8 +8,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any, List
 
-from drumbeat.base.redact import printable
-from drumbeat.cli import add_json
+from drumbeat.cli import add_json, write_file
 
 if TYPE_CHECKING:
     from drumbeat.report.figures import Figures
@@ -48,7 +47,7 @@ def run(args: Any) -> int:
 
     figures = _figures(args.runs[0] if args.runs else None)
     if args.html:
-        _write(args.html, page_of(figures))
+        write_file(args.html, page_of(figures))
     if args.json:
         print(json.dumps(_finite(to_plain(figures)), indent=2))
     elif not args.html:
@@ -66,7 +65,7 @@ def _several(args: Any) -> int:
         raise Problem("--export takes one run", "drumbeat report RUN --export csv=FILE")
     comparison = compare(_named_apart([_figures(each) for each in args.runs]))
     if args.html:
-        _write(args.html, tables.page(comparison))
+        write_file(args.html, tables.page(comparison))
     if args.json:
         print(json.dumps(_finite({**to_plain(comparison), "fair": comparison.fair}), indent=2))
     elif not args.html or args.table:
@@ -107,17 +106,6 @@ def _named_apart(found: List[Figures]) -> List[Figures]:
     unique = list({each.source: each for each in found}.values())
     names = [each.name for each in unique]
     return [each if names.count(each.name) == 1 else dataclasses.replace(each, name=each.source) for each in unique]
-
-
-def _write(path: str, text: str) -> None:
-    from drumbeat.base.problem import Problem
-
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise Problem(f"cannot write {path}: {error.strerror}") from None
-    print(f"written to {printable(path)}", file=sys.stderr)
 
 
 def _finite(value: Any) -> Any:

@@ -44,7 +44,7 @@ from drumbeat.runfolder.summary import Affected, group
 
 
 find = Catalog("lead")
-NOISE = 2.0  # seconds: clocks of different nodes, and how late a busy agent reaps a process
+NOISE = 2.0  # seconds by which node clocks may differ, and a busy agent may reap a process late
 LINGERS = 8.0  # seconds that a process may take to leave after its exception
 _AT_ONCE = (order.OUTSIDE, order.EXIT, order.LEFT)
 

@@ -136,7 +136,7 @@ class Outcome:
         return self.port in named if named and self.port else self.port_taken
 
 
-# Requests to stop: one request is one, however many ways it arrives. A scheduler signals every process of a step,
+# Requests to stop. The same request may arrive in several ways, and counts once. A scheduler signals every process of a step,
 # its launcher passes the same signal on, and the batch script writes a line into the run's `stop` file: all of that
 # is one request, and the ranks keep their grace. Only a second act of the user ends the run now: a second Ctrl-C at
 # the desk, a second `drumbeat cancel`.

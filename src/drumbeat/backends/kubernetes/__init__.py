@@ -38,7 +38,7 @@ from drumbeat.runfolder.summary import keep_last_word
 
 _CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node"}
 _LOOK_EVERY = 5.0  # seconds between two looks at which pods there are
-_ANSWER = 60.0  # seconds for one answer out of a pod
+_ANSWER = 60.0  # seconds to wait for an answer from a pod
 _LOG_LIMIT = 32 << 20
 _KILLED = 137  # as a shell says it
 
