@@ -18,7 +18,12 @@ from tests.kubernetes.rendering import EVERYTHING, JOB, KINDS, OPTIONS, SITE, ma
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = ("1.25", "1.31", "1.37")
 CRDS = os.environ.get("DRUMBEAT_CRDS", "")  # a folder with the operators' published definitions
-DEFINED_IN = {"JobSet": "jobsets.yaml", "TrainJob": "trainjobs.yaml", "PyTorchJob": "pytorchjobs.yaml"}
+DEFINED_IN = {
+    "JobSet": "jobsets.yaml",
+    "TrainJob": "trainjobs.yaml",
+    "PyTorchJob": "pytorchjobs.yaml",
+    "PodGroup": "podgroups.yaml",
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,6 +51,8 @@ def test_core_objects_are_valid(kind, version):
     server = tuple(map(int, version.split(".")))
     checked = []
     for document in documents_of(manifest(kind, server, job=EVERYTHING)):
+        if document["kind"] == "PodGroup":
+            continue
         if "." in document["apiVersion"].split("/")[0]:
             # a definition of an operator's own: its pods are pods all the same
             document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod_of(document)}
@@ -161,6 +168,16 @@ def test_the_jobs_own_options_win_or_add():
     assert pod["spec"]["nodeSelector"] == {"pool": "a100"}
     assert set(pod["metadata"]["annotations"]) == {"mine", "k8s.v1.cni.cncf.io/networks"}
     assert {"medium": "Memory", "sizeLimit": "8Gi"} in [each.get("emptyDir") for each in pod["spec"]["volumes"]]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "trainjob"])
+def test_volcano_gets_a_gang_with_its_queue(kind):
+    """Its default for pods of a Job is a group of one: pods would start one by one."""
+    text = manifest(kind, job=JOB + "submit-options: ['--scheduler=volcano']\n")
+    (group,) = [each for each in documents_of(text) if each["kind"] == "PodGroup"]
+    assert group["spec"] == {"minMember": 2, "queue": "training"} and group["metadata"]["labels"]["drumbeat/run"]
+    assert text.count(f"scheduling.k8s.io/group-name: {group['metadata']['name']}") in (1, 2)  # per pod template
+    assert "kueue" not in text and "kueue" in manifest(kind)
 
 
 def test_a_train_job_says_what_it_cannot_carry():

@@ -230,7 +230,7 @@ def test_a_kind_that_the_cluster_does_not_have():
         (
             'error: no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"',
             "has no JobSet",
-            "leave --kind out",
+            "leave --kind and --scheduler out",
         ),
         ("something else", "Kubernetes refuses: something else", "plan --render"),
     ],

@@ -165,7 +165,7 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
     (
         r"no matches for kind \"(?P<kind>[^\"]+)\"",
         "this cluster has no {kind}",
-        "leave --kind out: drumbeat then takes what the cluster offers",
+        "leave --kind and --scheduler out: drumbeat then takes what the cluster offers",
     ),
     (
         r"already exists",

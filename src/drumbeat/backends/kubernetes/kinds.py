@@ -23,6 +23,8 @@ POLICY_SINCE = (1, 26)  # podFailurePolicy is on by default
 _GONE = [137, 143]  # exit codes of a pod that was killed from outside
 _NODE = "node"  # the replicated job, as Kubeflow's own runtimes call it
 
+POD_GROUP = "podgroups.scheduling.volcano.sh"
+
 # Name of each kind for `kubectl get` and `delete`.
 RESOURCE = {
     "jobset": "jobsets.jobset.x-k8s.io",
@@ -44,7 +46,15 @@ def hosts_of(kind: str, name: str, nodes: int) -> Tuple[str, ...]:
 
 def objects(kind: str, order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
     """Return the objects of a job. `version` is the API server's."""
-    return _KINDS[kind](order, settings, name, version)
+    made = _KINDS[kind](order, settings, name, version)
+    return [_pod_group(order, settings, name), *made] if settings.gang else made
+
+
+def _pod_group(order: Order, settings: Settings, name: str) -> Plain:
+    """Return what makes Volcano start all pods or none."""
+    spec: Plain = {"minMember": order.nodes, **({"queue": settings.queue} if settings.queue else {})}
+    meta = {"name": name, "labels": labels_of(name)}
+    return {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "metadata": meta, "spec": spec}
 
 
 def _meta(name: str, settings: Settings) -> Plain:

@@ -19,6 +19,7 @@ from drumbeat.jobfile.fields import parse_duration
 
 KINDS = ("jobset", "trainjob", "pytorchjob", "job", "jobs")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_VOLCANO = "volcano"
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _NAME = regex(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -89,12 +90,18 @@ class Settings:
     muster: int = 900  # images may have to be pulled first
     annotations: Dict[str, str] = field(default_factory=dict)
     labels: Dict[str, str] = field(default_factory=dict)
+    queue: str = ""  # of Volcano; Kueue's is a label
     node_selector: Dict[str, str] = field(default_factory=dict)
     tolerations: Tuple[Toleration, ...] = ()
     resources: Dict[str, str] = field(default_factory=dict)
     claims: Tuple[Claim, ...] = ()
     capabilities: Tuple[str, ...] = ()
     pull_secrets: Tuple[str, ...] = ()
+
+    @property
+    def gang(self) -> bool:
+        """Volcano starts all pods of a PodGroup or none; other schedulers have no such object of ours."""
+        return self.scheduler == _VOLCANO
 
     def claim_of(self, path: str) -> Optional[Claim]:
         """Return the claim on which a path lies; the innermost counts."""
@@ -136,12 +143,16 @@ def settings_of(order: Order) -> Settings:
                 raise Problem(f"{whole[:120]!r}: {error}") from None
             if name == "muster" and not values[key]:
                 raise _wrong(whole, "a time above zero: pods need some to find each other")
+    volcano = values.get("scheduler") == _VOLCANO
     return Settings(
         **{name: value for name, value in values.items() if name in _FIELDS},  # type: ignore[arg-type]
         namespace=check_namespace(request.account),
         priority=_priority(request.specific.get("qos", "")),
         annotations=_pairs(several["annotation"]),
-        labels=_labels(several["label"], request.partition),
+        labels=_labels(several["label"], "" if volcano else request.partition),
+        queue=_checked(request.partition, f"partition: {request.partition}", _NAME.pattern, "a queue of Volcano")
+        if volcano and request.partition
+        else "",
         node_selector=_with_values(_pairs(several["node-selector"]), "node selector"),
         tolerations=tuple(_toleration(*each) for each in several["toleration"]),
         resources={name: _count(count, name) for name, count in _pairs(several["resource"]).items()},

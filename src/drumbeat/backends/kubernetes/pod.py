@@ -110,6 +110,7 @@ def _python(order: Order) -> str:
 RUN_LABEL = "drumbeat/run"
 NODE_LABEL = "drumbeat/node"
 CONTAINER = "drumbeat"
+GROUP = "scheduling.k8s.io/group-name"  # by which Volcano finds a pod's PodGroup
 TOKEN = "DRUMBEAT_TOKEN"  # noqa: S105 - the name of a variable
 _OWN_VOLUMES = ("drumbeat", "run", "shm")
 _GOING = 10  # seconds: a pod that is told to go does so at once
@@ -135,8 +136,9 @@ def pod_template(
     if node is not None:
         labels[NODE_LABEL] = str(node)
     meta: Plain = {"labels": labels}
-    if settings.annotations:
-        meta["annotations"] = dict(settings.annotations)
+    annotations = {**({GROUP: name} if settings.gang else {}), **settings.annotations}
+    if annotations:
+        meta["annotations"] = annotations
     return {"metadata": meta, "spec": pod_spec(order, settings, name, hosts, container, node)}
 
 

@@ -14,7 +14,7 @@ import yaml
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of
-from drumbeat.backends.kubernetes.kinds import RESOURCE, objects
+from drumbeat.backends.kubernetes.kinds import POD_GROUP, RESOURCE, objects
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.payload import (
     as_text,
@@ -264,7 +264,7 @@ def _check_kept(created: Sequence[Plain]) -> None:
 def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) -> None:
     """Make the run's objects belong to the job, so that deleting it deletes them. Without the right to change objects,
     `drumbeat cancel` and the end of the run delete them."""
-    owners = [item for item in created if item.get("kind") not in ("ConfigMap", "Service")]
+    owners = [item for item in created if item.get("kind") not in ("ConfigMap", "Service", "PodGroup")]
     if not owners:
         return
     owner = owners[0]
@@ -279,6 +279,7 @@ def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) 
     own += [f"secret/{secret_name(name, piece)}" for piece in pieces_of(order)]
     own += [f"secret/{secret}" for secret in function_secret_names(order, name)]
     own += [f"service/{name}" for item in created if item.get("kind") == "Service"]
+    own += [f"{POD_GROUP}/{name}" for item in created if item.get("kind") == "PodGroup"]
     own += [f"{RESOURCE['jobs']}/{item['metadata']['name']}" for item in owners[1:]]
     cluster.try_call("patch", *own, "--type=merge", "-p", patch)
 
@@ -287,7 +288,8 @@ def remove(cluster: Cluster, name: str) -> bool:
     """Delete everything that carries the run's label; pods go with the objects that made them. Return true if there was
     anything; raise a Problem if the cluster does not allow deletion."""
     known = set(cluster.try_call("api-resources", "-o", "name", "--verbs=delete").stdout.decode().split())
-    kinds = [RESOURCE["job"], *(kind for kind in dict.fromkeys(RESOURCE.values()) if kind in known - {RESOURCE["job"]})]
+    others = dict.fromkeys((*RESOURCE.values(), POD_GROUP))
+    kinds = [RESOURCE["job"], *(kind for kind in others if kind in known - {RESOURCE["job"]})]
     what = ",".join((*kinds, "services", "configmaps", "secrets"))
     words = ("-l", f"{RUN_LABEL}={name}", "--ignore-not-found", "--wait=false", "-o", "name")
     done = [cluster.try_call("delete", what, *words)]
