@@ -87,7 +87,7 @@ class Equality:
         """After an update: stop all ranks if a tensor differs between replicas."""
         held = self._held()
         problems, notes = [], []
-        for name in ("dp_replicate", "dp_shard", "cp", "tp"):
+        for name in ("dp_replicate", "dp_shard", "ep", "cp", "tp"):
             mesh = self.meshes.one(name)
             if mesh is None:
                 continue
