@@ -25,10 +25,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from drumbeat.train.layers.batch_norm import BATCH_NORMS
 from drumbeat.train.layers.flash4 import FLASH4
 from drumbeat.train.parallel import hooks
 from drumbeat.train.parallel.experts import apply_expert_parallelism, cut_experts
@@ -159,7 +159,7 @@ def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]],
         if how != "full":
             policy = functools.partial(_choose, how == "lean")
             more = {"context_fn": functools.partial(create_selective_checkpoint_contexts, policy)}
-        if any(isinstance(module, _BatchNorm) for module in block.modules()):
+        if any(isinstance(module, BATCH_NORMS) for module in block.modules()):
             if how != "full":
                 raise Refusal("selective recomputation of blocks with batch norm is not built", "use recompute=full")
             more = {"context_fn": functools.partial(_statistics_once, block)}
