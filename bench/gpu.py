@@ -326,7 +326,7 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
     "experts 8x1b ours": (90, lambda s: llama_case(our_llama(4, "bf16-master", "8x1b"), 4, s, look=True, model="8x1b")),
     **{
         f"length {length} {model}": (
-            90,
+            200,
             lambda s, model=model, length=length, how=how: llama_case(
                 our_llama(1, "bf16-master", model, how, 1, length), 1, s, model=model, length=length
             ),
