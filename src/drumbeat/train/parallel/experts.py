@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import List
 
+import torch
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -26,6 +27,8 @@ def apply_expert_parallelism(model: nn.Module, meshes: Meshes) -> None:
     for module in model.modules():
         if isinstance(module, Mixture):
             module.sequence = [(mesh.get_group(), mesh is tp) for mesh in (cp, tp) if mesh is not None]
+            if module.sequence:  # ranks talk there, which the compiler leaves alone
+                module.unevenness = torch.compiler.disable(module.unevenness)  # type: ignore[method-assign]
     found = [module for module in model.modules() if _holds_experts(module)]
     mesh = meshes.joined("ep", "tp")
     if meshes.layout.ep > 1 and not found:

@@ -129,7 +129,7 @@ def find_blocks(model: nn.Module) -> str:
 
 # Selective recomputation keeps the results of products and attention (expensive) and recomputes the rest (cheap). The lean one
 # also computes a product again that is more than twice as wide as its input, as a feed-forward's gates are: the most memory.
-_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default}
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default, torch.ops.aten._grouped_mm.default}
 _DEAR = {
     *_PRODUCTS,
     RING_ATTENTION,
@@ -142,7 +142,7 @@ _DEAR = {
 
 
 def _choose(lean: bool, _context: Any, operation: Any, *args: Any, **_more: Any) -> CheckpointPolicy:
-    again = lean and operation in _PRODUCTS and args[1].shape[1] > 2 * args[1].shape[0]
+    again = lean and operation in _PRODUCTS and args[1].shape[-1] > 2 * args[1].shape[-2]
     return CheckpointPolicy.MUST_SAVE if operation in _DEAR and not again else CheckpointPolicy.PREFER_RECOMPUTE
 
 
