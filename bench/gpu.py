@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, List
 
 import torch
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from gpu_peers import LLAMA_PEERS, RESNET_PEERS
 
 LENGTH, VOCABULARY, IMAGES = 8192, 128_256, 256
+LENGTHS = [("1b", 8192, "none"), ("1b", 32_768, "none"), ("1b", 131_072, "selective"), ("8b", 32_768, "full")]
 DEVICE = torch.device("cuda")
 
 
@@ -88,8 +90,8 @@ def energy_j() -> float:
     return millijoules.value / 1e3
 
 
-def tokens(sequences: int) -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (sequences, LENGTH + 1), device=DEVICE)
+def tokens(sequences: int, length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (sequences, length + 1), device=DEVICE)
 
 
 def pictures() -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +101,15 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 # --- ours -------------------------------------------------------------------------------------------------------
 
 
-def our_llama(sequences: int, precision: str, model: str = "1b", recompute: str = "none") -> Callable[[], Any]:
+def our_llama(
+    sequences: int,
+    precision: str,
+    model: str = "1b",
+    recompute: str = "none",
+    accumulate: int = 1,
+    length: int = LENGTH,
+) -> Callable[[], Any]:
+    """`sequences`: per micro-batch."""
     from drumbeat.train.models.llama import SHAPES, Llama
     from drumbeat.train.optim import MasterAdamW
     from drumbeat.train.parallel.layout import Layout
@@ -109,15 +119,15 @@ def our_llama(sequences: int, precision: str, model: str = "1b", recompute: str 
     from drumbeat.train.step import Step
 
     with DEVICE:
-        net = Llama(SHAPES[model])
+        net = Llama(replace(SHAPES[model], context=length))
     meshes, kind = Meshes(Layout(), "cuda"), Precision(precision)
     net = parallelize(net, meshes, device=DEVICE, precision=kind, blocks="blocks", compile=True, recompute=recompute)
     optimizer = MasterAdamW(net.parameters(), lr=3e-4)
     step = Step([net], optimizer, lambda m, x, y: m(x, y), meshes, kind, DEVICE, clip=1.0)
 
     def once() -> Any:
-        batch = tokens(sequences)
-        return step([(batch[:, :-1], batch[:, 1:])])
+        batches = [tokens(sequences, length) for _ in range(accumulate)]
+        return step([(batch[:, :-1], batch[:, 1:]) for batch in batches])
 
     return once
 
@@ -240,15 +250,20 @@ def ceilings() -> Dict[str, Any]:
 
 
 def llama_case(
-    step: Callable[[], Any], sequences: int, seconds: float = 0, look: bool = False, model: str = "1b"
+    step: Callable[[], Any],
+    sequences: int,
+    seconds: float = 0,
+    look: bool = False,
+    model: str = "1b",
+    length: int = LENGTH,
 ) -> Dict[str, Any]:
     from drumbeat.train.measure.mfu import transformer_flops
     from drumbeat.train.models.llama import SHAPES
 
     shape = SHAPES[model]
     result: Dict[str, Any] = sustained(step, seconds) if seconds else measure(step, 10)
-    result["tokens_per_s"] = sequences * LENGTH / result["ms"] * 1e3
-    flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, LENGTH, causal=True)
+    result["tokens_per_s"] = sequences * length / result["ms"] * 1e3
+    flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=True)
     result["tflops"] = result["tokens_per_s"] * flops / 1e12
     if "watts" in result:
         result["mj_per_token"] = result["watts"] / result["tokens_per_s"] * 1e3
@@ -304,6 +319,20 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
     "llama 8 torchao rowwise": (80, lambda s: float8_beside(s, "rowwise")),
     "resnet recipe": (110, lambda s: resnet_case(recipe_resnet(), s)),
     "8b ours": (90, lambda s: llama_case(our_llama(1, "bf16-master", "8b", "selective"), 1, s, look=True, model="8b")),
+    "8b ours fp8 x 16": (
+        150,
+        lambda s: llama_case(our_llama(1, "fp8", "8b", "lean", 16), 16, s, look=True, model="8b"),
+    ),
+    "experts 8x1b ours": (90, lambda s: llama_case(our_llama(4, "bf16-master", "8x1b"), 4, s, look=True, model="8x1b")),
+    **{
+        f"length {length} {model}": (
+            200,
+            lambda s, model=model, length=length, how=how: llama_case(
+                our_llama(1, "bf16-master", model, how, 1, length), 1, s, model=model, length=length
+            ),
+        )
+        for model, length, how in LENGTHS
+    },
     "resnet ours": (110, lambda s: resnet_case(our_resnet(), s, look=True)),
 }
 CASES: Dict[str, tuple[int, Case]] = {

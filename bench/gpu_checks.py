@@ -238,6 +238,54 @@ def batch_norm() -> Dict[str, float]:
     return found
 
 
+def experts() -> Dict[str, float]:
+    """A feed-forward of experts by grouped products, against the same in fp32, expert by expert. One of them gets no token."""
+    from drumbeat.train.layers.experts import Experts
+
+    wide = Experts(256, 384, 6).cuda()
+    for weight in wide.parameters():
+        torch.nn.init.normal_(weight, std=0.05)
+    narrow = copy.deepcopy(wide).bfloat16()
+    x = torch.randn(1003, 256, device="cuda", dtype=torch.bfloat16)
+    index = torch.rand(1003, 5, device="cuda").topk(2).indices
+    weights = torch.rand(1003, 2, device="cuda")
+    found, results = {}, []
+    for module, dtype in ((narrow, torch.bfloat16), (wide, torch.float32)):
+        own = x.to(dtype, copy=True).requires_grad_()
+        out = module(own, index, weights)
+        results.append((out, *torch.autograd.grad((out * x).sum(), (own, *module.parameters()))))
+    for name, got, want in zip(("out", "dx", "d gate_up", "d down"), *results):
+        found[f"experts {name}"] = far(got, want)
+    return found
+
+
+def recomputation() -> Dict[str, float]:
+    """Gradients in fp8, compiled, with less kept of the forward pass."""
+    from drumbeat.train.models.llama import Llama, LlamaShape
+    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel.meshes import Meshes
+    from drumbeat.train.parallel.parallelize import parallelize
+    from drumbeat.train.precision import Precision
+
+    tokens = torch.randint(0, 1024, (2, 513), device="cuda")
+    grads, memory = {}, {}
+    for how in ("none", "selective", "lean", "full"):
+        torch.manual_seed(0)
+        with torch.device("cuda"):
+            model: Any = Llama(LlamaShape(512, 4, 8, 2, 2048, 1024, 512))
+        kind = Precision("fp8")
+        options = {"blocks": "blocks", "recompute": how, "compile": True}
+        model = parallelize(model, Meshes(Layout(), "cuda"), device=tokens.device, precision=kind, **options)
+        torch.cuda.reset_peak_memory_stats()
+        loss, before = model(tokens[:, :-1], tokens[:, 1:]), torch.cuda.memory_allocated()
+        memory[how] = before / 2**20
+        loss.backward()
+        grads[how] = torch.cat([p.grad.flatten().float() for p in model.parameters()])
+        del model, loss
+    print({name: round(value) for name, value in memory.items()}, "MiB kept", flush=True)
+    return {f"recompute {how}": far(grads[how], grads["none"]) for how in grads if how != "none"}
+
+
 def models() -> Dict[str, float]:
     from torchvision.models import resnet50
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -291,6 +339,8 @@ def all_checks() -> Dict[str, Any]:
         **fp8_gradients(),
         **pooling(),
         **batch_norm(),
+        **experts(),
+        **recomputation(),
         **models(),
     }
     wrong = [

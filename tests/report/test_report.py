@@ -9,9 +9,10 @@ import pytest
 
 from drumbeat.cli import main
 from drumbeat.machine.model import Facts, Gpu, GpuSample
+from drumbeat.report.figures import GpuUse
 from drumbeat.report.gather import Devices, figures_of
 from drumbeat.report.scaling import compare
-from drumbeat.report.text import lines_of, rows
+from drumbeat.report.text import gpu_rows, lines_of, rows
 from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
@@ -269,6 +270,9 @@ def test_means_of_gpus_are_over_time_not_over_samples():
     """Samples are close together at first, while nothing runs yet."""
     devices = Devices()
     for t, power in [(0.0, 100.0), (1.0, 100.0), (2.0, 100.0), (3.0, 500.0), (23.0, 500.0)]:
-        devices.add(Sample(0, t, gpus=(GpuSample(0, power=power),)))
+        capped = ("power limit",) if power == 500.0 else ()
+        devices.add(Sample(0, t, gpus=(GpuSample(0, power=power, throttle=capped),)))
+    assert devices.slowed() == {"power limit": pytest.approx(20 / 23)}
+    assert "slowed by power limit 87% of the time" in gpu_rows(GpuUse(5, slowed=devices.slowed()), 1)[0][1]
     assert devices.mean("power") == pytest.approx((2 * 100 + 300 + 20 * 500) / 23)
     assert devices.mean("busy") is None

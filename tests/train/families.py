@@ -105,6 +105,9 @@ FAMILIES: Dict[str, Callable[[bool], nn.Module]] = {
     "Qwen 3": _causal("Qwen3", **_HEAD),
     "Mistral": _causal("Mistral", sliding_window=None),
     "Mixtral": _causal("Mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "Qwen 3 MoE": _causal(
+        "Qwen3Moe", **_HEAD, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    ),
     "Gemma 2": _causal("Gemma2", **_HEAD),
     "Gemma 3": _causal("Gemma3Text", **_HEAD),
     "Phi": _causal("Phi"),
@@ -152,8 +155,10 @@ LAYOUTS: Dict[str, Tuple[str, int, Mapping[str, Any]]] = {
     "tp": ("tp", 2, {}),
     "pp": ("pp", 2, {"accumulate": 4}),
     "cp": ("cp", 2, {}),
+    "ep": ("ep", 2, {}),
     "hsdp": ("hsdp", 4, {}),
     "fsdp+tp": ("dp_shard=2,tp=2", 4, {}),
+    "ep+fsdp": ("ep=2,dp_shard=2", 4, {}),
     "pp+fsdp": ("pp=2,dp_shard=2", 4, {"accumulate": 2}),
 }
 

@@ -28,6 +28,8 @@ CASES = [
     *(("Llama", name, {}) for name in ("tp", "pp", "cp", "fsdp")),
     *(("GPT-2", name, {}) for name in ("ddp", "pp")),
     ("BERT", "fsdp", {}),
+    ("Mixtral", "ep", {"accumulate": 2}),
+    ("Qwen 3 MoE", "ep+fsdp", {"recompute": "full"}),
     ("ViT", "pp", {"accumulate": 2}),
     ("Qwen 3", "cp", {"context": "ring", "accumulate": 2}),
     ("Llama", "cp", {"context": "ulysses", "accumulate": 4}),  # a rank may hold no label of a micro-batch that counts
@@ -50,6 +52,7 @@ def test_a_layout_gives_the_losses_of_one_process(
 
 REFUSED = [
     ("Mixtral", "tp", {}, "'packed_colwise'"),
+    ("Llama", "ep", {}, "the model has no experts"),
     ("GPT-2", "tp", {}, "tensor parallelism needs a plan"),
     ("BERT", "cp", {}, "only causal language models"),
     ("Gemma 2", "cp", {}, "capped attention"),

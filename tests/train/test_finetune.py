@@ -142,6 +142,49 @@ def test_lora_on_any_layout_in_and_out(world: GlooWorld, base: Tuple[Path, Any, 
     assert transformers.AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
 
 
+def test_parquet_files_hold_the_same_rows_as_jsonl(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pip install pyarrow")
+    from pyarrow import parquet
+
+    rows = list(lines_of(str(data(tmp_path / "data"))))
+    (tmp_path / "columns").mkdir()
+    names = [{"messages": None, "prompt": None, "completion": None, **row} for row in rows]
+    parquet.write_table(pyarrow.Table.from_pylist(names), tmp_path / "columns" / "a.parquet", row_group_size=7)
+    assert list(lines_of(str(tmp_path / "columns"))) == rows
+
+
+def test_peft_reads_our_adapter_and_we_read_peft_s(base: Tuple[Path, Any, Any], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="pip install peft")
+    from drumbeat import train
+
+    def fresh() -> Any:
+        return transformers.LlamaForCausalLM.from_pretrained(base[0])
+
+    tokens = torch.randint(0, 128, (2, 16))
+    model = add_lora(fresh(), rank=4, alpha=8.0, targets=["q_proj", "down_proj"])
+    learns = [p for p in model.parameters() if p.requires_grad]
+    trainer = train.setup(model, torch.optim.AdamW(learns, lr=5e-2))
+    for _ in range(3):
+        trainer.step({"input_ids": tokens, "labels": tokens})
+    trainer.export(str(tmp_path / "adapter"), adapter=True)
+    trainer.export(str(tmp_path / "merged"))
+    theirs = peft.PeftModel.from_pretrained(fresh(), str(tmp_path / "adapter"))
+    merged = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged")
+    other = peft.get_peft_model(
+        fresh(), peft.LoraConfig(r=2, lora_alpha=3, target_modules="all-linear", init_lora_weights=False)
+    )
+    other.save_pretrained(tmp_path / "theirs")
+    with torch.no_grad():
+        got = trainer.module(tokens).logits
+        assert (got - base[1](tokens).logits).abs().max() > 1e-3
+        close = {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(theirs(tokens).logits, got, **close)
+        torch.testing.assert_close(theirs.merge_and_unload()(tokens).logits, got, **close)
+        torch.testing.assert_close(merged(tokens).logits, got, **close)
+        ours = load_adapter(fresh(), str(tmp_path / "theirs"))
+        torch.testing.assert_close(ours(tokens).logits, other(tokens).logits, **close)
+
+
 def resumed(weights: str, folder: str, place: str) -> bool:
     from drumbeat.train.recipes import finetune
     from drumbeat.train.settings import fill

@@ -14,7 +14,7 @@ TOLERANCE = 5e-6
 
 LAYOUTS = [
     # layout, more settings, ranks; start=meta: the weights are made after cutting, as for the large shapes
-    ("ddp", ("start=meta", "accumulate=2"), 4),
+    ("ddp", ("start=meta", "accumulate=2", "recompute=lean"), 4),
     ("fsdp", ("start=meta", "accumulate=2", "recompute=selective"), 4),
     ("hsdp", ("accumulate=2",), 4),
     ("tp=2,dp_shard=2", ("start=meta", "recompute=full"), 4),

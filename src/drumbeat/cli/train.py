@@ -12,6 +12,7 @@ from drumbeat.base.problem import Problem
 
 RECIPES = {
     "llama": "Llama 3 shapes (byte-tiny, 1b, 3b, 8b, 70b) on text or tokens",
+    "experts": "shapes as Mixtral's (byte-experts, 8x1b, 8x7b): a router chooses experts",
     "bert": "BERT (byte-tiny, base, large), masked tokens",
     "resnet": "ResNet-18 and -50 on image folders or made-up images",
     "wide-resnet": "Wide ResNet on CIFAR-100",
@@ -27,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"recipes:\n{listed}\n\nMany ranks: drumbeat run -- drumbeat train llama --layout fsdp\n"
         "Weights for transformers: drumbeat train export RUN --to FOLDER"
     )
-    parser.add_argument("recipe", help="llama, bert, resnet, wide-resnet or finetune; or export")
+    parser.add_argument("recipe", help="llama, experts, bert, resnet, wide-resnet or finetune; or export")
     parser.add_argument("run", nargs="?", help="export: a run, or a folder with checkpoints")
-    parser.add_argument("--layout", help="ddp, fsdp, hsdp, tp, pp, cp, or degrees such as dp_shard=4,tp=2")
+    parser.add_argument("--layout", help="ddp, fsdp, hsdp, tp, pp, cp, ep, or degrees such as dp_shard=4,tp=2")
     parser.add_argument(
         "--set", nargs="+", default=[], action="extend", metavar="KEY=VALUE", help="settings of the recipe"
     )

@@ -55,6 +55,7 @@ class GpuUse:
     energy_how: str = ""
     joules_per_unit: Optional[float] = None  # per token or sample, over the training steps
     unit: str = ""  # token, sample
+    slowed: Dict[str, float] = field(default_factory=dict)  # reason -> share of the time below the full clock for it
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,17 @@ class Devices:
                 total, seconds = total + (end - begin) * (before + after) / 2, seconds + end - begin
         return total / seconds if seconds > 0 else statistics.fmean(known) if known else None
 
+    def slowed(self) -> Dict[str, float]:
+        """Return what kept the GPUs from their full clock, and in which share of the time, the longest first."""
+        seconds = 0.0
+        by: Dict[str, float] = {}
+        for readings in self._gpus.values():
+            seen = [(t, gpu.throttle) for t, gpu in readings if gpu.throttle is not None]
+            for (begin, reasons), (end, _) in zip(seen, seen[1:]):
+                seconds += end - begin
+                by.update({reason: by.get(reason, 0.0) + end - begin for reason in reasons})
+        return {reason: by[reason] / seconds for reason in sorted(by, key=lambda reason: -by[reason]) if seconds}
+
     def most(self, name: str, unit: float = 1.0) -> Optional[float]:
         values = [getattr(gpu, name) for readings in self._gpus.values() for _, gpu in readings]
         known = [value / unit for value in values if value is not None]
@@ -380,6 +391,7 @@ def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus:
         devices.energy_how(),
         training / work if training is not None and work else None,
         unit if work else "",
+        devices.slowed(),
     )
 
 

@@ -109,7 +109,7 @@ def export(
     for name, pieces in sources.items():
         ours = held[pieces[0][0]]
         rows = sum(end - first for _, _, first, end in pieces)
-        shape = ours.shape if pieces[0][3] < 0 else (rows, *ours.shape[1:])
+        shape = ours.shape if pieces[0][3] < 0 else (rows, *ours.shape[max(1, len(ours.shape) - 1) :])
         entries[name] = Entry(_KINDS[dtype] if dtype and ours.dtype.is_floating_point else ours.dtype, shape)
 
     def read(name: str) -> Tensor:
@@ -119,7 +119,7 @@ def export(
             return lora.merged(saved.read(name), saved.read(a), saved.read(b), learnt)
         if pieces[0][3] < 0:
             return saved.read(name)
-        return torch.cat([saved.read(ours)[at : at + end - first] for ours, at, first, end in pieces])
+        return torch.cat([_rows(saved.read(ours))[at : at + end - first] for ours, at, first, end in pieces])
 
     os.makedirs(folder, exist_ok=True)
     files = write(folder, dict(sorted(entries.items(), key=lambda item: saved.order(sources[item[0]][0][0]))), read)
@@ -132,8 +132,13 @@ def export(
     return f"{len(entries)} tensors, {size / 2**30:.2f} GiB, in {len(files)} file{'s' * (len(files) != 1)} in {folder}{without}"
 
 
+def _rows(x: Tensor) -> Tensor:
+    """Those of all experts follow each other."""
+    return x.flatten(0, 1) if x.ndim == 3 else x
+
+
 def _rows_of_theirs(config: Mapping[str, Any]) -> Dict[str, List[Tuple[str, int, int, int]]]:
-    """Of which rows of our matrices one of transformers' Llama is put together: ours, our first row, their first and last."""
+    """Of which rows of our matrices one of transformers' is put together: ours, our first row, their first and last."""
     theirs: Dict[str, List[Tuple[str, int, int, int]]] = {}
     for ours, pieces in segments(shape_from(config)).items():
         at = 0

@@ -102,7 +102,8 @@ def fit(
 def _activations(shape: Transformer, micro: int, recompute: str, size: int) -> float:
     """Bytes beside the state. Only products of heads and their width count, so that heads of width 1 stand for any."""
     model = Model("", shape.layers, shape.width, shape.width, shape.key_value // 2, 1, shape.inner, shape.vocabulary)
-    layout = Layout(micro=micro, recompute=_ORDER.index(recompute))
+    level = _ORDER.index("selective" if recompute == "lean" else recompute)  # which is more than the lean one keeps
+    layout = Layout(micro=micro, recompute=level)
     own = FRAMEWORKS["drumbeat"]
     found = parts(model, Work(shape.length, micro), layout, own.software, own.states, 0, 1)
     return float(sum(found[name] for name in ("activations", "logits", "working set")) * size / 2)

@@ -51,6 +51,8 @@ def refuse_for_images(settings: Settings) -> None:
 
     `tp` and `cp` are refused by name too: in one process they would quietly mean nothing."""
     layout = Layout.parse(settings.layout)
+    if layout.ep != 1:
+        raise Refusal("expert parallelism divides experts, and image models have none", "use ddp, fsdp, hsdp or pp")
     if layout.cp != 1:
         raise Refusal("context parallelism cuts sequences, and an image is none", "use ddp, fsdp, hsdp or pp")
     if layout.tp != 1:

@@ -36,9 +36,9 @@ def add_lora(model: nn.Module, rank: int = 16, alpha: float = 32.0, targets: Seq
     model.requires_grad_(False)
     found = []
     for name, module in list(model.named_modules()):
-        own = name.rpartition(".")[2]
-        if type(module) is nn.Linear and (own in targets if targets else module is not head):
-            found.append(own)
+        wanted = [target for target in targets if f".{name}".endswith(f".{target}")]
+        if type(module) is nn.Linear and (wanted if targets else module is not head):
+            found += wanted or [name.rpartition(".")[2]]
             like: Dict[str, Any] = {"bias": False, "device": module.weight.device, "dtype": module.weight.dtype}
             module.__class__ = LoraLinear
             module.lora_A = nn.Linear(module.in_features, rank, **like)
@@ -67,10 +67,11 @@ def load_adapter(model: nn.Module, folder: str) -> nn.Module:
         raise Refusal(
             f"{folder}: {(odd or [str(config.get('peft_type'))])[0]} is not built", "give a plain LoRA adapter"
         )
-    targets = config["target_modules"]
-    every = [] if targets == "all-linear" else [targets] if isinstance(targets, str) else list(targets)
-    add_lora(model, config["r"], config["lora_alpha"], every)
     tensors = Tensors(os.path.join(folder, WEIGHTS))
+    # The config may name layers by patterns; the tensors are those of the layers that they have met.
+    end = ".lora_A.weight"
+    layers = [name[len(_PREFIX) : -len(end)] for name in tensors.places if name.endswith(end)]
+    add_lora(model, config["r"], config["lora_alpha"], layers)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:

@@ -9,9 +9,9 @@ from typing import Any, ContextManager, Optional
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from drumbeat.train.layers import float8
+from drumbeat.train.layers.batch_norm import BATCH_NORMS
 from drumbeat.train.refusal import Refusal
 
 NAMES = {
@@ -84,4 +84,4 @@ class Precision:
 def fsdp_casts(model: nn.Module) -> bool:
     """Return true if FSDP may gather the weights of `model` in bf16. Batch norm computes in fp32 with weights in fp32,
     whatever its input is: a model that has some is gathered in fp32 and computes under autocast, as without shards."""
-    return not any(isinstance(module, _BatchNorm) for module in model.modules())
+    return not any(isinstance(module, BATCH_NORMS) for module in model.modules())

@@ -201,10 +201,10 @@ def rebind(optimizer: torch.optim.Optimizer, names: Dict[int, str], parts: Seque
         now.update({name.replace(_WRAPPER, ""): p for name, p in model.named_parameters(remove_duplicate=False)})
     for group in optimizer.param_groups:
         group["params"] = [now[names[id(p)]] for p in group["params"] if names[id(p)] in now]
-        kinds = {isinstance(p, DTensor) for p in group["params"]}
+        kinds = {p.device_mesh if isinstance(p, DTensor) else None for p in group["params"]}
         if len(kinds) > 1:
-            group["foreach"] = group["fused"] = False  # torch cannot update sliced and whole parameters in one call
-        if True in kinds and isinstance(optimizer, torch.optim.SGD):
+            group["foreach"] = group["fused"] = False  # torch cannot update parameters of several meshes in one call
+        if kinds != {None} and isinstance(optimizer, torch.optim.SGD):
             group["fused"] = False  # torch has no such kernel for shards
 
 

@@ -44,7 +44,7 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
     if shape is not None and share and (settings.accumulate == 0 or recompute == "auto"):
         if settings.offload:
             shape = replace(shape, parameters=0)
-        pieces = layout.tp * layout.pp * (layout.dp_shard * layout.cp if sharded else 1)
+        pieces = layout.tp * layout.pp * (layout.dp_shard * layout.ep * layout.cp if sharded else 1)
         found = fit(
             replace(shape, length=max(1, shape.length // (layout.cp * layout.tp))),
             device_bytes(world.device),

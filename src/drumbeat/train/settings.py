@@ -33,7 +33,9 @@ class Settings:
 
     UNUSED: ClassVar[Dict[str, str]] = {}
 
-    layout: str = option("ddp", "ddp, fsdp, hsdp, tp, pp, cp, or degrees: dp_replicate=2,dp_shard=4,tp=1,pp=1,cp=1")
+    layout: str = option(
+        "ddp", "ddp, fsdp, hsdp, tp, pp, cp, ep, or degrees: dp_replicate=2,dp_shard=4,tp=1,pp=1,cp=1,ep=1"
+    )
     precision: str = option("auto", "fp32, tf32, bf16, bf16-master, fp16, fp8; auto: bf16 of the fitting kind on a GPU")
     steps: int = option(100, "optimizer steps")
     batch: int = option(32, "samples per step, on all ranks together")
@@ -48,7 +50,9 @@ class Settings:
     seed: int = option(0, "of weights and of the order of samples")
     deterministic: bool = option(False, "the same numbers every time, at some speed; prints a hash of the state")
     compile: bool = option(False, "torch.compile, block by block")
-    recompute: str = option("auto", "activations: none (keep), selective, full (recompute each block); auto: what fits")
+    recompute: str = option(
+        "auto", "activations: none (keep), selective, lean, full (recompute each block); auto: what fits"
+    )
     hook: str = option("all-reduce", "how DDP sends gradients: all-reduce, fp16, bf16, powersgd[:rank[:first step]]")
     offload: bool = option(False, "FSDP: parameters, gradients and optimizer state in CPU memory")
     prefetch: int = option(1, "FSDP: blocks gathered ahead")

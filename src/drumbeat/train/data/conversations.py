@@ -36,7 +36,8 @@ def lines_of(folder: str) -> Iterator[Mapping[str, Any]]:
                     f"{path}: reading parquet needs pyarrow", "pip install pyarrow, or give .jsonl files"
                 ) from None
             for batch in parquet.ParquetFile(path).iter_batches():
-                yield from batch.to_pylist()
+                for row in batch.to_pylist():  # a column that a row has no value in is None
+                    yield {name: value for name, value in row.items() if value is not None}
             continue
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

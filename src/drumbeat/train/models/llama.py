@@ -13,9 +13,11 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from drumbeat.train.layers.attention import causal_attention
 from drumbeat.train.layers.cross_entropy import linear_cross_entropy
+from drumbeat.train.layers.experts import Mixture
 from drumbeat.train.layers.swiglu import GatedMLP
 from drumbeat.train.refusal import Refusal
 
@@ -93,6 +95,9 @@ class LlamaShape:
     gate_groups: int = 8  # the largest tensor-parallel degree that cuts gate and up evenly
     norm_eps: float = 1e-5
     rope: Optional[RopeScaling] = None
+    experts: int = 0  # feed-forwards per block between which a router chooses; 0: one that all tokens take
+    chosen: int = 2  # of them, per token
+    balance: float = 0.01  # weight of the loss for using them unevenly
 
     @property
     def head_width(self) -> int:
@@ -100,9 +105,19 @@ class LlamaShape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that take part in matrix products: the input embedding is a lookup, the head is not."""
+        """Parameters with which a token is multiplied: the input embedding is a lookup, the head is not, and of experts only
+        those count that it takes."""
+        return self._matrices(self.chosen if self.experts else 1)
+
+    @property
+    def parameters(self) -> int:
+        """All but the norms'."""
+        return self._matrices(max(1, self.experts)) + (0 if self.tied else self.width * self.vocabulary)
+
+    def _matrices(self, feed_forwards: int) -> int:
         attention = 2 * self.width**2 + 2 * self.width * self.kv_heads * self.head_width
-        return self.layers * (attention + 3 * self.width * self.inner) + self.width * self.vocabulary
+        block = attention + 3 * self.width * self.inner * feed_forwards + self.width * self.experts
+        return self.layers * block + self.width * self.vocabulary
 
 
 SHAPES: Dict[str, LlamaShape] = {
@@ -111,6 +126,9 @@ SHAPES: Dict[str, LlamaShape] = {
     "3b": LlamaShape(3072, 28, 24, 8, 8192, 128_256, 8192, tied=True),
     "8b": LlamaShape(4096, 32, 32, 8, 14_336, 128_256, 8192),
     "70b": LlamaShape(8192, 80, 64, 8, 28_672, 128_256, 8192),
+    "byte-experts": LlamaShape(64, 2, 4, 2, 96, 256, 64, experts=8),
+    "8x1b": LlamaShape(2048, 16, 32, 8, 4096, 128_256, 8192, tied=True, experts=8),
+    "8x7b": LlamaShape(4096, 32, 32, 8, 14_336, 32_000, 8192, 1_000_000.0, experts=8),
 }
 
 
@@ -145,11 +163,22 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
         self.attention = Attention(shape)
         self.mlp_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
-        self.mlp = GatedMLP(shape.width, shape.inner, shape.gate_groups)
+        self.mlp = (
+            Mixture(shape.width, shape.inner, shape.experts, shape.chosen)
+            if shape.experts
+            else GatedMLP(shape.width, shape.inner, shape.gate_groups)
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin)
-        return x + self.mlp(self.mlp_norm(x))
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class ExpertBlock(Block):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, uneven: Tensor) -> Tuple[Tensor, Tensor]:  # type: ignore[override]
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        y, more = self.mlp(self.mlp_norm(x))
+        return x + y, uneven + more
 
 
 class Llama(nn.Module):
@@ -157,7 +186,8 @@ class Llama(nn.Module):
         super().__init__()
         self.shape = shape
         self.embed = nn.Embedding(shape.vocabulary, shape.width)
-        self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
+        kind = ExpertBlock if shape.experts else Block
+        self.blocks = nn.ModuleDict({str(i): kind(shape) for i in range(shape.layers)})
         self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if shape.tied:
@@ -181,7 +211,7 @@ class Llama(nn.Module):
         if name.endswith("norm.weight"):
             out.fill_(1.0)
         else:
-            last = name.endswith(("out.weight", "down.weight"))
+            last = name.endswith(("out.weight", "down.weight", "down_proj"))
             own = torch.Generator(out.device).manual_seed(torch.initial_seed() + zlib.crc32(name.encode()))
             out.normal_(std=0.02 / (2 * self.shape.layers) ** 0.5 if last else 0.02, generator=own)
 
@@ -189,12 +219,20 @@ class Llama(nn.Module):
         """Logits; or, with targets (-100 = no target), the *sum* of the losses, whose logits never stand whole."""
         x = self.embed(tokens)
         cos, sin = self.angles(x.device, positions)
+        uneven = torch.zeros((), device=x.device)
         for block in self.blocks.values():
-            x = block(x, cos, sin)
+            if self.shape.experts:
+                x, uneven = block(x, cos, sin, uneven)
+            else:
+                x = block(x, cos, sin)
         x = self.norm(x)
         if targets is None:
             return self.head(x)
-        return linear_cross_entropy(x, self.head, targets)
+        loss = linear_cross_entropy(x, self.head, targets)
+        if not (self.shape.experts and self.training):
+            return loss
+        whole = loss.full_tensor() if isinstance(loss, DTensor) else loss
+        return whole + uneven * (self.shape.balance / self.shape.layers)
 
     def angles(self, device: torch.device, positions: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
         """cos and sin by position, made anew each time: 1 MB that would otherwise have to follow the model about."""
@@ -213,7 +251,8 @@ Segment = Tuple[str, int, int]  # rows of one of transformers' matrices: its nam
 
 
 def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, List[Segment]]:
-    """Return which rows of which of transformers' LlamaForCausalLM's matrices make up each of ours, in our order."""
+    """Return which rows of which of transformers' matrices (of its Llama, or its Mixtral) make up each of ours, in our order.
+    The rows of all experts' matrices follow each other."""
     head, group, part = shape.head_width, shape.heads // shape.kv_heads, shape.inner // shape.gate_groups
     names = {"embed": "model.embed_tokens", "norm": "model.norm"}
     if not shape.tied:
@@ -227,12 +266,21 @@ def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, Li
             qkv.append((f"{old}self_attn.q_proj.weight", kv * group * head, (kv + 1) * group * head))
             qkv += [(f"{old}self_attn.{name}_proj.weight", kv * head, (kv + 1) * head) for name in "kv"]
         found[new + "attention.qkv.weight"] = qkv
-        found[new + "mlp.gate_up.weight"] = [
-            (f"{old}mlp.{name}_proj.weight", at * part, (at + 1) * part)
-            for at in range(shape.gate_groups)
-            for name in ("gate", "up")
-        ]
-        whole = {"attention.out": "self_attn.o_proj", "mlp.down": "mlp.down_proj"}
+        whole = {"attention.out": "self_attn.o_proj"}
+        if shape.experts:
+            moe, inner, width = f"{old}block_sparse_moe.", (0, shape.inner), (0, shape.width)
+            own = [f"{moe}experts.{number}.w" for number in range(shape.experts)]
+            found[new + "mlp.router.weight"] = [(f"{moe}gate.weight", 0, shape.experts)]
+            pairs: List[Segment] = [(f"{name}{gate_or_up}.weight", *inner) for name in own for gate_or_up in (1, 3)]
+            found[new + "mlp.experts.gate_up_proj"] = pairs
+            found[new + "mlp.experts.down_proj"] = [(f"{name}2.weight", *width) for name in own]
+        else:
+            whole["mlp.down"] = "mlp.down_proj"
+            found[new + "mlp.gate_up.weight"] = [
+                (f"{old}mlp.{name}_proj.weight", at * part, (at + 1) * part)
+                for at in range(shape.gate_groups)
+                for name in ("gate", "up")
+            ]
         whole.update(attention_norm="input_layernorm", mlp_norm="post_attention_layernorm")
         found.update(
             {f"{new}{ours}.weight": [(f"{old}{theirs}.weight", 0, shape.width)] for ours, theirs in whole.items()}
@@ -255,7 +303,8 @@ def shape_from(config: Mapping[str, Any]) -> LlamaShape:
     kind = rope.get("rope_type", rope.get("type", "default"))
     heads, width = config["num_attention_heads"], config["hidden_size"]
     odd = {
-        f"model_type {config.get('model_type')}": config.get("model_type") != "llama",
+        f"model_type {config.get('model_type')}": config.get("model_type") not in ("llama", "mixtral"),
+        f"a window of {config.get('sliding_window')} tokens": config.get("sliding_window") is not None,
         f"rope_type {kind}": kind not in ("default", "llama3", "yarn"),
         "yarn with mscale, or without truncation": rope.get("mscale") or not rope.get("truncate", True),
         f"hidden_act {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
@@ -281,6 +330,8 @@ def shape_from(config: Mapping[str, Any]) -> LlamaShape:
         max(groups for groups in (8, 4, 2, 1) if inner % groups == 0),
         config.get("rms_norm_eps", 1e-6),
         RopeScaling.read(rope, context),
+        config.get("num_local_experts", 0),
+        config.get("num_experts_per_tok", 2),
     )
 
 
@@ -289,6 +340,14 @@ def config_of(shape: LlamaShape) -> Dict[str, Any]:
     rope: Dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_base}
     if shape.rope is not None:
         rope.update(shape.rope.config())
+    experts = {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": shape.experts,
+        "num_experts_per_tok": shape.chosen,
+        "router_aux_loss_coef": shape.balance,
+        "sliding_window": None,
+    }
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -306,4 +365,5 @@ def config_of(shape: LlamaShape) -> Dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
+        **(experts if shape.experts else {}),
     }

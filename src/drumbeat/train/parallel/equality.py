@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from drumbeat.train.checkpoint.digest import hash_on_device
 from drumbeat.train.checkpoint.state import named_buffers, named_parameters, own_part
 from drumbeat.train.data.loaders import tensors_of
+from drumbeat.train.layers.batch_norm import BATCH_NORMS
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.refusal import Stopped
 
@@ -87,7 +87,7 @@ class Equality:
         """After an update: stop all ranks if a tensor differs between replicas."""
         held = self._held()
         problems, notes = [], []
-        for name in ("dp_replicate", "dp_shard", "cp", "tp"):
+        for name in ("dp_replicate", "dp_shard", "ep", "cp", "tp"):
             mesh = self.meshes.one(name)
             if mesh is None:
                 continue
@@ -140,7 +140,7 @@ SUMMED = "_drumbeat_summed_gradients"
 
 def _running_statistics(part: nn.Module) -> List[Tensor]:
     """Each rank has its own; they are averaged where they are used."""
-    layers = [module for module in part.modules() if isinstance(module, _BatchNorm)]
+    layers = [module for module in part.modules() if isinstance(module, BATCH_NORMS)]
     return [b for layer in layers for b in (layer.running_mean, layer.running_var) if b is not None]
 
 

@@ -10,8 +10,8 @@ from drumbeat.train.refusal import Refusal
 
 # From the outermost to the innermost: neighbours in rank order are neighbours in the machine, so what talks most
 # (tensor parallelism, in every layer) is innermost and what talks least (replicas, pipeline) is outermost.
-ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-SHORT = ("ddp", "fsdp", "hsdp", "tp", "pp", "cp")
+ORDER = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
+SHORT = ("ddp", "fsdp", "hsdp", "tp", "pp", "cp", "ep")
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,18 @@ class Layout:
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    ep: int = 1
 
     @staticmethod
     def parse(text: str, ranks_per_node: int = 1) -> Layout:
-        """`dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shards in a node, replicas between), tp, pp, cp."""
+        """`dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shards in a node, replicas between), tp, pp, cp, ep."""
         if text == "ddp":
             return Layout(dp_replicate=-1)
         if text == "fsdp":
             return Layout(dp_shard=-1)
         if text == "hsdp":
             return Layout(dp_replicate=-1, dp_shard=ranks_per_node)
-        if text in ("tp", "pp", "cp"):
+        if text in ("tp", "pp", "cp", "ep"):
             return Layout(**{text: -1})
         known = [field.name for field in fields(Layout)]
         degrees: Dict[str, int] = {}
@@ -72,12 +73,13 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        return self.dp_replicate * self.dp_shard * self.tp * self.pp * self.cp
+        return self.dp_replicate * self.dp_shard * self.tp * self.pp * self.cp * self.ep
 
     @property
     def data_ranks(self) -> int:
         """Return how many ways a batch is split."""
-        return self.dp_replicate * self.dp_shard
+        return self.dp_replicate * self.dp_shard * self.ep
 
     def equation(self) -> str:
-        return " x ".join(f"{name} {getattr(self, name) if getattr(self, name) > 0 else 'n'}" for name in ORDER)
+        degrees = {name: getattr(self, name) for name in ORDER if name != "ep" or self.ep != 1}
+        return " x ".join(f"{name} {degree if degree > 0 else 'n'}" for name, degree in degrees.items())

@@ -35,7 +35,8 @@ class Meshes:
         self.root: Optional[DeviceMesh] = None
         if layout.ranks > 1:
             self.root, self._joined = once_per_world(lambda: _made(layout, device_type), layout, device_type)
-        self.data_rank = self.coordinate("dp_replicate") * layout.dp_shard + self.coordinate("dp_shard")
+        outer = self.coordinate("dp_replicate") * layout.dp_shard + self.coordinate("dp_shard")
+        self.data_rank = outer * layout.ep + self.coordinate("ep")
 
     def one(self, name: str) -> Optional[DeviceMesh]:
         return None if self.root is None or getattr(self.layout, name) == 1 else self.root[name]
@@ -54,23 +55,17 @@ class Meshes:
     @property
     def tokens(self) -> Optional[DeviceMesh]:
         """The ranks whose losses add up: all that see different samples or different parts of a sequence."""
-        return self.joined("dp_replicate", "dp_shard", "cp")
+        return self.joined("dp_replicate", "dp_shard", "ep", "cp")
 
-    def sharding(self) -> Optional[DeviceMesh]:
-        """The mesh for fully_shard: one dimension, or (replicas, shards). Context parallelism shards parameters too."""
-        if self.root is None:
-            return None
-        shard = self.joined("dp_shard", "cp")
-        if self.layout.dp_replicate == 1:
+    def sharding(self, *inner: str) -> Optional[DeviceMesh]:
+        """The mesh for fully_shard: the dimensions `inner` as one, or (replicas, those). Ranks that hold other tokens shard
+        parameters, whatever made them hold others; None: there is nothing to share."""
+        inner = inner or ("dp_shard", "ep", "cp")
+        shard = self.joined(*inner)
+        if self.root is None or self.layout.dp_replicate == 1:
             return shard
-        if self.layout.cp > 1:
-            self.joined("dp_shard", "cp")
-            return (
-                self.root["dp_replicate", "dp_shard_cp"]
-                if self.layout.dp_shard > 1
-                else self.root["dp_replicate", "cp"]
-            )
-        return self.root["dp_replicate", "dp_shard"]
+        name = "_".join(name for name in inner if getattr(self.layout, name) > 1) or "dp_shard"
+        return self.root["dp_replicate", name]
 
     def coordinate(self, name: str) -> int:
         mesh = self.one(name)
@@ -79,9 +74,9 @@ class Meshes:
 
 def _made(layout: Layout, device_type: str) -> Tuple[DeviceMesh, Dict[Tuple[str, ...], DeviceMesh]]:
     """The mesh of all ranks, and room for the meshes that are joined from its dimensions. Dimensions of one rank are left out,
-    but for the shards of replicas under tensor parallelism: fully_shard wants (replicas, shards)."""
+    but for the shards of replicas under tensor or expert parallelism: fully_shard wants (replicas, shards)."""
     names = [name for name in ORDER if getattr(layout, name) > 1]
-    if layout.dp_replicate > 1 and layout.dp_shard == 1 and layout.tp > 1:
+    if layout.dp_replicate > 1 and layout.dp_shard == 1 and layout.tp * layout.ep > 1:
         names.insert(names.index("dp_replicate") + 1, "dp_shard")
     sizes = tuple(getattr(layout, name) for name in names)
     return init_device_mesh(device_type, sizes, mesh_dim_names=tuple(names)), {}

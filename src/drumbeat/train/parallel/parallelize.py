@@ -3,7 +3,7 @@
     model = parallelize(model, meshes, blocks="blocks", precision=Precision("bf16"), compile=True)
 
 The order matters:
-1. tensor parallelism first: it exchanges parameters for slices, and everything later must see the slices;
+1. tensor and expert parallelism first: they exchange parameters for slices, and everything later must see the slices;
 2. activation checkpointing next: recomputation must contain the tensor-parallel communication, not wrap around nothing;
 3. compile each block: after recomputation, so the compiler sees it and can choose; before sharding, so that the hooks
    which gather parameters stay outside the graph (`module.compile()`: a reassigned OptimizedModule would skip them);
@@ -23,13 +23,15 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from drumbeat.train.layers.batch_norm import BATCH_NORMS
 from drumbeat.train.layers.flash4 import FLASH4
 from drumbeat.train.parallel import hooks
+from drumbeat.train.parallel.experts import apply_expert_parallelism, cut_experts
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.ring import RING_ATTENTION
 from drumbeat.train.parallel.tensor_plan import apply_tensor_plan
@@ -42,7 +44,7 @@ _BUFFERS = next(
     if name in inspect.signature(DistributedDataParallel.__init__).parameters
 )
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "lean", "full")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def parallelize(
     precision.check(device, sharded, layout.tp > 1)
     if layout.tp > 1:
         apply_tensor_plan(model, meshes, tensor_plan or {})
+    apply_expert_parallelism(model, meshes)
     precision.prepare(model, sharded, blocks)
     if sharding is not None and sharding.offload and not sharded:
         raise Refusal(
@@ -99,7 +102,7 @@ def shards(meshes: Meshes) -> bool:
     DDP carries other replicas; those of a pipeline add their gradients themselves (replicas.py)."""
     layout = meshes.layout
     copies = layout.dp_replicate > 1 or layout.cp > 1
-    return layout.dp_shard > 1 or (copies and layout.tp > 1 and layout.pp == 1)
+    return layout.dp_shard > 1 or layout.ep > 1 or (copies and layout.tp > 1 and layout.pp == 1)
 
 
 def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
@@ -124,12 +127,13 @@ def find_blocks(model: nn.Module) -> str:
     return best
 
 
-# Selective recomputation keeps the results of products and attention (expensive) and recomputes the rest (cheap).
+# Selective recomputation keeps the results of products and attention (expensive) and recomputes the rest (cheap). The lean one
+# also computes a product again that is more than twice as wide as its input, as a feed-forward's gates are: the most memory.
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default, torch.ops.aten._grouped_mm.default}
 _DEAR = {
-    torch.ops.aten.mm.default,
+    *_PRODUCTS,
     RING_ATTENTION,
     FLASH4,
-    torch.ops.aten._scaled_mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -137,8 +141,9 @@ _DEAR = {
 }
 
 
-def _choose(_context: Any, operation: Any, *_args: Any, **_more: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _DEAR else CheckpointPolicy.PREFER_RECOMPUTE
+def _choose(lean: bool, _context: Any, operation: Any, *args: Any, **_more: Any) -> CheckpointPolicy:
+    again = lean and operation in _PRODUCTS and args[1].shape[-1] > 2 * args[1].shape[-2]
+    return CheckpointPolicy.MUST_SAVE if operation in _DEAR and not again else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]], how: str) -> None:
@@ -151,10 +156,11 @@ def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]],
     parents = {id(block): parent for parent in model.modules() for block in parent.children()}
     for name, block in repeated:
         more: Dict[str, Any] = {}
-        if how == "selective":
-            more = {"context_fn": lambda: create_selective_checkpoint_contexts(_choose)}
-        if any(isinstance(module, _BatchNorm) for module in block.modules()):
-            if how == "selective":
+        if how != "full":
+            policy = functools.partial(_choose, how == "lean")
+            more = {"context_fn": functools.partial(create_selective_checkpoint_contexts, policy)}
+        if any(isinstance(module, BATCH_NORMS) for module in block.modules()):
+            if how != "full":
                 raise Refusal("selective recomputation of blocks with batch norm is not built", "use recompute=full")
             more = {"context_fn": functools.partial(_statistics_once, block)}
         parents[id(block)].register_module(name, checkpoint_wrapper(block, preserve_rng_state=True, **more))
@@ -187,6 +193,11 @@ def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: s
         "offload_policy": offload,
         "reshard_after_forward": None if keep is None else not keep,
     }
+    experts, apart = cut_experts(model), meshes.sharding("dp_shard", "cp")
+    if apart is None:  # every rank has its own, and they have seen all of their tokens
+        options["ignored_params"] = {p for module in experts for p in module.parameters()}
+    for module in experts if apart is not None else ():
+        fully_shard(module, **{**options, "mesh": apart}, shard_placement_fn=lambda _: Shard(1))
     units = [block for _, block in block_list(model, blocks)] if blocks else large_modules(model, how.smallest)
     for unit in units:
         fully_shard(unit, **options)

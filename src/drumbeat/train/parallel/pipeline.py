@@ -49,9 +49,9 @@ def refuse_for_pipelines(precision: str, schedule: str, recompute: str) -> None:
         raise Refusal(
             "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
         )
-    if schedule in SPLIT_BACKWARD and recompute == "selective":
+    if schedule in SPLIT_BACKWARD and recompute in ("selective", "lean"):
         raise Refusal(
-            f"pipeline schedule {schedule} with selective recomputation: torch recomputes such a block once, "
+            f"pipeline schedule {schedule} with {recompute} recomputation: torch recomputes such a block once, "
             "and a split backward pass asks for it twice",
             "use recompute=full or none, or schedule interleaved",
         )

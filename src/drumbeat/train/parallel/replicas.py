@@ -19,8 +19,8 @@ def add_gradients(parameters: Sequence[Tensor], mesh: DeviceMesh) -> None:
     for bucket in buckets([p.grad for p in parameters if p.grad is not None]):
         flat = torch.cat([x.flatten() for x in bucket])
         dist.all_reduce(flat, group=mesh.get_group())
-        parts = flat.split([x.numel() for x in bucket])
-        torch._foreach_copy_(bucket, [part.view_as(x) for part, x in zip(parts, bucket)])
+        for part, x in zip(flat.split([x.numel() for x in bucket]), bucket):
+            x.copy_(part.view_as(x))
 
 
 def buckets(gradients: Sequence[Tensor]) -> List[List[Tensor]]:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumbeat.train.checkpoint.state import named_buffers
+from drumbeat.train.layers.batch_norm import BATCH_NORMS
 from drumbeat.train.parallel.meshes import Meshes
 
 
@@ -38,6 +39,6 @@ def agreed_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Iterator[No
 
 def _statistics(parts: Sequence[nn.Module]) -> Dict[str, Tensor]:
     """The running means of batch normalisation, under the names that they have in a checkpoint."""
-    layers = [m for part in parts for m in part.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    layers = [m for part in parts for m in part.modules() if isinstance(m, BATCH_NORMS)]
     running = {id(buffer) for layer in layers for buffer in (layer.running_mean, layer.running_var)}
     return {name: buffer for name, buffer in named_buffers(parts) if id(buffer) in running}

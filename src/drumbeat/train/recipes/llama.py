@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Dict
+from typing import Dict, Optional
 
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -32,6 +32,7 @@ from drumbeat.train.measure.mfu import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, RopeScaling, segments, shape_from
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
+from drumbeat.train.parallel.tensor_plan import SummedGradients
 from drumbeat.train.precision import Precision
 from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.refusal import Refusal
@@ -55,13 +56,17 @@ class LlamaSettings(TokenSettings):
 SettingsClass = LlamaSettings
 
 # Highest learning rates, for a quarter of a million tokens per step and the warm-up of the defaults.
-RATES = {"byte-tiny": 5e-3, "1b": 2e-4, "3b": 1.5e-4, "8b": 1e-4, "70b": 5e-5}
+RATES = {"byte-tiny": 5e-3, "1b": 2e-4, "3b": 1.5e-4, "8b": 1e-4, "70b": 5e-5, "byte-experts": 5e-3}
 LARGE = 2_000_000_000  # parameters: from here on a rank never holds the whole model, not even at the start
 
 
-def tensor_plan() -> Dict[str, ParallelStyle]:
+def tensor_plan(experts: bool = False) -> Dict[str, ParallelStyle]:
     """Cut along heads and along the inner width; between them the sequence is cut (sequence parallelism), and the head
-    leaves its logits cut along the vocabulary (loss parallelism)."""
+    leaves its logits cut along the vocabulary (loss parallelism). Experts take each rank's part of the sequence as it is."""
+    if experts:
+        own = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Shard(1),), use_local_output=True)
+        dense = {name: style for name, style in tensor_plan().items() if not name.startswith("blocks.*.mlp.")}
+        return {**dense, "blocks.*.mlp": own, "blocks.*.mlp.router": SummedGradients()}
     return {
         "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "blocks.*.attention_norm": SequenceParallel(),
@@ -80,15 +85,19 @@ def tensor_plan() -> Dict[str, ParallelStyle]:
 
 
 def transformer(shape: LlamaShape, length: int) -> Transformer:
-    embedding = 0 if shape.tied else shape.width * shape.vocabulary
     kv = 2 * shape.kv_heads * shape.head_width
-    count = shape.matmul_parameters + embedding
-    return Transformer(count, shape.layers, shape.width, kv, shape.inner, shape.vocabulary, length)
+    inner = shape.inner * (shape.chosen if shape.experts else 1)
+    return Transformer(shape.parameters, shape.layers, shape.width, kv, inner, shape.vocabulary, length)
 
 
 def check(shape: LlamaShape, meshes: Meshes, length: int) -> None:
     tp, own = meshes.layout.tp, length // meshes.layout.cp
-    if shape.kv_heads % tp or shape.gate_groups % tp or own % tp or shape.vocabulary % tp:
+    if shape.experts and meshes.layout.pp > 1:
+        raise Refusal(
+            "layout pp with experts: the loss that keeps them evenly used is not carried between stages",
+            "use ep, fsdp, tp or cp",
+        )
+    if shape.kv_heads % tp or (shape.gate_groups % tp and not shape.experts) or own % tp or shape.vocabulary % tp:
         raise Refusal(
             f"tensor parallelism {tp}: it must divide {shape.kv_heads} key-value heads, {shape.gate_groups} gate "
             f"groups, {own} tokens and {shape.vocabulary} words",
@@ -106,12 +115,16 @@ def samples(settings: LlamaSettings, shape: LlamaShape, length: int, part: str) 
     return byte_text(os.path.expanduser(settings.data), length, part)
 
 
-def run(settings: LlamaSettings) -> Result:
+def run(settings: LlamaSettings, shape: Optional[LlamaShape] = None) -> Result:
+    """`shape`: one with experts, from that recipe."""
     if settings.weights and settings.model != "byte-tiny":
         raise Refusal(f"weights and model={settings.model} together", "the folder's config.json says which shape it is")
-    if settings.model not in SHAPES:
-        raise Refusal(f"no llama shape '{settings.model}'", f"known: {', '.join(SHAPES)}")
-    base = SHAPES[settings.model] if not settings.weights else shape_from(read_config(settings.weights))
+    dense = [name for name, known in SHAPES.items() if not known.experts]
+    if shape is None and settings.model not in dense:
+        raise Refusal(f"no llama shape '{settings.model}'", f"known: {', '.join(dense)}")
+    base = shape or (SHAPES[settings.model] if not settings.weights else shape_from(read_config(settings.weights)))
+    if base.experts and shape is None:
+        raise Refusal(f"{settings.weights} has experts", "train.setup takes it as it is: docs/train/experts.md")
     settings = replace(settings, lr=settings.lr or (2e-5 if settings.weights else RATES.get(settings.model, 2e-4)))
     world = join()
     meshes = meshes_for(settings, world)
@@ -123,14 +136,14 @@ def run(settings: LlamaSettings) -> Result:
     settings = resolved(settings, world, meshes, transformer(shape, length))
     layout = meshes.layout
     # Else a rank holds the whole model anyway.
-    empty = shape.matmul_parameters > LARGE and (shards(meshes) or layout.tp > 1 or layout.pp > 1)
+    empty = shape.parameters > LARGE and (shards(meshes) or layout.tp > 1 or layout.pp > 1)
     model = build(settings, world, lambda: Llama(shape), empty)
     trainer = set_up(
         settings,
         model,
         optimizer_of(settings, model),
         scheduler=SCHEDULES[settings.rate](settings.steps, settings.warmup),
-        plan=tensor_plan(),
+        plan=tensor_plan(bool(shape.experts)),
         blocks="blocks",
         ema=settings.ema,
         context=settings.context,
@@ -144,7 +157,7 @@ def run(settings: LlamaSettings) -> Result:
     if world.lead:
         count = sum(p.numel() for p in trainer.parts[0].parameters())
         stage = " in the first stages" if meshes.layout.pp > 1 else ""
-        name = settings.weights or f"llama {settings.model}"
+        name = settings.weights or f"{'experts' if shape.experts else 'llama'} {settings.model}"
         if length > base.context and shape.rope is None:
             fix = f"rope=yarn:{-(-length // base.context)} stretches it"
             print(f"sequences of {length} tokens, and the shape was made for {base.context}: {fix}", flush=True)
