@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from drumbeat.runfolder.files import replace
 from tests.conftest import wait_for
 from tests.slurm.conftest import output, said
 from tests.slurm.test_stopped import begin, saved
@@ -65,20 +66,16 @@ def configured(cluster):
     with open(path, encoding="utf-8") as file:
         before = file.read()
 
-    def write(text):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-        cluster.out("scontrol", "reconfigure")
-
     def configure(*changes):
         text = before
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        write(text)
+        replace(path, text)  # whole at any moment: a node that still reads it for the last change would end at half a file
+        cluster.out("scontrol", "reconfigure")
 
     yield configure
-    write(before)
+    configure()
 
 
 @pytest.fixture
