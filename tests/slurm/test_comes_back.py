@@ -56,7 +56,8 @@ def test_ending_with_75_is_bounded(cluster, oar):
     number, folder = oar.submit(job)
     ended = cluster.wait(number, ["FAILED", "COMPLETED", "CANCELLED"])
     assert ended["JobState"] == "FAILED" and ended["ExitCode"] == "75:0" and ended["Restarts"] == "1", output(folder)
-    assert state(oar, number)["state"] in ("failed", "cancelled")
+    told = state(oar, number)
+    assert told["state"] == "failed" and "`requeues` is used up" in told["detail"], told
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def configured(cluster):
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        replace(path, text)  # whole at any moment: a node that still reads it for the last change would end at half a file
+        replace(path, text)  # whole: a node that still reads it after the last change would end at half a file
         cluster.out("scontrol", "reconfigure")
 
     yield configure

@@ -110,18 +110,11 @@ _NO_CONTROLLER = regex(
 )
 
 
-def test_only(script: str, environ: Mapping[str, str]) -> str:
-    """Let Slurm check the request before anything is queued; its complaint is raised as ours."""
-    done = _call(["sbatch", "--test-only"], environ, script)
-    if done.returncode != 0:
-        raise _refused(done.stderr)
-    return _plain(done.stderr)
-
-
-def submit(script: str, environ: Mapping[str, str]) -> str:
+def submit(script: str, environ: Mapping[str, str], avoided: Sequence[str] = ()) -> str:
+    """Return the handle of the queued job. `avoided`: nodes that drumbeat itself excludes."""
     done = _call(["sbatch", "--parsable"], environ, script)
     if done.returncode != 0:
-        raise _refused(done.stderr)
+        raise _refused(done.stderr, avoided)
     job, _, cluster = done.stdout.strip().partition(";")
     if not job.isdigit():
         raise Problem(f"sbatch answered {done.stdout.strip()[:80]!r} instead of a job's number")
@@ -178,6 +171,17 @@ def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, St
     return {handle: status or Status(handle, UNKNOWN, unknown, over=not away) for handle, status in found.items()}
 
 
+def hopeless(handle: str, environ: Mapping[str, str]) -> str:
+    """Return why a job that was just queued can never start, with what to do; empty if nothing says so."""
+    try:
+        found = statuses([handle], environ)[handle]
+    except Problem:
+        return ""
+    never = "never starts: "  # in reasons.yaml
+    words = (task.detail for task in found.tasks or (found,))
+    return next((text[len(never) :] for text in words if text.startswith(never)), "")
+
+
 def _prefix(handle: str) -> str:
     return handle.rpartition("/")[0] + "/"
 
@@ -222,13 +226,16 @@ def _unreachable(text: str) -> bool:
     return bool(_NO_CONTROLLER.search(text))
 
 
-def _refused(text: str) -> Problem:
+def _refused(text: str, avoided: Sequence[str] = ()) -> Problem:
     """Turn what sbatch wrote when it failed into a Problem; if Slurm was never reached, it has refused nothing."""
     if _unreachable(text):
         return Problem(
             f"{UNREACHABLE}: {_complaint(text)}", "log in to the cluster's login node; there, scontrol ping must answer"
         )
-    return Problem(f"Slurm refuses this job: {_complaint(text)}", _advice(text))
+    advice = _advice(text)
+    if avoided and ("node configuration" in text or "processors" in text):
+        advice = f"drumbeat excludes {', '.join(avoided[:8])} after earlier failures; --bad-nodes use keeps them. Or: {advice}"
+    return Problem(f"Slurm refuses this job: {_complaint(text)}", advice)
 
 
 def _plain(text: str) -> str:
