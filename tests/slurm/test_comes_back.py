@@ -97,6 +97,29 @@ def test_preemption_saves_and_comes_back(cluster, oar, kill_wait_30):
     assert saved(oar, "preempted") == ["1"] and job["Restarts"] == "1", output(folder)
 
 
+def test_a_job_that_could_never_start_is_refused(cluster, oar, configured):
+    """Some clusters queue it all the same, and keep it for ever. Nodes that are down are no reason: they come back."""
+    configured(("EnforcePartLimits=ALL", "EnforcePartLimits=NO"), ("MaxTime=INFINITE", "MaxTime=30"))
+    before = cluster.out("squeue", "-h", "-o", "%i").split()
+    done = oar("submit", oar.job("too-long", nodes=1, time="1h", command="python3 -V"))
+    assert done.returncode == 2 and "Slurm would never start this job: it asks for more time" in done.stderr, done.stderr
+    assert "sinfo -o" in done.stderr and cluster.out("squeue", "-h", "-o", "%i").split() == before
+    cluster.out("scontrol", "update", "nodename=reed4", "state=down", "reason=test")
+    try:
+        number, _ = oar.submit(oar.job("down", nodes=1, partition="slow", command="python3 -V"))
+        assert "down, drained or reserved" in state(oar, number)["detail"]
+        oar("cancel", number)
+    finally:
+        cluster.out("scontrol", "update", "nodename=reed4", "state=resume")
+
+
+def test_nodes_that_drumbeat_itself_excludes_are_named(cluster, oar):
+    assert oar("nodes", "exclude", "reed5", "--why", "test").returncode == 0
+    done = oar("submit", oar.job("excluded", nodes=1, partition="yields", command="python3 -V"))
+    assert done.returncode == 2 and "drumbeat excludes reed5" in done.stderr and "--bad-nodes use" in done.stderr
+    assert oar("nodes", "forget", "reed5").returncode == 0
+
+
 DOES_NOT_SAVE = """
 import os, time
 print("attempt", os.environ["DRUMBEAT_ATTEMPT"], flush=True)

@@ -76,8 +76,8 @@ def test_a_save_that_slurm_cuts_is_told(cluster, oar):
     """Slurm kills 8 s after scancel (KillWait), whatever stop-grace says: the promise is corrected, and the loss is named."""
     number, folder = begin(oar, "cut", nodes=1, takes=60)
     cluster.out("scancel", str(number))
-    cluster.wait(number, ["CANCELLED"])
-    wait_for(lambda: not cluster.processes("oar9"), 120, "the kill")
+    node = cluster.wait(number, ["CANCELLED"])["NodeList"]
+    wait_for(lambda: not cluster.processes(node), 120, "the kill")
     words = oar("status", number).stdout
     assert "the ranks have 8 s to save, not the 20 s of stop-grace" in words, words
     assert "a save that was not finished is cut" in words and saved(oar, "cut") == []

@@ -393,8 +393,8 @@ class LeadSide:
 
     def _obey_lines(self, lines: Iterable[Sequence[str]]) -> None:
         for name, why in lines:
-            if name in ("LOST", "LEFT"):
-                self._do(self.lead.waits_in_vain(why) if name == "LOST" else self.lead.has_left(why))
+            if name == "LOST":
+                self._do(self.lead.waits_in_vain(why))
                 continue
             number = signal.SIGINT if name == "INT" else signal.SIGTERM
             self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, Status
 from drumbeat.base.light_dataclass import dataclass
@@ -14,7 +14,6 @@ from drumbeat.base.record import RecordError, from_plain
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding, Verdict
-from drumbeat.logs.recorded import Recorded
 from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
@@ -24,6 +23,9 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run, lead_now
 from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, world_of
 from drumbeat.runfolder.summary import Affected, Summary
+
+if TYPE_CHECKING:
+    from drumbeat.logs.recorded import Recorded
 
 find = Catalog("lead")
 
@@ -121,6 +123,8 @@ _MOST_EARLIER = 3
 
 def recorded_end(run: Run) -> Recorded:
     """Return the recorded end. Its evidence names files relative to the run folder."""
+    from drumbeat.logs.recorded import Recorded  # here: it brings all of the log reader, and every `submit` would wait
+
     events = run.run_events()
     notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), _summary(run)
     if summary is not None:
@@ -241,6 +245,37 @@ def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
     if seen is None:
         return ()
     return (find("transport-seen", answer=seen.answer, summary=seen.summary),)
+
+
+def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:
+    """Say that ranks were asked to save and end, and did not, or may not have the time to. A lead that was killed with them
+    leaves no report: its records then stop between the request and the end. `over`: no more will come."""
+    found = ""
+    asked: Optional[kinds.Stopping] = None
+    for event in [*run.run_events(), None]:
+        if asked and (isinstance(event, kinds.RunStarted) or (event is None and over)):
+            found = f"killed while its ranks were still ending ({asked.why}): a save that was not finished is cut"
+            found, asked = found + _too_short(run, asked), None
+        elif isinstance(event, kinds.Stopping) and event.grace:
+            found, asked = "", event
+        elif isinstance(event, (kinds.AttemptEnded, kinds.RunEnded)):
+            asked = None
+        elif isinstance(event, kinds.FindingMade) and event.finding.code == "not-saved":
+            found = f"{event.finding.title}; {event.finding.cause}"
+    found = found or (_too_short(run, asked)[2:] if asked else "")
+    return [("warning", found)] if found else []
+
+
+def _too_short(run: Run, asked: kinds.Stopping) -> str:
+    """Compare the time that the ranks had according to whoever asked for the end, if it said so, with `stop-grace`."""
+    try:
+        with open(run.folder.stop, encoding="utf-8", errors="replace") as file:
+            told = [line.split(" ", 2)[1:] for line in file if line.startswith("LEFT ")]
+    except OSError:
+        return ""
+    if not told or len(told[-1]) < 2 or not told[-1][0].isdigit() or int(told[-1][0]) >= asked.grace:
+        return ""
+    return f"; the ranks have {told[-1][0]} s to save, not the {asked.grace:g} s of stop-grace: {told[-1][1].strip()}"
 
 
 # News for a person who waits for a job to start: what its scheduler says, and which nodes have joined.

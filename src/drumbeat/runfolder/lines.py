@@ -8,9 +8,7 @@ from typing import Collection, List, Mapping, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
-from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding, shown
-from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Log, lost_spares
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
@@ -116,28 +114,6 @@ def lasted_words(seconds: float) -> str:
     return f"; it lasted {duration(seconds)}"
 
 
-find = Catalog("lead")
-_UNSAVED = "not-saved"
-
-
-def unsaved_lines(run: Run, over: bool) -> Lines:
-    """Say that ranks were asked to save and end, and did not. A lead that was killed with them leaves no such report: its
-    records then stop between the request and the end. `over`: no more will come."""
-    found: Optional[Finding] = None
-    asked: Optional[kinds.Stopping] = None
-    for event in [*run.run_events(), None]:
-        if asked and (isinstance(event, kinds.RunStarted) or (event is None and over)):
-            short = f"{found.title}; " if found else ""
-            found, asked = find(_UNSAVED, "cut", why=asked.why, grace=asked.grace, short=short), None
-        elif isinstance(event, kinds.Stopping) and event.grace:
-            found, asked = None, event
-        elif isinstance(event, (kinds.AttemptEnded, kinds.RunEnded)):
-            asked = None
-        elif isinstance(event, kinds.FindingMade) and event.finding.code == _UNSAVED:
-            found = event.finding
-    return [("warning", f"{found.title}; {found.cause}")] if found else []
-
-
 def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> Lines:
     """Return at most MOST_LINES lines. `printed`: nodes whose ranks' output the reader has seen already, so it is not
     repeated."""
@@ -152,7 +128,6 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         after.append(("warning", f"the last loss is {progress.not_finite}; {saved}"))
     if summary.world:
         after.append(("warning", summary.world.title))
-    after += unsaved_lines(run, True)
     if progress.target_reached is not None:
         after.append(("target", "reached" if progress.target_reached else "not reached"))
     if summary.throughput:

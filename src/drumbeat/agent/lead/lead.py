@@ -499,16 +499,6 @@ class Lead:
         number = signal.SIGUSR2 if passed_on else self.order.stop_signal
         return self._stop_ranks(request.why, number, self.order.stop_grace)
 
-    def has_left(self, text: str) -> List[Act]:
-        """Told how many seconds there are until whoever asked for the end kills the ranks: once, if that is not enough."""
-        seconds, _, why = text.partition(" ")
-        asked, grace = self.requests, self.order.stop_grace
-        if self.phase != "stopping" or asked.left_known or not seconds.isdigit():
-            return []
-        asked.left_known = True
-        short = find("not-saved", "short", seconds=int(seconds), why=why, grace=grace)
-        return [record_finding(short)] if int(seconds) < grace else []
-
     def tick(self, now: float) -> List[Act]:
         timing, limit = self.order.timing, self.order.time_limit
         elapsed = now - self.started

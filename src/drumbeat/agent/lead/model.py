@@ -168,7 +168,6 @@ class StopRequests:
     number: int = 0
     way: str = ""  # of the first request
     cancelled: bool = False
-    left_known: bool = False  # somebody has said how much time there is
     _acts: int = 0  # of the user
 
     def on(self, request: StopRequest) -> Optional[str]:

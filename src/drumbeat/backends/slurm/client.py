@@ -104,6 +104,7 @@ def _task(handle: str) -> int:
 
 
 _SECONDS = 30.0
+_clusters: Dict[str, str] = {}  # slurm.conf -> the cluster's name
 UNREACHABLE = "no Slurm controller can be reached from here"
 _NO_CONTROLLER = regex(
     r"Unable to contact slurm controller|Could not establish a configuration source|resolve_ctls_from_dns_srv"
@@ -133,10 +134,13 @@ def sbatch_environment(environ: Mapping[str, str], settled: Sequence[str]) -> Di
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:
-    """Return the cluster's name; empty if Slurm does not answer."""
-    done = _call(["scontrol", "show", "config"], environ)
-    match = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
-    return match.group(1) if match else ""
+    """Return the cluster's name; empty if Slurm does not answer. Asked once per slurm.conf."""
+    conf = environ.get("SLURM_CONF", "")
+    if conf not in _clusters:
+        done = _call(["scontrol", "show", "config"], environ)
+        match = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
+        _clusters[conf] = match.group(1) if match else ""
+    return _clusters[conf]
 
 
 def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
