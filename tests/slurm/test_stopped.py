@@ -79,5 +79,5 @@ def test_a_save_that_slurm_cuts_is_told(cluster, oar):
     node = cluster.wait(number, ["CANCELLED"])["NodeList"]
     wait_for(lambda: not cluster.processes(node), 120, "the kill")
     words = oar("status", number).stdout
-    assert "the ranks have 8 s to save, not the 20 s of stop-grace" in words, words
+    assert "the ranks get 8 s to save, less than the 20 s of stop-grace" in words, words
     assert "a save that was not finished is cut" in words and saved(oar, "cut") == []

@@ -77,7 +77,7 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     if summary is None and not goes_on:
         failure = recorded_end(run).cause
     if failure is None and told.state in ("failed", "unknown"):
-        failure = cause_in_output(run)
+        failure = cause_in_output(run, told)
     ranks = run.ranks() if goes_on else Ranks()
     events = run.run_events() if goes_on else []
     course = Course(events)
@@ -100,17 +100,23 @@ def _elapsed(run: Run, state: str, now: float) -> Optional[float]:
     return max(0.0, now - run.record.created) if state in ALIVE and run.record.created else None
 
 
-def cause_in_output(run: Run) -> Optional[Finding]:
+def output_of(run: Run, told: Status) -> List[str]:
+    """Return the files that the run's job printed into, the newest last; of an array, those of its tasks that failed."""
+    failed = tuple(f"_{task.handle.rpartition('_')[2]}.out" for task in told.tasks if task.state == "failed")
+    return [name for name in run.output() if not failed or name.endswith(failed)]
+
+
+def cause_in_output(run: Run, told: Status) -> Optional[Finding]:
     """Find the cause in what a scheduler's job printed before any agent could say why: no container runtime on a node, a
     bad image, a full disk."""
-    lines = run.output_lines()
+    names = output_of(run, told)
+    lines = run.output_lines(names)
     if not lines:
         return None
     from drumbeat.logs.reader import Reader  # here: its tables take a while to load, and few runs need them
 
     reader = Reader()
-    name = run.output()[-1]
-    reader.feed_lines(name, 1, [line.encode("utf-8", "replace") for line in lines])
+    reader.feed_lines(names[-1], 1, [line.encode("utf-8", "replace") for line in lines])
     return reader.report().failure.finding
 
 
@@ -251,18 +257,20 @@ def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:
     """Say that ranks were asked to save and end, and did not, or may not have the time to. A lead that was killed with them
     leaves no report: its records then stop between the request and the end. `over`: no more will come."""
     found = ""
-    asked: Optional[kinds.Stopping] = None
+    asked: Optional[kinds.Stopping] = None  # of the last attempt
+    ended = True
     for event in [*run.run_events(), None]:
-        if asked and (isinstance(event, kinds.RunStarted) or (event is None and over)):
+        if asked and not ended and (isinstance(event, kinds.RunStarted) or (event is None and over)):
             found = f"killed while its ranks were still ending ({asked.why}): a save that was not finished is cut"
-            found, asked = found + _too_short(run, asked), None
+            found, ended = found + _too_short(run, asked), True
         elif isinstance(event, kinds.Stopping) and event.grace:
-            found, asked = "", event
+            found, asked, ended = "", event, False
         elif isinstance(event, (kinds.AttemptEnded, kinds.RunEnded)):
-            asked = None
+            ended = True
         elif isinstance(event, kinds.FindingMade) and event.finding.code == "not-saved":
-            found = f"{event.finding.title}; {event.finding.cause}"
-    found = found or (_too_short(run, asked)[2:] if asked else "")
+            found = f"{event.finding.title}; {event.finding.cause}" + (_too_short(run, asked) if asked else "")
+    if asked and not ended:
+        found = found or _too_short(run, asked)[2:]
     return [("warning", found)] if found else []
 
 
@@ -275,7 +283,8 @@ def _too_short(run: Run, asked: kinds.Stopping) -> str:
         return ""
     if not told or len(told[-1]) < 2 or not told[-1][0].isdigit() or int(told[-1][0]) >= asked.grace:
         return ""
-    return f"; the ranks have {told[-1][0]} s to save, not the {asked.grace:g} s of stop-grace: {told[-1][1].strip()}"
+    less = f"the ranks get {told[-1][0]} s to save, less than the {asked.grace:g} s of stop-grace"
+    return f"; {less}: {told[-1][1].strip()}"
 
 
 # News for a person who waits for a job to start: what its scheduler says, and which nodes have joined.
