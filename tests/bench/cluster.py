@@ -69,7 +69,6 @@ class Cluster:
         for name, text in config.files(self.base, self.nodes, self.cpus, self.gpus, self.partitions).items():
             with open(os.path.join(self.base, "etc", name), "w", encoding="utf-8") as file:
                 file.write(text)
-            os.chmod(file.name, 0o755)
         self._network()
         self.boot(HEAD)
         for node in self.nodes:

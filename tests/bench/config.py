@@ -34,7 +34,6 @@ def files(
     return {
         "hosts": hosts,
         "init.sh": INIT,
-        "epilog.sh": EPILOG,
         "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
         "gres.conf": f"NodeName={names} Name=gpu Type=h200 File={base}/dev/nvidia[0-{gpus - 1}]\n",
         "slurm.conf": SLURM.format(base=base, head=address("254"), nodes=node_lines, partitions=partition_lines),
@@ -42,8 +41,7 @@ def files(
 
 
 # Short times throughout: a node that is gone must be seen within a test, and a killed job must not wait 30 s.
-# Processes are tracked by their groups: like the cgroups of real clusters, that signals the tasks and not all below them. Unlike
-# those it does not kill all of them either, so the epilog does.
+# Processes are tracked by their groups: like the cgroups of real clusters, that signals the tasks and not all below them.
 SLURM = """
 ClusterName=bench
 SlurmctldHost=head({head})
@@ -78,21 +76,12 @@ KillWait=8
 OverTimeLimit=0
 MinJobAge=3600
 JobRequeue=1
-Epilog={base}/etc/epilog.sh
 ReturnToService=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 {nodes}
 {partitions}
-"""
-
-EPILOG = """#!/bin/sh
-# At the end of a job on a node: whatever its tasks have left.
-for place in $(grep -lzx "SLURM_JOB_ID=$SLURM_JOB_ID" $(grep -lz "^SLURM_PROCID=" /proc/[0-9]*/environ 2>/dev/null) 2>/dev/null); do
-  pid=${place#/proc/}; kill -KILL "${pid%/environ}" 2>/dev/null
-done
-exit 0
 """
 
 INIT = """#!/bin/sh

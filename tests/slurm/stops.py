@@ -10,10 +10,13 @@ where it was, and `--only N` runs one again. Ranks write what happens to them in
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -111,7 +114,7 @@ class Lane:
         script = self.oar.ranks("stopped_rank", RANK)
         keys = {"nodes": stop.nodes, "ranks_per_node": 1, "stop_grace": f"{GRACE}s", "partition": self.name}
         if stop.kind == "time limit":
-            keys.update(stop_grace="5s", time="2m")
+            keys["time"] = "2m"
         elif stop.kind == "preempted":
             keys["partition"] += "-at-once"
         elif stop.kind in ("held", "released"):
@@ -235,6 +238,32 @@ class Lane:
             time.sleep(0.5)
 
 
+def kill_as_cgroups(base: str, over: threading.Event) -> None:
+    """What cgroups do on a real cluster, and groups of processes here do not: when the tasks of a step are gone, so is all that
+    they have started. That is how Slurm's kill ends the agents and a save."""
+    while not over.wait(0.5):
+        keepers, parents, found = {}, set(), []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                environ = (place / "environ").read_bytes()
+                if f"SLURM_CONF={base}/etc/slurm.conf".encode() not in environ:
+                    continue
+                words = dict(each.partition(b"=")[::2] for each in environ.split(b"\0"))
+                step = re.match(rb"slurmstepd: \[(\d+)\.(\d+)\]", (place / "cmdline").read_bytes())
+                node = os.readlink(place / "ns/pid")
+                parents.add(int((place / "stat").read_text().rpartition(")")[2].split()[1]))
+            except OSError:
+                continue
+            if step:
+                keepers[(node, *step.groups())] = int(place.name)
+            elif b"SLURM_PROCID" in words:
+                found.append(((node, words.get(b"SLURM_JOB_ID"), words.get(b"SLURM_STEP_ID")), int(place.name)))
+        for key, pid in found:
+            if key in keepers and keepers[key] not in parents:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
 def run_all(stops: List[Stop], lanes: List[Lane], keep: Callable[[Stop, str, str], None]) -> None:
     todo, lock = list(stops), threading.Lock()
 
@@ -291,11 +320,13 @@ def main() -> int:
     base = tempfile.mkdtemp(prefix="drumbeat-stops-", dir="/var/tmp")
     os.chmod(base, 0o755)
     cluster = Cluster(base, {node: last for pair in pairs.values() for node, last in pair.items()}, partitions=parts)
+    over = threading.Event()
     try:
         cluster.up()
         oar = Oar(cluster, cached_bundle(dict(os.environ)))
         half = len(stops) // 2
         lanes = [Lane(oar, name, list(pairs[name])) for name in names]
+        threading.Thread(target=kill_as_cgroups, args=(base, over), daemon=True).start()
         run_all(stops[:half], lanes, keep)
         # Slurm's grace begins with the job's own signal to its script, or with TERM to all of its processes
         path = f"{base}/etc/slurm.conf"
@@ -303,6 +334,7 @@ def main() -> int:
         cluster.out("scontrol", "reconfigure")
         run_all(stops[half:], lanes, keep)
     finally:
+        over.set()
         cluster.down()
         if all(not rows[number]["wrong"] for number in numbers if number in rows):
             shutil.rmtree(base, ignore_errors=True)
