@@ -65,7 +65,9 @@ def test_cores_are_as_planned(oar):
         for slot in planned:
             assert cores[2 * node + slot["local_rank"]] == ",".join(map(str, slot["cpus"]))
     assert cores == {0: "0", 1: "1", 2: "0", 3: "1"}
-    assert output(folder).count("SLURM_CPUS_PER_TASK=1\n") == 4  # to Slurm the two ranks of a node are one task with 2 cores
+    assert (
+        output(folder).count("SLURM_CPUS_PER_TASK=1\n") == 4
+    )  # to Slurm the two ranks of a node are one task with 2 cores
 
 
 def test_one_task_a_rank_from_the_job_file(oar):
