@@ -102,9 +102,7 @@ def test_a_job_that_could_never_start_is_refused(cluster, oar, configured):
     configured(("EnforcePartLimits=ALL", "EnforcePartLimits=NO"), ("MaxTime=INFINITE", "MaxTime=30"))
     before = cluster.out("squeue", "-h", "-o", "%i").split()
     done = oar("submit", oar.job("too-long", nodes=1, time="1h", command="python3 -V"))
-    assert done.returncode == 2 and "Slurm would never start this job: it asks for more time" in done.stderr, (
-        done.stderr
-    )
+    assert done.returncode == 2 and "Slurm would never start this job: it asks for more time" in done.stderr
     assert "sinfo -o" in done.stderr and cluster.out("squeue", "-h", "-o", "%i").split() == before
     cluster.out("scontrol", "update", "nodename=reed4", "state=down", "reason=test")
     try:

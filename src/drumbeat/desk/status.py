@@ -87,7 +87,8 @@ def settled(
         return Status(handle, RUNNING, "saved; about to be queued again", starts=asked.starts)
     if asked is not None and asked.state == RUNNING and requeued:
         return Status(handle, RUNNING, f"{end.outcome}; about to be started again", starts=asked.starts)
-    if end.outcome == "requeue" and submitted:
+    refused = requeued and asked is not None and asked.state == FAILED
+    if end.outcome == "requeue" and submitted and (refused or not requeued):
         return Status(handle, FAILED, _NOT_AGAIN[requeued], end.exit_code, starts=end.start)
     return Status(handle, _ENDS.get(end.outcome, FAILED), end.outcome, end.exit_code, starts=end.start)
 
