@@ -255,17 +255,18 @@ def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
 
 def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:
     """Say that ranks were asked to save and end, and did not, or may not have the time to. A lead that was killed with them
-    leaves no report: its records then stop between the request and the end. `over`: no more will come."""
+    leaves no report: its records then lack the end of the attempt. `over`: no more will come."""
     found = ""
     asked: Optional[kinds.Stopping] = None  # of the last attempt
     ended = True
     for event in [*run.run_events(), None]:
-        if asked and not ended and (isinstance(event, kinds.RunStarted) or (event is None and over)):
+        cut = isinstance(event, (kinds.RunStarted, kinds.RunEnded)) or (event is None and over)
+        if asked and not ended and cut:
             found = f"killed while its ranks were still ending ({asked.why}): a save that was not finished is cut"
             found, ended = found + _too_short(run, asked), True
         elif isinstance(event, kinds.Stopping) and event.grace:
             found, asked, ended = "", event, False
-        elif isinstance(event, (kinds.AttemptEnded, kinds.RunEnded)):
+        elif isinstance(event, kinds.AttemptEnded):
             ended = True
         elif isinstance(event, kinds.FindingMade) and event.finding.code == "not-saved":
             found = f"{event.finding.title}; {event.finding.cause}" + (_too_short(run, asked) if asked else "")
