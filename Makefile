@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo quick test test-others test-train test-short busy check packages pyz bench layouts corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
+.PHONY: demo quick test test-others test-train test-short busy check packages pyz bench layouts corpus fuzz everywhere faults faults-train stops proofs versions workloads cluster clean
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -133,6 +133,12 @@ faults: $(VENV)/.dev
 	$(BIN)/python -m tests.comeback.measure || failed=1; \
 	DRUMBEAT_KNOCKS=100000 $(BIN)/python -m pytest -q -s --timeout 1800 tests/faults/test_flood.py || failed=1; \
 	exit $$failed
+
+# 100 stops of Slurm jobs at random moments: cancelled, requeued, preempted, held, at their time limit. A call that was cut short
+# goes on where it was (build/); STOPS="--count 20 --seed 7" chooses others, STOPS="--first 40 --count 20" a part.
+stops: $(VENV)/.dev
+	@sh tests/system-packages.sh
+	$(BIN)/python -m tests.slurm.stops $(STOPS)
 
 # Longer proofs: more cases of what a quicker test of `make test` shows already (layouts, precisions, trials, lost pods).
 proofs: $(VENV)/.dev

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from drumbeat.agent.member.preflight import task_meeting
+from drumbeat.agent.place import task_meeting
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire.messages import WireError
 from drumbeat.machine.model import Identity

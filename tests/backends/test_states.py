@@ -120,6 +120,20 @@ def test_folder_and_scheduler_together(asked, end, state):
     assert settled(H, answer, end).state == state
 
 
+@pytest.mark.parametrize(
+    ("asked", "requeued", "state", "words"),
+    [
+        ("failed", False, "failed", "`requeues` is used up"),
+        ("unknown", False, "failed", "`requeues` is used up"),
+        ("failed", True, "failed", "did not queue it again"),
+        ("cancelled", True, "cancelled", "requeue"),  # by the user, while the ranks saved
+    ],
+)
+def test_ranks_that_wanted_another_start_and_got_none(asked, requeued, state, words):
+    found = settled(H, Status(H, asked, starts=0), End("requeue", 75, 0), requeued, submitted=True)
+    assert found.state == state and words in found.detail
+
+
 REQUESTS = {"term": SIGNAL, "usr2": NOTICE, "int": USER, "cancel": CANCEL}
 
 

@@ -26,8 +26,9 @@ def files(
     parts = partitions or {"debug": nodes}
     partition_lines = "\n".join(
         f"PartitionName={name} Nodes={','.join(members)} Default={'NO' if number else 'YES'} MaxTime=INFINITE State=UP"
-        # `urgent` takes nodes from whoever has them, who is told by their own signal and has 20 s.
-        + (" PriorityTier=10" if name == "urgent" else " PriorityTier=1 GraceTime=20")
+        # `urgent` takes nodes from whoever has them, who is told by their own signal and has 20 s, or none.
+        + (" PriorityTier=10" if name.endswith("urgent") else " PriorityTier=1")
+        + (" GraceTime=0" if name.endswith(("urgent", "at-once")) else " GraceTime=20")
         for number, (name, members) in enumerate(parts.items())
     )
     return {

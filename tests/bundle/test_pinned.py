@@ -1,5 +1,6 @@
 """A node runs the very files that were submitted, or nothing of them."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -68,4 +69,46 @@ def test_a_missing_file_is_named(run):
     (folder / "drumbeat.pyz").unlink()
     done = start()
     assert done.returncode == 74 and "drumbeat.pyz" in done.stderr and "Traceback" not in done.stderr
+    assert os.listdir(temporary) == []
+
+
+def test_what_a_killed_start_left_is_removed(run):
+    """An hour later, and only where nobody uses it: a program keeps its own copies for as long as it runs."""
+    folder, temporary, start = run
+    for name in ("drumbeat-node-old", "drumbeat-node-used", "drumbeat-node-new", "drumbeat-other"):
+        (temporary / name).mkdir()
+        (temporary / name / "drumbeat.pyz").write_text("")
+        if name != "drumbeat-node-new":
+            os.utime(temporary / name, (0, 0))
+    used = os.open(temporary / "drumbeat-node-used", os.O_RDONLY)
+    fcntl.flock(used, fcntl.LOCK_SH)
+    done = start()
+    os.close(used)
+    assert done.returncode == 0, done.stderr
+    own = os.path.basename(done.stdout.split()[-1])
+    assert set(os.listdir(temporary)) == {own, "drumbeat-node-used", "drumbeat-node-new", "drumbeat-other"}
+
+
+ENDED_EARLY = """
+import sys
+sys.path[:0] = {path!r}
+from drumbeat.bundle.pinned import removed_after
+import os, signal
+os.kill(os.getpid(), signal.SIGTERM)  # is held back until the copies can be removed
+with removed_after(sys.argv[3:]):
+    print("heard too late")
+"""
+
+
+def test_a_stop_before_the_agent_is_there_leaves_nothing(run):
+    folder, temporary, start = run
+    with zipfile.ZipFile(folder / "drumbeat.pyz", "w") as archive:
+        archive.writestr("__main__.py", ENDED_EARLY.format(path=sys.path))
+    text = json.dumps({"program": hashlib.sha256((folder / "drumbeat.pyz").read_bytes()).hexdigest()})
+    (folder / "order.json").write_text(text)
+    argv = start_argv(sys.executable, str(folder / "order.json"), text)
+    done = subprocess.run(
+        argv, env={**os.environ, "TMPDIR": str(temporary)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 143 and done.stdout == "", done.stderr
     assert os.listdir(temporary) == []

@@ -20,7 +20,7 @@ from drumbeat.cli.list import table
 from drumbeat.cli.status import as_plain, rank_words
 from drumbeat.desk.foreground import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
-from drumbeat.desk.state import State, state_of
+from drumbeat.desk.state import State, cause_in_output, output_of, state_of, unsaved_lines
 from drumbeat.findings.model import ERROR, Evidence, Finding
 from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import Planned, copies
@@ -404,3 +404,37 @@ def test_status_waits_for_the_last_files_of_a_run_that_has_ended(drumbeat, home,
     write_summary(ended.folder, Summary(ended.run_id, "finished", 0, 7.0, 1))
     index(home, tmp_path / "ended")
     assert "finished" in drumbeat.here("status", ended.run_id).stdout and waited == [ended.path]
+
+
+def test_an_array_that_failed_shows_the_output_of_a_task_that_did(tmp_path):
+    run = make_run(tmp_path)
+    for task, text in enumerate(
+        ("training goes well\n", "OSError: [Errno 28] No space left on device\n", "all is well\n")
+    ):
+        (tmp_path / f"slurm-7_{task}.out").write_text(text)
+    tasks = tuple(Status(f"slurm://bench/7_{task}", "failed" if task == 1 else "finished") for task in range(3))
+    told = Status("slurm://bench/7", "failed", tasks=tasks)
+    assert output_of(run, told) == ["slurm-7_1.out"]
+    found = cause_in_output(run, told)
+    assert found and found.evidence[0].file == "slurm-7_1.out"
+
+
+def test_ranks_that_were_killed_while_they_saved_are_told(tmp_path):
+    """The lead was killed with them: its records end after the request, or go on with the next start."""
+    run = make_run(tmp_path)
+    started = {
+        "run_id": "x",
+        "nodes": 1,
+        "ranks_per_node": 1,
+        "launcher": "ranks",
+        "launcher_why": "",
+        "job_began": None,
+    }
+    events(run, ("run-started", started), ("stopping", {"why": "Slurm ends this job", "signal": 15, "grace": 20.0}))
+    (tmp_path / "stop").write_text("TERM Slurm ends this job\nLEFT 8 Slurm kills them then\n")
+    less = "the ranks get 8 s to save, less than the 20 s of stop-grace: Slurm kills them then"
+    assert unsaved_lines(run, over=False) == [("warning", less)]
+    ((_, words),) = unsaved_lines(run, over=True)
+    assert "a save that was not finished is cut" in words and less in words
+    events(run, ("run-started", started))
+    assert unsaved_lines(run, over=False) == [("warning", words)]

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from drumbeat.runfolder.files import replace
 from tests.conftest import wait_for
 from tests.slurm.conftest import output, said
 from tests.slurm.test_stopped import begin, saved
@@ -55,7 +56,8 @@ def test_ending_with_75_is_bounded(cluster, oar):
     number, folder = oar.submit(job)
     ended = cluster.wait(number, ["FAILED", "COMPLETED", "CANCELLED"])
     assert ended["JobState"] == "FAILED" and ended["ExitCode"] == "75:0" and ended["Restarts"] == "1", output(folder)
-    assert state(oar, number)["state"] in ("failed", "cancelled")
+    told = state(oar, number)
+    assert told["state"] == "failed" and "`requeues` is used up" in told["detail"], told
 
 
 @pytest.fixture
@@ -65,20 +67,16 @@ def configured(cluster):
     with open(path, encoding="utf-8") as file:
         before = file.read()
 
-    def write(text):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-        cluster.out("scontrol", "reconfigure")
-
     def configure(*changes):
         text = before
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        write(text)
+        replace(path, text)  # whole: a node that still reads it after the last change would end at half a file
+        cluster.out("scontrol", "reconfigure")
 
     yield configure
-    write(before)
+    configure()
 
 
 @pytest.fixture
@@ -97,6 +95,29 @@ def test_preemption_saves_and_comes_back(cluster, oar, kill_wait_30):
     said(folder, "attempt 1 rank 0")
     job = cluster.wait(number, ["COMPLETED"])
     assert saved(oar, "preempted") == ["1"] and job["Restarts"] == "1", output(folder)
+
+
+def test_a_job_that_could_never_start_is_refused(cluster, oar, configured):
+    """Some clusters queue it all the same, and keep it for ever. Nodes that are down are no reason: they come back."""
+    configured(("EnforcePartLimits=ALL", "EnforcePartLimits=NO"), ("MaxTime=INFINITE", "MaxTime=30"))
+    before = cluster.out("squeue", "-h", "-o", "%i").split()
+    done = oar("submit", oar.job("too-long", nodes=1, time="1h", command="python3 -V"))
+    assert done.returncode == 2 and "Slurm would never start this job: it asks for more time" in done.stderr
+    assert "sinfo -o" in done.stderr and cluster.out("squeue", "-h", "-o", "%i").split() == before
+    cluster.out("scontrol", "update", "nodename=reed4", "state=down", "reason=test")
+    try:
+        number, _ = oar.submit(oar.job("down", nodes=1, partition="slow", command="python3 -V"))
+        assert "down, drained or reserved" in state(oar, number)["detail"]
+        oar("cancel", number)
+    finally:
+        cluster.out("scontrol", "update", "nodename=reed4", "state=resume")
+
+
+def test_nodes_that_drumbeat_itself_excludes_are_named(cluster, oar):
+    assert oar("nodes", "exclude", "reed5", "--why", "test").returncode == 0
+    done = oar("submit", oar.job("excluded", nodes=1, partition="yields", command="python3 -V"))
+    assert done.returncode == 2 and "drumbeat excludes reed5" in done.stderr and "--bad-nodes use" in done.stderr
+    assert oar("nodes", "forget", "reed5").returncode == 0
 
 
 DOES_NOT_SAVE = """

@@ -28,7 +28,7 @@ def test_time_limit_saves_and_comes_back(cluster, slow):
     job = cluster.wait(number, ["COMPLETED", "FAILED", "TIMEOUT"])
     text = output(folder)
     assert job["JobState"] == "COMPLETED", text
-    assert "Slurm ends this job in 45 s" in (folder / "events.jsonl").read_text()
+    assert "Slurm ends this job soon" in (folder / "events.jsonl").read_text()
     saved = int(text.partition("saved at ")[2].split()[0])
     assert f"attempt 1 begins at {saved}" in text
     assert job["Restarts"] == "1"

@@ -10,6 +10,7 @@ PLAIN = """
 import os, socket, sys, time
 cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
 print("rank", os.environ["RANK"], "on", socket.gethostname(), "cores", cores, flush=True)
+print("SLURM_CPUS_PER_TASK=" + os.environ.get("SLURM_CPUS_PER_TASK", ""), flush=True)
 time.sleep(float(sys.argv[1]))
 """
 
@@ -64,6 +65,9 @@ def test_cores_are_as_planned(oar):
         for slot in planned:
             assert cores[2 * node + slot["local_rank"]] == ",".join(map(str, slot["cpus"]))
     assert cores == {0: "0", 1: "1", 2: "0", 3: "1"}
+    assert (
+        output(folder).count("SLURM_CPUS_PER_TASK=1\n") == 4
+    )  # to Slurm the two ranks of a node are one task with 2 cores
 
 
 def test_one_task_a_rank_from_the_job_file(oar):
@@ -97,7 +101,8 @@ def test_cancel_in_the_queue(oar):
     number, _ = oar.submit(oar.job("waits", command="python3 -V", submit_options='["--hold"]'))
     told = json.loads(oar("status", "--json", number).stdout)["status"]
     assert told["state"] == "queued" and f"held by its owner (JobHeldUser): scontrol release {number}" in told["detail"]
-    assert oar("cancel", number).returncode == 0
+    done = oar("cancel", number)
+    assert done.returncode == 0 and "it is taken out of the queue" in done.stderr
     assert oar.cluster.job(number)["JobState"] == "CANCELLED"
 
 

@@ -11,8 +11,8 @@ from typing import List, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
 from drumbeat.agent.lead_side import LeadSide
-from drumbeat.agent.member.preflight import task_meeting
 from drumbeat.agent.member_side import MemberSide
+from drumbeat.agent.place import task_meeting
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE

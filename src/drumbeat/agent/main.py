@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, List
 
 from drumbeat.agent.guard import guard, warn
-from drumbeat.agent.member.preflight import placed
+from drumbeat.agent.place import placed
 from drumbeat.base.order import load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.processes import die_with_parent

@@ -3,17 +3,19 @@ faster."""
 
 from __future__ import annotations
 
+import functools
 import json
 import pkgutil
-from typing import Any, List
+from typing import Any, Tuple
 
 
-def names(package: str) -> List[str]:
+@functools.lru_cache(None)  # inside drumbeat.pyz each look reads the list of all its files
+def names(package: str) -> Tuple[str, ...]:
     """Return the YAML files of a package, without their ending."""
     from importlib.resources import files
 
     found = (item.name for item in files(package).iterdir())
-    return sorted(name[: -len(".yaml")] for name in found if name.endswith(".yaml"))
+    return tuple(sorted(name[: -len(".yaml")] for name in found if name.endswith(".yaml")))
 
 
 def load(package: str, name: str) -> Any:

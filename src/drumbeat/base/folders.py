@@ -62,10 +62,13 @@ def unsafe(found: os.stat_result) -> str:
     return ""
 
 
-def make_temporary(prefix: str) -> str:
+def make_temporary(prefix: str, beside: str = "") -> str:
     """Make a new private folder for programs and sockets, in the first temporary folder where no other user can replace
-    it; if there is none, in the usual one."""
-    usual = tempfile.gettempdir()
+    it; if there is none, in the usual one. A program (`beside`) that has such a folder of its own shares it: what is killed
+    outright leaves one folder, which the next start removes (bundle/pinned.py)."""
+    own, usual = os.path.dirname(beside), tempfile.gettempdir()
+    if os.path.basename(own).startswith("drumbeat-node-"):
+        return tempfile.mkdtemp(prefix="local-", dir=own)
     for folder in dict.fromkeys((usual, "/tmp", "/var/tmp", "/dev/shm")):  # noqa: S108
         if os.access(folder, os.W_OK | os.X_OK) and not replaceable(folder):
             return tempfile.mkdtemp(prefix=prefix, dir=folder)

@@ -14,11 +14,13 @@ import hashlib
 import os
 import shlex
 import shutil
+import signal
+import sys
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 import drumbeat
 from drumbeat.base.order import Order, dump_order
-from drumbeat.base.signals import EXIT_PREFLIGHT, EXIT_STORAGE
+from drumbeat.base.signals import EXIT_PREFLIGHT, EXIT_STORAGE, STOPS, let_stops_in
 
 
 def running_bundle() -> Optional[str]:
@@ -28,7 +30,7 @@ def running_bundle() -> Optional[str]:
 
 
 LOADER = f"""
-import hashlib, json, os, shutil, stat, sys, tempfile
+import fcntl, glob, hashlib, json, os, shutil, signal, stat, sys, tempfile, time
 
 def end(code, words):
     sys.stderr.write("drumbeat: " + words + "\\n")
@@ -55,11 +57,29 @@ def private_folder():
     usual = tempfile.gettempdir()
     for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
         if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
-            return tempfile.mkdtemp(prefix="drumbeat-", dir=folder)
-    return tempfile.mkdtemp(prefix="drumbeat-")
+            break
+    else:
+        folder = usual
+    for old in glob.glob(glob.escape(folder) + "/drumbeat-node-*"):  # a start that was killed outright left its own
+        found = hold(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if found and found.st_uid == os.geteuid() and found.st_mtime < time.time() - 3600:
+            shutil.rmtree(old, ignore_errors=True)
+    made = tempfile.mkdtemp(prefix="drumbeat-node-", dir=folder)
+    hold(made, fcntl.LOCK_SH)
+    return made
+
+def hold(folder, how):
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        os.set_inheritable(file, how == fcntl.LOCK_SH)  # kept by the program
+        fcntl.flock(file, how)
+        return os.fstat(file)
+    except OSError:
+        return None  # it is in use, or another user's
 
 word, request, digest = sys.argv[1:]
 private = ""
+signal.pthread_sigmask(signal.SIG_BLOCK, {list(map(int, STOPS))})  # heard when the private copies can be removed
 try:
     order = checked(request, digest)
     program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
@@ -104,8 +124,13 @@ def shell_start(python: str, folder: str, name: str, text: str, word: str = "_no
 
 @contextlib.contextmanager
 def removed_after(private: Sequence[str]) -> Iterator[None]:
-    """Remove the private copies that the loader has made and named behind its word."""
+    """Remove the private copies that the loader has made and named behind its word, also if a signal ends this process
+    early."""
     try:
+        for number in STOPS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, lambda number, frame: sys.exit(128 + number))
+        let_stops_in()
         yield
     finally:
         for folder in private:

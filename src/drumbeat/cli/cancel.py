@@ -20,7 +20,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.backends.contract import ALIVE
+    from drumbeat.backends.contract import ALIVE, QUEUED
     from drumbeat.desk.cancel import cancel, end_job, remove_ended, wait_ended
     from drumbeat.desk.runs import find_running
     from drumbeat.desk.status import end_leftovers, leftovers, status
@@ -34,9 +34,10 @@ def run(args: Any) -> int:
         return 0
     order = found.order()
     grace = order.stop_grace if order else 0.0
-    again = found.was_cancelled()
+    again, queued = found.was_cancelled(), status(found).state == QUEUED
     cancel(found)
     how = "it was asked before, so it ends now" if again else f"its ranks have {grace:g} s to save"
+    how = "it is taken out of the queue" if queued else how
     print(f"stopping {found.run_id}: {how}", file=sys.stderr)
     if wait_ended(found, grace + _AFTER_GRACE) or (_is_stopping(found) and wait_ended(found, _HEARD)):
         print(f"{found.run_id} has ended")

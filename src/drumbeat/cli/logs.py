@@ -43,7 +43,7 @@ def run(args: Any) -> int:
         return 0
     if args.rank is None and found.output():
         print(f"no rank of {found.run_id} printed anything; this is what its job printed:", file=sys.stderr)
-        for text in found.output_lines():
+        for text in found.output_lines(found.output()):
             print(visible(text))
         return 0
     who = "" if args.rank is None else f" of rank {args.rank}"

@@ -32,7 +32,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     from drumbeat.base.redact import printable
     from drumbeat.desk.runs import find_run
-    from drumbeat.desk.state import placement_lines, state_of
+    from drumbeat.desk.state import output_of, placement_lines, state_of, unsaved_lines
     from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, folded
     from drumbeat.runfolder.run import lead_now
 
@@ -57,8 +57,9 @@ def run(args: Any) -> int:
     else:
         lines += failure_lines(found, state.failure) if state.failure else []
         lines += going_on(state, lead_now(found))
-        lines += [("output", f"{found.path}/{name}") for name in found.output()[-1:] if not state.goes_on]
+        lines += [("output", f"{found.path}/{name}") for name in output_of(found, told)[-1:] if not state.goes_on]
         lines.append(("folder", found.path))
+    lines[-1:-1] = unsaved_lines(found, not state.goes_on)
     lines.insert(len(lines) - 1, ("code", code_words(found) or "not known: no git checkout"))
     for task in told.tasks:
         number = task.handle.rpartition("_")[2]

@@ -12,7 +12,6 @@ import tempfile
 import time
 from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from drumbeat.agent.lead.summary import run_on_end
 from drumbeat.base import clock, proc
 from drumbeat.base.order import Order, dump_order
 from drumbeat.base.proc import children
@@ -316,6 +315,8 @@ class Foreground:
                 write_summary(run.folder, summary)
             except OSError as error:
                 print(f"drumbeat: no summary could be written: {error}", file=sys.stderr)
+            from drumbeat.agent.lead.summary import run_on_end  # here: it needs all of the lead, and ranks wait for us
+
             problem = run_on_end(self.order, run.folder, summary, lambda: None)
             if problem:
                 self.console.say("warning", problem)

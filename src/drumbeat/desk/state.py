@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, Status
 from drumbeat.base.light_dataclass import dataclass
@@ -14,7 +14,6 @@ from drumbeat.base.record import RecordError, from_plain
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding, Verdict
-from drumbeat.logs.recorded import Recorded
 from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
@@ -24,6 +23,9 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run, lead_now
 from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, world_of
 from drumbeat.runfolder.summary import Affected, Summary
+
+if TYPE_CHECKING:
+    from drumbeat.logs.recorded import Recorded
 
 find = Catalog("lead")
 
@@ -75,7 +77,7 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     if summary is None and not goes_on:
         failure = recorded_end(run).cause
     if failure is None and told.state in ("failed", "unknown"):
-        failure = cause_in_output(run)
+        failure = cause_in_output(run, told)
     ranks = run.ranks() if goes_on else Ranks()
     events = run.run_events() if goes_on else []
     course = Course(events)
@@ -98,17 +100,23 @@ def _elapsed(run: Run, state: str, now: float) -> Optional[float]:
     return max(0.0, now - run.record.created) if state in ALIVE and run.record.created else None
 
 
-def cause_in_output(run: Run) -> Optional[Finding]:
+def output_of(run: Run, told: Status) -> List[str]:
+    """Return the files that the run's job printed into, the newest last; of an array, those of its tasks that failed."""
+    failed = tuple(f"_{task.handle.rpartition('_')[2]}.out" for task in told.tasks if task.state == "failed")
+    return [name for name in run.output() if not failed or name.endswith(failed)]
+
+
+def cause_in_output(run: Run, told: Status) -> Optional[Finding]:
     """Find the cause in what a scheduler's job printed before any agent could say why: no container runtime on a node, a
     bad image, a full disk."""
-    lines = run.output_lines()
+    names = output_of(run, told)
+    lines = run.output_lines(names)
     if not lines:
         return None
     from drumbeat.logs.reader import Reader  # here: its tables take a while to load, and few runs need them
 
     reader = Reader()
-    name = run.output()[-1]
-    reader.feed_lines(name, 1, [line.encode("utf-8", "replace") for line in lines])
+    reader.feed_lines(names[-1], 1, [line.encode("utf-8", "replace") for line in lines])
     return reader.report().failure.finding
 
 
@@ -121,6 +129,8 @@ _MOST_EARLIER = 3
 
 def recorded_end(run: Run) -> Recorded:
     """Return the recorded end. Its evidence names files relative to the run folder."""
+    from drumbeat.logs.recorded import Recorded  # here: it brings all of the log reader, and every `submit` would wait
+
     events = run.run_events()
     notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), _summary(run)
     if summary is not None:
@@ -241,6 +251,41 @@ def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
     if seen is None:
         return ()
     return (find("transport-seen", answer=seen.answer, summary=seen.summary),)
+
+
+def unsaved_lines(run: Run, over: bool) -> List[Tuple[str, str]]:
+    """Say that ranks were asked to save and end, and did not, or may not have the time to. A lead that was killed with them
+    leaves no report: its records then lack the end of the attempt. `over`: no more will come."""
+    found = ""
+    asked: Optional[kinds.Stopping] = None  # of the last attempt
+    ended = True
+    for event in [*run.run_events(), None]:
+        cut = isinstance(event, (kinds.RunStarted, kinds.RunEnded)) or (event is None and over)
+        if asked and not ended and cut:
+            found = f"killed while its ranks were still ending ({asked.why}): a save that was not finished is cut"
+            found, ended = found + _too_short(run, asked), True
+        elif isinstance(event, kinds.Stopping) and event.grace:
+            found, asked, ended = "", event, False
+        elif isinstance(event, kinds.AttemptEnded):
+            ended = True
+        elif isinstance(event, kinds.FindingMade) and event.finding.code == "not-saved":
+            found = f"{event.finding.title}; {event.finding.cause}" + (_too_short(run, asked) if asked else "")
+    if asked and not ended:
+        found = found or _too_short(run, asked)[2:]
+    return [("warning", found)] if found else []
+
+
+def _too_short(run: Run, asked: kinds.Stopping) -> str:
+    """Compare the time that the ranks had according to whoever asked for the end, if it said so, with `stop-grace`."""
+    try:
+        with open(run.folder.stop, encoding="utf-8", errors="replace") as file:
+            told = [line.split(" ", 2)[1:] for line in file if line.startswith("LEFT ")]
+    except OSError:
+        return ""
+    if not told or len(told[-1]) < 2 or not told[-1][0].isdigit() or int(told[-1][0]) >= asked.grace:
+        return ""
+    less = f"the ranks get {told[-1][0]} s to save, less than the {asked.grace:g} s of stop-grace"
+    return f"; {less}: {told[-1][1].strip()}"
 
 
 # News for a person who waits for a job to start: what its scheduler says, and which nodes have joined.

@@ -35,6 +35,10 @@ _ENDS = {
     "requeue": CANCELLED,
 }  # every other outcome is a failure
 
+_NOT_AGAIN = {
+    True: "its ranks asked to be started again (75), but its scheduler did not queue it again",
+    False: "its ranks asked to be started again (75), but `requeues` is used up: submit it again to go on",
+}
 _MOST_TASKS = 100_000
 
 
@@ -68,9 +72,11 @@ def may_come_back(end: Optional[End], requeued: bool) -> bool:
     return end is None or requeued or end.outcome in ("cancelled", "stopped", "requeue")
 
 
-def settled(handle: str, asked: Optional[Status], end: Optional[End], requeued: bool = False) -> Status:
+def settled(
+    handle: str, asked: Optional[Status], end: Optional[End], requeued: bool = False, submitted: bool = False
+) -> Status:
     """Combine both sources. `asked` is the scheduler's answer; None if it was not asked. `requeued`: the lead's verdict is
-    another start."""
+    another start. `submitted`: a scheduler would have had to give it."""
     if end is None:
         return asked or Status(handle, UNKNOWN)
     if asked is not None and asked.state == QUEUED:
@@ -81,6 +87,9 @@ def settled(handle: str, asked: Optional[Status], end: Optional[End], requeued: 
         return Status(handle, RUNNING, "saved; about to be queued again", starts=asked.starts)
     if asked is not None and asked.state == RUNNING and requeued:
         return Status(handle, RUNNING, f"{end.outcome}; about to be started again", starts=asked.starts)
+    refused = requeued and asked is not None and asked.state == FAILED
+    if end.outcome == "requeue" and submitted and (refused or not requeued):
+        return Status(handle, FAILED, _NOT_AGAIN[requeued], end.exit_code, starts=end.start)
     return Status(handle, _ENDS.get(end.outcome, FAILED), end.outcome, end.exit_code, starts=end.start)
 
 
@@ -147,9 +156,9 @@ def status(run: Run) -> Status:
             fix = f"drumbeat cancel {run.run_id} removes what it may have left"
             return Status(handle, FAILED, f"its desk was killed while it submitted; {fix}")
         if asked:
-            return settled(handle, asked, end, next_step(run.folder) == REQUEUE)
+            return settled(handle, asked, end, next_step(run.folder) == REQUEUE, run.record.desk is None)
     if end:
-        return settled(handle, None, end)
+        return settled(handle, None, end, next_step(run.folder) == REQUEUE, run.record.desk is None)
     if _was_cancelled(run):
         return Status(handle, CANCELLED, "before it started")
     if desk_pid(run):
@@ -248,7 +257,8 @@ def _array_status(run: Run, numbers: List[int]) -> Status:
             forgotten = asked is None or asked.state == UNKNOWN
             tasks.append(Status(name, UNKNOWN if forgotten else CANCELLED, "" if forgotten else "before it started"))
         else:
-            tasks.append(settled(name, answers.get(name), ends.get(number)))
+            again = number in runs and next_step(runs[number].folder) == REQUEUE
+            tasks.append(settled(name, answers.get(name), ends.get(number), again, True))
     return overall(handle, tasks)
 
 

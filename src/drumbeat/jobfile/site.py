@@ -8,6 +8,7 @@ import pkgutil
 import re
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.base.data import names
 from drumbeat.base.folders import users_folder
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import HostPath
@@ -376,11 +377,8 @@ def _built_in_text(name: str) -> str:
     return data.decode()
 
 
-def built_in() -> List[str]:
-    from importlib import resources  # also reads out of a zip
-
-    names = (entry.name for entry in resources.files("drumbeat.jobfile.sites").iterdir())
-    return sorted(name[: -len(".yaml")] for name in names if name.endswith(".yaml"))
+def built_in() -> Tuple[str, ...]:
+    return names("drumbeat.jobfile.sites")
 
 
 def user_folder(environ: Mapping[str, str]) -> str:

@@ -201,7 +201,8 @@ class NodeFolder:
 
 # TERM: the scheduler asks; INT: the user interrupts, and a second time ends the run now; USR2: the scheduler will end the
 # job soon; CANCEL: `drumbeat cancel`, after which the run does not come back, and which a second time ends it now; LOST: a
-# node's agent has ended before all nodes had come, so the lead would wait until its timeout.
+# node's agent has ended before all nodes had come, so the lead would wait until its timeout. LEFT is for readers: how many
+# seconds there are until whoever asked for the end kills the ranks, and why.
 WORDS = ("TERM", "INT", "USR2", "CANCEL", "LOST")
 _LIMIT = 1 << 16
 

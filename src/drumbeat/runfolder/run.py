@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order, load_order
@@ -119,10 +119,10 @@ class Run:
         found += sorted(name for name in self.files.names("") if name.endswith(".out"))
         return [name for name in dict.fromkeys(found) if self.files.chunk(name, 0, 1) is not None]
 
-    def output_lines(self) -> List[str]:
-        """Return the last lines of all that a scheduler's job printed."""
+    def output_lines(self, names: Sequence[str]) -> List[str]:
+        """Return the last lines of these files that a scheduler's job printed into."""
         lines: List[str] = []
-        for name in self.output():
+        for name in names:
             size = (self.files.chunk(name, 0, 0) or (b"", 0))[1]
             chunk = self.files.chunk(name, max(0, size - _LAST_OUTPUT), _LAST_OUTPUT)
             lines += (chunk.data if chunk else b"").decode("utf-8", "replace").splitlines()

@@ -216,9 +216,9 @@ def _cut_hosts(text: str) -> str:
 
 # RUN/verdict: how the run ended, for the script or process that started the agents and reads no JSON. Lines
 # NAME=VALUE: `code`, the exit code; `next`, end or requeue; `stopped`, 1 where the run ended only because its
-# scheduler asked for it (whether it comes back is then the scheduler's choice); `lost`, every node that this run has
-# lost so far, where the job is to be queued again without them. The lead writes it once per start. `lost` and
-# `requeues` beside it are kept between starts.
+# scheduler asked for it (whether it comes back is then the scheduler's choice); `cancelled`, 1 where the user
+# cancelled it; `lost`, every node that this run has lost so far, where the job is to be queued again without them.
+# The lead writes it once per start. `lost` and `requeues` beside it are kept between starts.
 
 
 VERDICT = "verdict"
@@ -227,10 +227,9 @@ _HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 def write_verdict(
-    folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool, stopped: bool = False
+    folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool, mark: str = ""
 ) -> None:
-    """Write the verdict. `counts`: this requeue is one of the few that the job allows. `stopped`: the scheduler asked for
-    the end."""
+    """Write the verdict. `counts`: this requeue is one of the few that the job allows. `mark`: "stopped" or "cancelled"."""
     assert next_step in (END, REQUEUE), next_step
     hosts = ",".join(host for host in dict.fromkeys([*lost_nodes(folder), *lost]) if _HOST.fullmatch(host))
     if lost:
@@ -238,7 +237,7 @@ def write_verdict(
     if counts:
         replace(folder.requeues, f"{requeues(folder) + 1}\n")
     again = hosts if lost and next_step == REQUEUE else ""
-    replace(folder.verdict, f"code={int(code)}\nnext={next_step}\nlost={again}\n" + ("stopped=1\n" if stopped else ""))
+    replace(folder.verdict, f"code={int(code)}\nnext={next_step}\nlost={again}\n" + (f"{mark}=1\n" if mark else ""))
 
 
 def next_step(folder: RunFolder) -> str:

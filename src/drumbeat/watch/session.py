@@ -89,7 +89,7 @@ class Session:
         summary = None if told.state in ALIVE else read_summary(self.run)
         failure = None
         if summary is None and told.state in (FAILED, UNKNOWN):
-            failure = self.standing.failure or cause_in_output(self.run)
+            failure = self.standing.failure or cause_in_output(self.run, told)
         return Told(told, summary, failure)
 
     def load(self) -> None:

@@ -19,7 +19,7 @@ BASE=/project/465/code/runs/llama-tune-batch-20231114-221320-dd56
 module load LUMI || exit 78
 # Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
 # starts, and others may be able to write to the run folder.
-LOADER='import hashlib, json, os, shutil, stat, sys, tempfile
+LOADER='import fcntl, glob, hashlib, json, os, shutil, signal, stat, sys, tempfile, time
 
 def end(code, words):
     sys.stderr.write("drumbeat: " + words + "\n")
@@ -46,11 +46,29 @@ def private_folder():
     usual = tempfile.gettempdir()
     for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
         if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
-            return tempfile.mkdtemp(prefix="drumbeat-", dir=folder)
-    return tempfile.mkdtemp(prefix="drumbeat-")
+            break
+    else:
+        folder = usual
+    for old in glob.glob(glob.escape(folder) + "/drumbeat-node-*"):  # a start that was killed outright left its own
+        found = hold(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if found and found.st_uid == os.geteuid() and found.st_mtime < time.time() - 3600:
+            shutil.rmtree(old, ignore_errors=True)
+    made = tempfile.mkdtemp(prefix="drumbeat-node-", dir=folder)
+    hold(made, fcntl.LOCK_SH)
+    return made
+
+def hold(folder, how):
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        os.set_inheritable(file, how == fcntl.LOCK_SH)  # kept by the program
+        fcntl.flock(file, how)
+        return os.fstat(file)
+    except OSError:
+        return None  # it is in use, or another user'"'"'s
 
 word, request, digest = sys.argv[1:]
 private = ""
+signal.pthread_sigmask(signal.SIG_BLOCK, [2, 15, 1, 12, 3])  # heard when the private copies can be removed
 try:
     order = checked(request, digest)
     program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])

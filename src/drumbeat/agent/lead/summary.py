@@ -46,10 +46,9 @@ def write_end(folder: RunFolder, lead: Lead) -> None:
     after = what_follows(lead)
     exclude = lead.requeue.exclude if lead.requeue else ()
     asked, last = lead.requests, lead.history[-1]
-    stopped = (
-        bool(asked.outcome) and last.outcome == asked.outcome and asked.way in (SIGNAL, NOTICE) and not asked.cancelled
-    )
-    write_verdict(folder, last.exit_code, after.step, exclude, after.counts, stopped)
+    stopped = bool(asked.outcome) and last.outcome == asked.outcome and asked.way in (SIGNAL, NOTICE)
+    mark = "cancelled" if asked.cancelled else "stopped" if stopped else ""
+    write_verdict(folder, last.exit_code, after.step, exclude, after.counts, mark)
     events = Run.open(folder.path).run_events()
     write_summary(folder, summary_of(lead, events, clock.now(), queued=os.path.exists(folder.script)))
 

@@ -190,7 +190,7 @@ class Node:
         tell, tasks, child = self.tell, self.tasks, self.child = services.tell, services.tasks, services.child
         self.beat, self.monitor = services.beat, services.monitor
         self.events = EventLog(folder.events, member, child.append)
-        self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
+        self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-", bundle)  # node-local: many small writes
         self.attempt = 0
         self.failed_in = -1  # the last attempt in which a rank of this node failed by itself
         self.node_rank = member

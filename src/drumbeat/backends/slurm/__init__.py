@@ -87,8 +87,13 @@ class Slurm(Backend):
             script, request.text
         )  # for the reader: sbatch gets the text itself, which nobody can have changed meanwhile
         env = client.sbatch_environment(environ, tuple(self.exported.values()))
-        client.test_only(request.text, env)
-        return client.submit(request.text, env)
+        handle = client.submit(request.text, env, [node.host for node in request.order.resources.avoided])
+        hopeless = client.hopeless(handle, environ)
+        if hopeless:  # some clusters accept jobs beyond their limits, and keep them for ever
+            client.cancel(handle, environ)
+            why, _, fix = hopeless.rpartition(": ")
+            raise Problem(f"Slurm would never start this job: {why}", fix)
+        return handle
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         return client.statuses([handle], environ)[handle]

@@ -104,24 +104,18 @@ def _task(handle: str) -> int:
 
 
 _SECONDS = 30.0
+_clusters: Dict[str, str] = {}  # slurm.conf -> the cluster's name
 UNREACHABLE = "no Slurm controller can be reached from here"
 _NO_CONTROLLER = regex(
     r"Unable to contact slurm controller|Could not establish a configuration source|resolve_ctls_from_dns_srv"
 )
 
 
-def test_only(script: str, environ: Mapping[str, str]) -> str:
-    """Let Slurm check the request before anything is queued; its complaint is raised as ours."""
-    done = _call(["sbatch", "--test-only"], environ, script)
-    if done.returncode != 0:
-        raise _refused(done.stderr)
-    return _plain(done.stderr)
-
-
-def submit(script: str, environ: Mapping[str, str]) -> str:
+def submit(script: str, environ: Mapping[str, str], avoided: Sequence[str] = ()) -> str:
+    """Return the handle of the queued job. `avoided`: nodes that drumbeat itself excludes."""
     done = _call(["sbatch", "--parsable"], environ, script)
     if done.returncode != 0:
-        raise _refused(done.stderr)
+        raise _refused(done.stderr, avoided)
     job, _, cluster = done.stdout.strip().partition(";")
     if not job.isdigit():
         raise Problem(f"sbatch answered {done.stdout.strip()[:80]!r} instead of a job's number")
@@ -140,10 +134,13 @@ def sbatch_environment(environ: Mapping[str, str], settled: Sequence[str]) -> Di
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:
-    """Return the cluster's name; empty if Slurm does not answer."""
-    done = _call(["scontrol", "show", "config"], environ)
-    match = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
-    return match.group(1) if match else ""
+    """Return the cluster's name; empty if Slurm does not answer. Asked once per slurm.conf."""
+    conf = environ.get("SLURM_CONF", "")
+    if conf not in _clusters:
+        done = _call(["scontrol", "show", "config"], environ)
+        match = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
+        _clusters[conf] = match.group(1) if match else ""
+    return _clusters[conf]
 
 
 def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
@@ -176,6 +173,17 @@ def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, St
     away = _unreachable(queue.stderr)
     unknown = UNREACHABLE if away else "Slurm no longer knows this job"
     return {handle: status or Status(handle, UNKNOWN, unknown, over=not away) for handle, status in found.items()}
+
+
+def hopeless(handle: str, environ: Mapping[str, str]) -> str:
+    """Return why a job that was just queued can never start, with what to do; empty if nothing says so."""
+    try:
+        found = statuses([handle], environ)[handle]
+    except Problem:
+        return ""
+    never = "never starts: "  # in reasons.yaml
+    words = (task.detail for task in found.tasks or (found,))
+    return next((text[len(never) :] for text in words if text.startswith(never)), "")
 
 
 def _prefix(handle: str) -> str:
@@ -222,13 +230,16 @@ def _unreachable(text: str) -> bool:
     return bool(_NO_CONTROLLER.search(text))
 
 
-def _refused(text: str) -> Problem:
+def _refused(text: str, avoided: Sequence[str] = ()) -> Problem:
     """Turn what sbatch wrote when it failed into a Problem; if Slurm was never reached, it has refused nothing."""
     if _unreachable(text):
         return Problem(
             f"{UNREACHABLE}: {_complaint(text)}", "log in to the cluster's login node; there, scontrol ping must answer"
         )
-    return Problem(f"Slurm refuses this job: {_complaint(text)}", _advice(text))
+    advice = _advice(text)
+    if avoided and ("node configuration" in text or "processors" in text):
+        advice = f"drumbeat excludes {', '.join(avoided[:8])} after earlier failures; --bad-nodes use keeps them. Or: {advice}"
+    return Problem(f"Slurm refuses this job: {_complaint(text)}", advice)
 
 
 def _plain(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
-from drumbeat.backends.slurm.directives import check_paths, header, notice
+from drumbeat.backends.slurm.directives import check_paths, header
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import printable
@@ -85,10 +85,11 @@ def after_lines(script: str) -> List[str]:
         "# in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count",
         "preempted() {",
         "  shown=$(scontrol show job $SLURM_JOB_ID) || return",
-        '  when() { printf \'%s\\n\' "$shown" | sed -n "s/.*\\b$1=\\([0-9][0-9T:-]*\\).*/\\1/p" | head -n 1; }',
         '  [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]',
         "}",
-        'if [ "$(verdict next)" != requeue ]; then',
+        'if [ "$(verdict cancelled)" = 1 ]; then  # Slurm shall count it as cancelled, not as failed',
+        "  trap '' TERM; scancel $SLURM_JOB_ID; exit $code",
+        'elif [ "$(verdict next)" != requeue ]; then',
         '  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then',
         '    echo "drumbeat  preempted: queueing the job again"',
         "    scontrol requeue $SLURM_JOB_ID",
@@ -206,7 +207,15 @@ def node_lines_of(order: Order) -> List[str]:
         body = [*_for_containers("${SLURM_NODEID:-0}"), *body]
     if order.spares:
         body = without_lead_lines(order, body)
-    return [f"BASE={shlex.quote(order.folder)}", *_array_lines(order), *loader, *body]
+    return [f"BASE={shlex.quote(order.folder)}", *_array_lines(order), *_share(order), *loader, *body]
+
+
+def _share(order: Order) -> List[str]:
+    """Return the line that tells ranks their own number of cores: to Slurm all ranks of a node are one task."""
+    cpus, ranks = order.resources.cpus, order.ranks_per_node or order.resources.gpus
+    if order.launcher in ("tasks", "once") or not cpus or not ranks:
+        return []
+    return [f"export SLURM_CPUS_PER_TASK={max(1, cpus // ranks)}  # of a rank"]
 
 
 def agent_python(order: Order) -> Tuple[str, List[str]]:
@@ -245,8 +254,17 @@ def _batch_part(order: Order) -> List[str]:
     return [
         "# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.",
         'ask() { printf \'%s %s\\n\' "$1" "$2" >> "$RUN/stop"; }',
-        f"trap 'ask USR2 \"Slurm ends this job in {notice(order)} s\"' USR2",
-        "trap 'ask TERM \"Slurm ends this job\"' TERM",
+        'when() { printf \'%s\\n\' "$shown" | sed -n "s/.*\\b$1=\\([0-9][0-9T:-]*\\).*/\\1/p" | head -n 1; }',
+        "# until Slurm kills the ranks: the rest of the job's time, which a preemption shortens to GraceTime, and KillWait",
+        "left() {",
+        "  trap '' TERM USR2",
+        "  shown=$(scontrol show job $SLURM_JOB_ID) || return; rest=0; now=$(date +%s)",
+        '  case $shown in *JobState=RUNNING*) rest=$(( $(date -d "$(when EndTime)" +%s) - now )) || return;; esac',
+        "  wait=$(scontrol show config | sed -n 's/^KillWait *= *\\([0-9]*\\) sec.*/\\1/p')",
+        '  [ -n "$wait" ] && ask LEFT "$(( (rest > 0 ? rest : 0) + wait )) Slurm kills them then (KillWait is $wait s)"',
+        "}",
+        "trap 'ask USR2 \"Slurm ends this job soon\"; left & disown' USR2",
+        "trap 'ask TERM \"Slurm ends this job\"; left & disown' TERM",
         "",
         *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
         *before,

@@ -7,8 +7,7 @@ import signal
 import sys
 from typing import Mapping
 
-from drumbeat.agent.member.preflight import own_node, placed, task_meeting
-from drumbeat.agent.ranks.tasks import own_view, run_task
+from drumbeat.agent.place import own_node, placed, task_meeting
 from drumbeat.backends.contract import job_handle
 from drumbeat.base.order import Order, dump_order, load_order
 from drumbeat.base.problem import Problem
@@ -63,6 +62,11 @@ def _open_again(order: Order, identity: Identity) -> None:
 
 
 def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[str, str]) -> int:
+    from drumbeat.agent.ranks.tasks import (  # here: few jobs have such tasks, and all would wait for it
+        own_view,
+        run_task,
+    )
+
     node = own_node(order, identity)
     assert identity.local_id is not None
     meeting = task_meeting(identity, environ, node, token)
