@@ -361,7 +361,7 @@ class LeadSide:
         self._do(self.lead.tick(now))
         self.send_some()
         self.connections.send_rest()
-        if self.lead.phase != "muster":
+        if self.lead.phase == "ended" or (self.lead.phase != "muster" and not self.lead.is_elastic):
             self.connections.close_door()
         if now - self.last_look >= _LOOK_EVERY:
             self.connections.tick(now, now - self.last_look - _LOOK_EVERY)

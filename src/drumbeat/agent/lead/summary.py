@@ -49,7 +49,8 @@ def write_end(folder: RunFolder, lead: Lead) -> None:
     stopped = (
         bool(asked.outcome) and last.outcome == asked.outcome and asked.way in (SIGNAL, NOTICE) and not asked.cancelled
     )
-    write_verdict(folder, last.exit_code, after.step, exclude, after.counts, stopped)
+    bad = [*exclude, *(member.machine for member in lead.members.values() if member.bad)]
+    write_verdict(folder, last.exit_code, after.step, exclude, after.counts, stopped, list(dict.fromkeys(bad)))
     events = Run.open(folder.path).run_events()
     write_summary(folder, summary_of(lead, events, clock.now(), queued=os.path.exists(folder.script)))
 
