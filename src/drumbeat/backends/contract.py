@@ -113,6 +113,8 @@ class Backend:
     avoids_nodes = False  # whether it can be asked to leave nodes out (Resources.avoided)
     leaves_objects = False  # whether a job that has ended stays in the cluster until `finish` removes it
     no_spares = "extra nodes cannot be requested"  # why; empty: they can
+    replaces_nodes = False  # whether the cluster itself replaces nodes that are lost
+    no_range = ""  # why a job cannot ask for a range of nodes; empty: it can
     interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------
@@ -134,6 +136,11 @@ class Backend:
         """Raise a Problem for whatever this scheduler does not support; `where` names the place of a key in its file."""
         if order.spares and self.no_spares:
             raise Problem(f"{where('spares')}: {self.title} has no spares: {self.no_spares}", "leave it out")
+        if order.has_range and self.no_range:
+            raise Problem(
+                f"{where('nodes')}: {self.title} takes no range of nodes: {self.no_range}",
+                f"nodes: {order.nodes}, or {order.fewest_nodes}",
+            )
         for key in order.resources.specific:
             if key not in self.specific:
                 raise Problem(

@@ -20,6 +20,7 @@ from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 
 POLICY_SINCE = (1, 26)  # podFailurePolicy is on by default
+SUCCESS_SINCE = (1, 31)  # and successPolicy
 _GONE = [137, 143]  # exit codes of a pod that was killed from outside
 _NODE = "node"  # the replicated job, as Kubeflow's own runtimes call it
 
@@ -44,6 +45,12 @@ def hosts_of(kind: str, name: str, nodes: int) -> Tuple[str, ...]:
 
 def objects(kind: str, order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
     """Return the objects of a job. `version` is the API server's."""
+    if order.has_range and not (kind == "pytorchjob" or (kind in ("job", "jobset") and version >= SUCCESS_SINCE)):
+        raise Problem(
+            f"nodes: {order.fewest_nodes}-{order.nodes}, but a {kind} on Kubernetes {version[0]}.{version[1]} ends only "
+            "when every pod has ended, also those for which there was no room",
+            f"nodes: {order.nodes}; --kind=pytorchjob, or --kind=job on {SUCCESS_SINCE[0]}.{SUCCESS_SINCE[1]} or newer",
+        )
     return _KINDS[kind](order, settings, name, version)
 
 
@@ -71,6 +78,8 @@ def _indexed(order: Order, settings: Settings, name: str, version: Tuple[int, in
         "completionMode": "Indexed",
         "ttlSecondsAfterFinished": settings.keep,
     }
+    if order.has_range:  # the lead's end is the job's; a pod for which there is no room must not keep it open
+        spec["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     if version >= POLICY_SINCE:
         spec["backoffLimit"] = order.resources.requeues
         spec["podFailurePolicy"] = {

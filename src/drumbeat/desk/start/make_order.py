@@ -127,6 +127,8 @@ def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
     backend = backends.get(site.backend, site.where("backend"))
     job = with_defaults(job, backend, environ)
     order = dataclasses.replace(resolve(job, site, look_around(environ, gpus=None)), queued=True)
+    if backend.replaces_nodes and not isinstance(job.nodes, Count):
+        order = dataclasses.replace(order, fewest_nodes=None)  # a range in the command alone: all pods are waited for
     backend.check(order, job.where)
     _check_tasks(order)
     return order
