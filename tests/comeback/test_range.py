@@ -55,3 +55,33 @@ def test_below_the_least_it_ends(drumbeat):
 def test_ranges_that_are_none(drumbeat, text):
     done = drumbeat.here("plan", "--nodes", text, "--site", "localhost", "--", "true")
     assert done.returncode == 2 and "--nodes" in done.stderr, done
+
+
+def losses(folder):
+    """Each step's loss as rank 0 reported it, the latest attempt's where one was made twice."""
+    lines = (folder / "nodes/0/metrics.jsonl").read_text().splitlines(keepends=True)
+    reports = [json.loads(line) for line in lines if line.endswith("\n")]
+    return {each["step"]: each["loss"] for each in reports if each.get("rank") == 0 and "loss" in each}
+
+
+def test_drumbeat_train_keeps_its_global_batch(drumbeat):
+    """With one rank instead of two the steps after the loss are those of a run that was never disturbed."""
+    train = (
+        sys.executable, "-m", "drumbeat", "train", "llama", "--set", "batch=4", "length=16", "data=synthetic", "validation=0",
+        "report_every=1", "save_every=2", "steps=16",
+    )  # fmt: skip
+    flags = ("--ranks-per-node", 1, "--site", "localhost", "--oversubscribe", 4)
+    process = drumbeat.start("run", "--nodes", "1-2", *flags, "--name", "elastic", "--", *train, "checkpoint=kept")
+    reports = lambda: next(drumbeat.folder.glob("runs/elastic-*/nodes/0/metrics.jsonl"), None)  # noqa: E731
+    wait_for(lambda: reports() and max(losses(drumbeat.run_folder()), default=0) >= 6, 180, "6 steps")
+    folder = drumbeat.run_folder()
+    kill_node(folder.name, 1, ranks_of(folder, 1))
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    assert sizes(folder)[:2] == [(2, 2), (1, 1)], output
+    whole = drumbeat("run", "--nodes", 1, *flags, "--name", "whole", "--", *train)
+    assert whole.returncode == 0, whole.stdout
+    undisturbed = losses(next(drumbeat.folder.glob("runs/whole-*")))
+    resumed = losses(folder)
+    assert resumed.keys() == undisturbed.keys() and len(resumed) == 16
+    assert all(abs(resumed[step] - undisturbed[step]) < 1e-3 for step in resumed), (resumed, undisturbed)
