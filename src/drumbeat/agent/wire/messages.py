@@ -9,7 +9,7 @@ import ipaddress
 import json
 import signal as signals
 from dataclasses import field, fields, replace
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -18,7 +18,7 @@ from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook, Row
 from drumbeat.machine.model import CxiDevice, Facts, Gpu, Interface, Peer, Peers, RdmaDevice
-from drumbeat.plan.network import candidates, compute_nics, networks
+from drumbeat.plan.network import candidates, compute_nics, networks, rails_of, swapped
 from drumbeat.plan.scene import own_fabric
 from drumbeat.runfolder.progress import Progress
 
@@ -36,6 +36,7 @@ class Network:
     fabric: str = "unknown"
     rdma: Tuple[RdmaDevice, ...] = ()  # without their GIDs
     cxi: Tuple[CxiDevice, ...] = ()
+    rails: Tuple[str, ...] = ()  # subnets of the compute NICs, in their order
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def network_of(facts: Facts) -> Network:
     rdma = tuple(
         replace(device, ports=tuple(replace(port, gids=()) for port in device.ports)) for device in nics.devices
     )
-    return Network(subnets, fabric, rdma, facts.cxi)
+    return Network(subnets, fabric, rdma, facts.cxi, tuple(map(str, rails_of(facts))))
 
 
 class Common:
@@ -85,11 +86,16 @@ class Common:
     def __init__(self) -> None:
         self.subnets: Optional[frozenset[str]] = None
         self.fast: Dict[int, Fast] = {}  # the lowest member alone
+        self.apart: Set[str] = set()  # subnets in which members do not reach each other
+        self._rails: Tuple[str, ...] = ()  # of the first member that has any
 
     def add(self, member: int, host: str, network: Network) -> None:
         if network.subnets is not None:
             mine = frozenset(network.subnets)
             self.subnets = mine if self.subnets is None else self.subnets & mine
+        if network.rails:
+            self._rails = self._rails or network.rails
+            self.apart |= swapped([self._rails, network.rails])
         if network.fabric not in _SLOW and member < min(self.fast, default=member + 1):
             self.fast = {member: Fast(member, host, network.rdma, network.cxi)}
 
@@ -103,7 +109,7 @@ def make_world(
 ) -> World:
     """`ranks` in the order of node ranks; `nodes`: member -> node rank."""
     fast = next((replace(fast, node=nodes[member]) for member, fast in common.fast.items() if member in nodes), None)
-    subnets = None if common.subnets is None else tuple(sorted(common.subnets))
+    subnets = None if common.subnets is None else tuple(sorted(common.subnets - common.apart))
     return World(tuple(run_lengths(ranks)), *master, subnets, fast, replaced)
 
 
