@@ -34,7 +34,11 @@ def test_it_shrinks_and_grows_again(drumbeat):
     assert "goes on without node 1" in output and "returned   node 1" in output, output
     assert "2 of 3 nodes: a batch that is set per rank makes a global batch of 2/3" in output, output
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["nodes"] == 3 and [each["outcome"] for each in summary["attempts"]] == ["failed", "failed", "finished"]
+    assert summary["nodes"] == 3 and [each["outcome"] for each in summary["attempts"]] == [
+        "failed",
+        "failed",
+        "finished",
+    ]
     assert not marked(folder.name)
     assert_all_gone(folder.name)
 

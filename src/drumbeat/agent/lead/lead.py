@@ -51,6 +51,8 @@ from drumbeat.agent.wire.messages import (
     RankEnded,
     Start,
     Stop,
+    Tried,
+    Try,
     World,
     make_world,
 )
@@ -84,6 +86,7 @@ class Muster:
     def __init__(self, order: Order, members: Dict[int, Member]) -> None:
         self.order, self.members = order, members
         self.common = Common()
+        self.doors: Dict[int, Dict[str, Tuple[str, int]]] = {}  # where members listen for each other
         self.gone = 0  # members that ended before they could join
         self.seconds = 0.0  # how long it took, once it is over
         self._next_notice = FIRST_NOTICE
@@ -118,6 +121,7 @@ class Muster:
         )  # fmt: skip
         self.members[number] = member
         self.common.add(number, member.host, hello.network)
+        self.doors[number] = hello.network.doors
         joined = {
             "peer": number,
             "peer_host": member.host,
@@ -287,6 +291,7 @@ def _can_requeue(order: Order) -> bool:
 
 
 _LONG = 30.0  # seconds: a command of this length may have trained, though no step of it was recognised
+_TRYING = 5.0  # seconds for all members to try their partners
 _HELD = 0.3  # seconds that a signal waits: mpirun ends its tasks about one second after its first one
 _ANSWER = 5.0  # seconds after a loss in which a launcher ends the other agents for it
 
@@ -302,8 +307,13 @@ class Lead:
     members: Dict[int, Member] = field(default_factory=dict)
     attempts: List[Attempt] = field(default_factory=list)
     history: List[Outcome] = field(default_factory=list)
-    phase: str = "muster"  # muster, running, stopping, waiting (for the next attempt), ended
+    phase: str = (
+        "muster"  # muster, trying (do members reach each other), running, stopping, waiting (for the next), ended
+    )
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
+    answers: Dict[int, Dict[str, str]] = field(
+        default_factory=dict
+    )  # member -> subnets that do not lead to its partner
     requests: StopRequests = field(default_factory=StopRequests)
     held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when it is passed on to the ranks
     lost_at: float = 0.0  # when the last member was lost
@@ -330,6 +340,11 @@ class Lead:
         return self.muster.refusal(hello) if may_come else "the run has already started"
 
     @property
+    def is_gathering(self) -> bool:
+        """No attempt has begun, and none is being prepared."""
+        return self.phase in ("muster", "trying")
+
+    @property
     def is_elastic(self) -> bool:
         """Members may come late, or return: the next attempt uses them."""
         return self.order.fewest_nodes is not None
@@ -346,7 +361,7 @@ class Lead:
         acts, broken = self.muster.join(hello, clock_offset)
         number = hello.member or 0
         if self.phase != "muster":
-            if self.phase != "waiting" and number in self.attempts[-1].roles:
+            if self.attempts and self.phase != "waiting" and number in self.attempts[-1].roles:
                 self.returned.add(number)  # what follows its loss is decided first
                 self.members[number] = replace(self.members[number], lost=True)
             return acts
@@ -371,7 +386,38 @@ class Lead:
     def _begin(self, now: float) -> List[Act]:
         """The first attempt, with the first members that are fit: the others are spares."""
         self.muster.seconds = now - self.started
-        return self._start(self.muster.fit()[: self.order.nodes], now)
+        assignment = self.muster.fit()[: self.order.nodes]
+        doors, shared = self.muster.doors, self.muster.common.subnets or ()
+        if len(assignment) < 2 or not all(doors.get(number) for number in assignment):
+            return self._start(assignment, now)
+        self.phase, self.resume, self.answers = "trying", (now + _TRYING, assignment), {}
+        partners = zip(assignment, assignment[1:] + assignment[:1])
+        return [
+            Tell((number,), Try({subnet: place for subnet, place in doors[other].items() if subnet in shared}))
+            for number, other in sorted(partners, key=lambda pair: -pair[0])  # the lead's own takes its time: last
+        ]
+
+    def tried(self, member: int, answer: Tried, now: float) -> List[Act]:
+        """A member has tried to reach the one after it in every subnet; when all have, the ranks start."""
+        if self.phase != "trying":
+            return []
+        self.answers[member] = answer.unreached
+        return self._start_tried(now) if set(self.resume[1]) <= set(self.answers) else []
+
+    def _start_tried(self, now: float) -> List[Act]:
+        """Leave out the subnets in which a member does not reach its partner, on all nodes alike, unless none is left."""
+        assignment, common = self.resume[1], self.muster.common
+        acts: List[Act] = []
+        apart: Set[str] = set()
+        for number, other in zip(assignment, assignment[1:] + assignment[:1]):
+            for subnet, why in sorted(self.answers.get(number, {}).items()):
+                if subnet not in apart:
+                    here, there = self.members[number].host, self.members[other].host
+                    acts.append(record_finding(find("subnet-apart", subnet=subnet, here=here, there=there, why=why)))
+                    apart.add(subnet)
+        if set(common.subnets or ()) - common.apart - apart:
+            common.apart |= apart
+        return acts + self._start(assignment, now)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -434,11 +480,12 @@ class Lead:
             return []
         if self.phase == "ended" or member is None or member.lost:
             return []
-        idle = self.phase != "muster" and number not in self._assignment()
+        idle = not self.is_gathering and number not in self._assignment()
         lost = {"peer": number, "peer_host": member.host, "why": why, "spare": idle, "silent": silent}
         acts: List[Act] = [Record("node-lost", lost)]
-        if self.phase == "muster":
+        if self.is_gathering:
             del self.members[number]
+            self.phase = "muster"
             return acts
         self.members[number] = replace(member, lost=True, losses=member.losses + 1)
         self.lost_at = now
@@ -469,7 +516,7 @@ class Lead:
     def storage_lost(self, finding: Finding) -> List[Act]:
         """Nothing can be recorded any more: the ranks save and end, and no further attempt begins."""
         self.without_storage = True
-        if self.phase in ("muster", "waiting"):
+        if self.is_gathering or self.phase == "waiting":
             return self._end(Outcome(FAILED, EXIT_STORAGE, finding))
         if self.phase != "running":
             return []
@@ -528,7 +575,7 @@ class Lead:
             (_, first), self.held = self.held, None
             return self.stop(first) + self.stop(request)
         step = self.requests.on(request)
-        if self.phase in ("muster", "waiting"):
+        if self.is_gathering or self.phase == "waiting":
             asked = Record("stopping", {"why": request.why, "signal": int(request.number), "grace": 0.0})
             return [asked, *self._end(Outcome(self.requests.outcome, self.requests.exit_code))]
         if step == END_NOW:
@@ -542,13 +589,15 @@ class Lead:
     def tick(self, now: float) -> List[Act]:
         timing, limit = self.order.timing, self.order.time_limit
         elapsed = now - self.started
-        if limit and elapsed > limit and not self.requests.outcome and self.phase in ("muster", "running", "waiting"):
+        if limit and elapsed > limit and not self.requests.outcome and self.phase not in ("stopping", "ended"):
             return self.stop(StopRequest(LIMIT, self.order.stop_signal, f"the time limit of {limit:g} s is reached"))
         if self.held and now >= self.held[0]:
             (_, request), self.held = self.held, None
             return [] if self._has_just_lost(now) else self.stop(request)
         if self.phase == "muster":
             return self._tick_muster(elapsed, now)
+        if self.phase == "trying" and now >= self.resume[0]:
+            return self._start_tried(now)
         if self.phase == "waiting" and now >= self.resume[0]:
             return self._start(self.resume[1], now)
         if self.phase == "running":

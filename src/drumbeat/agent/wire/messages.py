@@ -37,6 +37,7 @@ class Network:
     rdma: Tuple[RdmaDevice, ...] = ()  # without their GIDs
     cxi: Tuple[CxiDevice, ...] = ()
     rails: Tuple[str, ...] = ()  # subnets of the compute NICs, in their order
+    doors: Dict[str, Tuple[str, int]] = field(default_factory=dict)  # subnet -> where it listens for `Try`
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,13 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """The answer to `Try`."""
+
+    unreached: Dict[str, str]  # subnet -> why
+
+
+@dataclass(frozen=True)
 class Looked:
     """The answer to `Look`: every rank of this node that could be looked at."""
 
@@ -346,6 +354,13 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Try:
+    """Try to reach another member in these subnets, and tell."""
+
+    doors: Dict[str, Tuple[str, int]]
+
+
+@dataclass(frozen=True)
 class Look:
     """Look at what your ranks are doing, and tell."""
 
@@ -407,7 +422,7 @@ class RankExited:
 
 Message = Union[
     Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, Looked, Counted, FilePart,
-    Ping, Refuse, Welcome, Prepare, Start, Stop, Look, End,
+    Tried, Ping, Refuse, Welcome, Prepare, Start, Stop, Try, Look, End,
     TaskHello, StartRank, SignalRank, KillRank, EndTask, RankStarted, RankExited,
 ]  # fmt: skip
 

@@ -210,9 +210,7 @@ class Sessions:
                 waiting([session.host for session in missing])
             self.turn(0.2)
 
-    def load(
-        self, seconds: float = ANSWER_SECONDS, waiting: Optional[Waiting] = None, dispensable: int = 0
-    ) -> None:
+    def load(self, seconds: float = ANSWER_SECONDS, waiting: Optional[Waiting] = None, dispensable: int = 0) -> None:
         """Make sure that every host has drumbeat.pyz: it is sent only to those that do not have it yet."""
         self.wait_for("python", seconds, waiting, dispensable)
         lacking = [session for session in self.all if not session.reply("have")]
