@@ -49,3 +49,15 @@ def test_the_jobs_of_an_array_share_what_is_bad(cluster, oar, whole):  # noqa: F
     wait_for(lambda: f"{number}_1 {lost}" in excluded(), 180, "the second job to leave it out")
     assert f"that wait leave out {lost}" in output(folder)
     oar("cancel", number)
+
+
+def test_a_new_profile_is_made_from_what_slurm_says(cluster, oar):
+    made = oar("site", "new")
+    assert made.returncode == 0 and "backend: slurm" in made.stdout and 'cluster: ["bench"]' in made.stdout, made
+    assert f"gpus: {cluster.gpus}" in made.stdout and f"cores: {cluster.cpus}" in made.stdout, made.stdout
+    profile = oar.home / "ours.yaml"
+    profile.write_text(made.stdout)
+    assert oar("site", "check", profile).returncode == 0
+    job = oar.job("profiled", nodes=1, ranks_per_node=1, site=profile, gpus=1, command="true")
+    number, folder = oar.submit(job)
+    assert cluster.wait(number, ["COMPLETED", "FAILED"])["JobState"] == "COMPLETED", output(folder)

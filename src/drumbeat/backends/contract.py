@@ -17,7 +17,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.machine.model import Identity
+from drumbeat.machine.model import Identity, Pool
 from drumbeat.runfolder.files import Files
 from drumbeat.runfolder.summary import Desk
 
@@ -126,6 +126,10 @@ class Backend:
     def cluster(self, environ: Mapping[str, str]) -> Optional[str]:
         """Return the cluster's own name, by which its profile is found."""
         return None
+
+    def pools(self, environ: Mapping[str, str]) -> List[Pool]:
+        """Return the groups of like nodes that jobs can be sent to, for `drumbeat site new`."""
+        return []
 
     def check_allocation(self, identity: Identity, environ: Mapping[str, str]) -> None:
         """Check, before `fan_out`, that the other nodes can be reached from here; otherwise raise a Problem."""
