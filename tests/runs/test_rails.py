@@ -10,7 +10,6 @@ import sys
 
 import pytest
 
-
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "iptables"))),
     reason="needs root, ip, unshare and iptables",
@@ -115,12 +114,12 @@ def test_a_subnet_counts_only_where_bytes_arrive(pairs, seed):
 
 def test_ranks_start_in_the_networks_that_connect_them(pairs, drumbeat):
     pair = pairs(["none", "isolated", "none"])
-    flags = ("--nodes", 2, "--ranks-per-node", 1, "--master", "10.77.0.1", "--name", "rails")
+    words = ("run", "--nodes", 2, "--ranks-per-node", 1, "--master", "10.77.0.1", "--name", "rails")
     program = "import os; print('socket', os.environ['NCCL_SOCKET_IFNAME'], os.environ['WORLD_SIZE'])"
     environ = {**os.environ, **getattr(drumbeat, "env", {})}
     nodes = [
         subprocess.Popen(
-            pair.argv(side, sys.executable, "-m", "drumbeat", "run", *flags, "--node-rank", side, "--", sys.executable, "-c", program),
+            pair.argv(side, sys.executable, "-m", "drumbeat", *words, "--node-rank", side, "--", sys.executable, "-c", program),
             cwd=drumbeat.folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for side in (0, 1)
