@@ -60,7 +60,10 @@ def _of_pools(pools: Sequence[Pool], backend: str) -> List[str]:
     best = max(pools, key=lambda pool: (pool.gpus > 0, pool.nodes, pool.usual))
     named = f"partition {best.name}: {best.nodes} nodes with {best.gpus or 'no'} GPUs, {best.cores} cores"
     lines = [
-        *(f"# {backend} has {_plain(f'{p.name}: {p.nodes} nodes, {p.cores} cores, {p.gpus} GPUs')}" for p in pools[:16]),
+        *(
+            f"# {backend} has {_plain(f'{p.name}: {p.nodes} nodes, {p.cores} cores, {p.gpus} GPUs')}"
+            for p in pools[:16]
+        ),
         f"summary: {json.dumps(named)}",
         f"backend: {backend}",
         *([f"gpus: {best.gpus}  # as the scheduler counts them"] if best.gpus else []),
