@@ -121,15 +121,14 @@ def test_a_taken_port_is_retried_only_if_it_was_ours(line, action, taken):
 
 def test_a_range_of_nodes_goes_on_with_fewer():
     lost = failed("node-lost", member=1)
-    assert decide([lost], members(1), 1, 1) == Restart("restart 1 of 1, with 1 of 2 nodes", (0,))
-    assert decide([lost], members(1), 0, 1).action == "stop"  # no restart is left
+    words = "the job goes on without node 1 (h1): 1 of 2 nodes, at least 1 needed"
+    assert decide([lost], members(1), 0, 1) == Restart(words, (0,)), "it costs no restart"
     assert decide([lost], members(1), 1, 2).action == "stop"  # the range does not reach so far down
     assert decide([lost], members(1), 1, 2, can_requeue=True).action == "requeue"
     assert decide([lost], members(1, count=3), 1, 1).assignment == (0, 2)  # a spare comes first
-    first = failed("node-lost", member=0)
-    assert decide([first], members(0), 1, 1).action == "stop", (
-        "node 0 leads the run, so fewer nodes cannot go on without it"
-    )
+    assert decide([failed()], members(stuck=(0,)), 0, 1).assignment == (1,), "the lead may be without ranks"
+    again = [lost, failed("exception", assignment=(0,))]
+    assert decide(again, members(1), 1, 1).action == "restart" and decide(again, members(1), 0, 1).action == "stop"
 
 
 def test_by_members():
@@ -188,10 +187,10 @@ def test_whatever_happens_it_ends_within_its_budgets(attempts, restarts, spares,
         assert len(set(decision.assignment)) == len(decision.assignment)
         assert len(decision.assignment) == len(assignment) or (fewest and len(decision.assignment) >= fewest)
         assert 0 <= decision.wait <= table.LONGEST_WAIT
-        replaced = len(decision.assignment) == len(assignment) and decision.assignment != assignment
+        replaced = len(decision.assignment) <= len(assignment) and decision.assignment != assignment
         free += replaced or history[-1].cause.free
         charged += not (replaced or history[-1].cause.free)
-        assert charged <= restarts and free <= spares + 3 * (charged + spares + 1)
+        assert charged <= restarts and free <= spares + 2 + 3 * (charged + spares + 3)
         assignment = decision.assignment
     else:
         raise AssertionError("60 attempts, and no end")

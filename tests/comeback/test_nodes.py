@@ -76,6 +76,15 @@ def test_what_runs_say_about_nodes(tmp_path, environ):
     assert list(known(environ)) == ["n2", "n1", "n3"], "read once, and the excluded come first"
 
 
+def test_the_age_of_an_exclusion_fits_its_cause(tmp_path, environ):
+    gone = {"peer": 0, "peer_host": "n1.lake.org", "why": "its agent's connection broke", "silent": False}
+    a_run(tmp_path, environ, "one", ("node-lost", gone), ("failed", finding("node-lost", "n1")))
+    a_run(tmp_path, environ, "two", LOST_N2)
+    a_run(tmp_path, environ, "three", ("failed", finding("gpu-lost", "n3")))
+    ages = {host: round((node.excluded.until - NOW) / 3600) for host, node in known(environ).items()}
+    assert ages == {"n1": 1, "n2": 24, "n3": 7 * 24}
+
+
 def test_a_run_that_goes_on_is_read_again(tmp_path, environ):
     events = a_run(tmp_path, environ, "one")
     assert known(environ) == {}

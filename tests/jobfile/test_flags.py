@@ -73,10 +73,10 @@ def test_variables_are_handed_on_by_name():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--nodes", "two"], "--nodes: expected a whole number, got 'two' (example: 2)"),
+        (["--nodes", "two"], "--nodes: expected a whole number, or a range such as 4-8, got 'two' (example: 4-8)"),
         (["--nodes", "0"], "--nodes: must be at least 1, got 0"),
         (["--nodes", "-1"], "--nodes: must be at least 1, got -1"),
-        (["--nodes", ""], "--nodes: expected a whole number, got '' (example: 2)"),
+        (["--nodes", ""], "--nodes: expected a whole number, or a range such as 4-8, got '' (example: 4-8)"),
         (["--time", "90"], "--time: needs a unit: write 90s, 90m or 90h, got '90'"),
         (["--env", "1=2"], "--env 1: '1' is not a valid variable name (letters, digits and '_', no digit first)"),
         (["--env", "=2"], "--env : '' is not a valid variable name (letters, digits and '_', no digit first)"),

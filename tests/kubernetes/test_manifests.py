@@ -50,7 +50,7 @@ def test_core_objects_are_valid(kind, version):
     validate = pytest.importorskip("kubernetes_validate", reason="needs pip install kubernetes-validate")
     server = tuple(map(int, version.split(".")))
     checked = []
-    for document in documents_of(manifest(kind, server, job=EVERYTHING)):
+    for document in documents_of(manifest(kind, server, job=EVERYTHING)) + _ranges(kind, server):
         if document["kind"] == "PodGroup":
             continue
         if "." in document["apiVersion"].split("/")[0]:
@@ -59,6 +59,11 @@ def test_core_objects_are_valid(kind, version):
         validate.validate(document, version, strict=True)
         checked.append(document["kind"])
     assert len(checked) >= 2
+
+
+def _ranges(kind, server):
+    fits = kind == "job" and server >= (1, 31)
+    return documents_of(manifest(kind, server, job=JOB.replace("nodes: 2", "nodes: 2-4"))) if fits else []
 
 
 def test_everything_is_everything():
@@ -118,6 +123,23 @@ def closed(schema):
 def test_only_a_server_that_knows_it_gets_a_failure_policy():
     (old,) = [each for each in documents_of(manifest("job", (1, 25))) if each["kind"] == "Job"]
     assert "podFailurePolicy" not in old["spec"] and old["spec"]["backoffLimit"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_range_of_nodes_is_over_when_its_lead_is(kind):
+    job = JOB.replace("nodes: 2", "nodes: 2-4")
+    if kind in ("trainjob", "jobs"):
+        with pytest.raises(Problem, match="also those for which there was no room"):
+            manifest(kind, (1, 31), job=job)
+        return
+    made = documents_of(manifest(kind, (1, 31), job=job))[-1]["spec"]
+    if kind == "pytorchjob":
+        assert made["pytorchReplicaSpecs"]["Worker"]["replicas"] == 3
+        return
+    spec = made if kind == "job" else made["replicatedJobs"][0]["template"]["spec"]
+    assert spec["completions"] == 4 and spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    with pytest.raises(Problem, match="on Kubernetes 1.30"):
+        manifest(kind, (1, 30), job=job)
 
 
 @pytest.mark.parametrize("kind", KINDS)

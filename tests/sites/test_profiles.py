@@ -11,6 +11,7 @@ from drumbeat.jobfile.new_site import new_site, site_lines
 from drumbeat.jobfile.resolve import resolve
 from drumbeat.jobfile.resources import Here
 from drumbeat.jobfile.site import built_in, detect, detect_of, expand_pattern, find_paths, load_site, site_from_text
+from drumbeat.machine.model import Pool
 from drumbeat.plan.variables import SPELT
 from tests.plan.archetype import SITES, facts_of
 
@@ -142,6 +143,15 @@ def test_a_profile_made_from_a_machine_is_a_right_one(machine):
     discrete = [gpu for gpu in facts.gpus if not gpu.integrated]
     assert site.gpus == len(discrete) and (site.detect.cluster or site.detect.hosts)
     assert site.backend == "slurm"
+
+
+def test_a_profile_made_on_a_login_node_says_what_its_scheduler_said():
+    pools = [Pool("cpu", True, 90, 64, 256_000, 0), Pool("gpu", False, 16, 96, 1_800_000, 8)]
+    site = site_from_text(new_site(facts_of("lumi-g", 1)[0], "slurm", pools, "lake"), "new", "new.yaml")
+    assert (site.gpus, site.cores, site.memory, site.detect.cluster) == (8, 96, "1800000M", ("lake",))
+    assert site.submit["partition"].value == "--partition=gpu" and not site.env
+    plain = site_from_text(new_site(facts_of("lumi-g", 1)[0], "slurm", pools[:1]), "new", "new.yaml")
+    assert plain.gpus is None and not plain.submit
 
 
 def test_the_command(capsys, tmp_path):

@@ -28,6 +28,7 @@ JOBS = {
     "mi300x-thor2": "name: llama3-8b\nnodes: 4\ncommand: python train.py\ntime: 12h\ncontainer: docker.io/rocm/megatron-lm\n"
     "binds: [/nfs/cache]\n",
     "spares": "name: llama\nsite: slurm\nnodes: 4\nspares: 1\nranks-per-node: 8\ngpus: 8\ncommand: python train.py\n",
+    "range": "name: llama\nsite: slurm\nnodes: 4-8\nranks-per-node: 8\ngpus: 8\ncpus: 64\ncommand: python train.py\n",
     "pyxis": "name: gpt\nsite: slurm\nnodes: 2\nranks-per-node: 8\ngpus: 8\ncommand: python train.py\npartition: batch\n"
     "container: nvcr.io#nvidia/pytorch:25.08-py3\ncontainer-runtime: pyxis\narray: 0-3%2\nmail: me@example.org\n",
 }

@@ -230,3 +230,13 @@ def test_code_that_only_the_desk_has_is_sent(desk):
     done = desk("run", *flags, "--code", "sync", "--", "python3", "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sent") == 2
+
+
+def test_a_host_that_does_not_answer_is_left_out_of_a_range(desk):
+    flags = ("--ranks-per-node", "1", "--runs", desk.shared / "runs")
+    words = ("run", "--hosts", "oar1,oar9,oar2", "--nodes", "2-3", *flags, "--", "sh", "-c", "echo world $WORLD_SIZE")
+    done = desk(*words)
+    assert done.returncode == 0 and done.stdout.count("world 2") == 2, done
+    assert "left out   oar9" in done.stderr and "2 of 3 nodes" in done.stderr + done.stdout, done
+    refused = desk("run", "--hosts", "oar1,oar9,oar2", "--nodes", "3", *flags, "--", "true")
+    assert refused.returncode == 2 and "nothing was started" in refused.stderr, refused

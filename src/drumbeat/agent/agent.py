@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, List, Optional, Protocol
 
 from drumbeat import __version__
@@ -27,10 +28,13 @@ from drumbeat.agent.wire.messages import (
     Start,
     Stop,
     StopAsked,
+    Tried,
+    Try,
     World,
     network_of,
     peers_of,
 )
+from drumbeat.agent.wire.rails import Doors, unreached
 from drumbeat.base.order import Order
 from drumbeat.base.processes import on_storage
 from drumbeat.base.signals import STOPS, let_stops_in
@@ -145,6 +149,7 @@ class Agent:
         self.without_storage = False  # the run folder cannot be written any more
         self.tasks = Tasks()
         self.world: Optional[World] = None
+        self.doors: Optional[Doors] = None  # from its hello until its ranks start
         self.address = ""
         self.exit_code: Optional[int] = None
         self.last_beat = 0.0
@@ -160,6 +165,10 @@ class Agent:
         if self.order.container:
             rows = self.on_storage(lambda: read_host_paths(self.order, self.number), self.order.folder)
         findings = check_node(self.order, self.facts, self.number, self.tasks, rows)
+        network = network_of(self.facts)
+        if self.order.members > 1 and not self.order.emulated:
+            self.doors = self.doors or Doors(self.facts)
+            network = replace(network, doors=self.doors.places)
         return Hello(
             self.number,
             self.facts.host,
@@ -168,7 +177,7 @@ class Agent:
             self.order.terms(),
             max(1, ranks),
             gpus_used(self.order, self.facts),
-            network_of(self.facts),
+            network,
             tuple(findings),
         )
 
@@ -177,8 +186,12 @@ class Agent:
         assert self.node
         if isinstance(message, Prepare):
             self.world = message.world
+        elif isinstance(message, Try):
+            self.side.tell(Tried(unreached(self.doors.places, message.doors) if self.doors else {}))
         elif isinstance(message, Start):
             assert self.world
+            if self.doors:
+                self.doors.close()
             peers = peers_of(self.world, self.order, message.node_rank, self.address, self.facts)
             self.node.start(message.attempt, message.node_rank, peers)
         elif isinstance(message, Stop):

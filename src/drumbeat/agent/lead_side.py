@@ -50,6 +50,7 @@ from drumbeat.agent.wire.messages import (
     RankEnded,
     Refuse,
     StopAsked,
+    Tried,
     WireError,
     World,
     peers_of,
@@ -160,7 +161,7 @@ class MemberMessages:
         self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
             Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
             FirstStep: self._first_step, Judged: self._judged, Found: self._found, Looked: self._looked,
-            FilePart: self._file, Counted: self._counted,
+            FilePart: self._file, Counted: self._counted, Tried: self._tried,
         }  # fmt: skip
 
     def handle(self, member: int, message: Message) -> None:
@@ -209,6 +210,9 @@ class MemberMessages:
 
     def _looked(self, member: int, message: Looked) -> None:
         self.do(self.watching.looked(member, message, time.monotonic()))
+
+    def _tried(self, member: int, message: Tried) -> None:
+        self.do(self.lead.tried(member, message, time.monotonic()))
 
     def _counted(self, member: int, message: Counted) -> None:
         self.lead.counted(member, message)
@@ -361,7 +365,7 @@ class LeadSide:
         self._do(self.lead.tick(now))
         self.send_some()
         self.connections.send_rest()
-        if self.lead.phase != "muster":
+        if self.lead.phase == "ended" or not (self.lead.is_gathering or self.lead.is_elastic):
             self.connections.close_door()
         if now - self.last_look >= _LOOK_EVERY:
             self.connections.tick(now, now - self.last_look - _LOOK_EVERY)

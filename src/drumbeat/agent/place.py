@@ -27,6 +27,9 @@ def placed(order: Order, identity: Identity) -> Order:
     if order.hosts or order.master:
         return order
     hosts = identity.hosts
+    given = len(hosts) - order.spares
+    if order.fewest_nodes and order.fewest_nodes <= given < order.nodes:
+        order = dataclasses.replace(order, nodes=given, wanted_nodes=order.nodes)
     if len(hosts) != order.members:
         raise Problem(
             f"the order is for {order.members} nodes, but {identity.scheduler} says {len(hosts)}: {', '.join(hosts[:8])}",

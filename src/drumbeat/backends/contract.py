@@ -17,7 +17,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.machine.model import Identity
+from drumbeat.machine.model import Identity, Pool
 from drumbeat.runfolder.files import Files
 from drumbeat.runfolder.summary import Desk
 
@@ -113,6 +113,8 @@ class Backend:
     avoids_nodes = False  # whether it can be asked to leave nodes out (Resources.avoided)
     leaves_objects = False  # whether a job that has ended stays in the cluster until `finish` removes it
     no_spares = "extra nodes cannot be requested"  # why; empty: they can
+    replaces_nodes = False  # whether the cluster itself replaces nodes that are lost
+    no_range = ""  # why a job cannot ask for a range of nodes; empty: it can
     interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------
@@ -125,6 +127,10 @@ class Backend:
         """Return the cluster's own name, by which its profile is found."""
         return None
 
+    def pools(self, environ: Mapping[str, str]) -> List[Pool]:
+        """Return the groups of like nodes that jobs can be sent to, for `drumbeat site new`."""
+        return []
+
     def check_allocation(self, identity: Identity, environ: Mapping[str, str]) -> None:
         """Check, before `fan_out`, that the other nodes can be reached from here; otherwise raise a Problem."""
 
@@ -134,6 +140,11 @@ class Backend:
         """Raise a Problem for whatever this scheduler does not support; `where` names the place of a key in its file."""
         if order.spares and self.no_spares:
             raise Problem(f"{where('spares')}: {self.title} has no spares: {self.no_spares}", "leave it out")
+        if order.has_range and self.no_range:
+            raise Problem(
+                f"{where('nodes')}: {self.title} takes no range of nodes: {self.no_range}",
+                f"nodes: {order.nodes}, or {order.fewest_nodes}",
+            )
         for key in order.resources.specific:
             if key not in self.specific:
                 raise Problem(

@@ -171,7 +171,8 @@ class Order:
     restarts: int = 0
     spares: int = 0  # nodes beyond `nodes` that take the place of lost or bad ones
     queued: bool = False  # made for a scheduler's queue: it can start the run again
-    fewest_nodes: Optional[int] = None  # with so many a restart may go on after a node was lost; none: with all
+    fewest_nodes: Optional[int] = None  # so many are enough to start, and to go on after a loss; none: all are needed
+    wanted_nodes: Optional[int] = None  # of a range, where the scheduler gave fewer
     on_end: Tuple[str, ...] = ()  # run once by the lead, or by the desk if the lead was killed, when the run has ended
     textfile: str = ""  # folder of node-exporter's textfile collector, for the lead; empty: none
     doubtful_ok: bool = False  # a run in which a failure was seen ends with 0 if its command did
@@ -234,6 +235,21 @@ class Order:
     def members(self) -> int:
         """Count the machines that take part: one per node, and the spares."""
         return self.nodes + self.spares
+
+    @property
+    def survives_loss(self) -> bool:
+        """Return true if the run may go on after a node is lost: a spare takes its place, or fewer nodes are enough."""
+        return self.spares > 0 or self.fewest_nodes is not None
+
+    @property
+    def has_range(self) -> bool:
+        """Return true if fewer than `nodes` are enough."""
+        return self.fewest_nodes is not None and self.fewest_nodes < self.nodes
+
+    @property
+    def dispensable(self) -> int:
+        """Count the members that the run can do without."""
+        return self.members - (self.fewest_nodes or self.nodes)
 
     @property
     def world_size(self) -> int:

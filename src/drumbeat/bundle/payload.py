@@ -27,6 +27,7 @@ _DOCSTRING = regex(rb'(\A|:\n[ \t]+)"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n)', re.DOT
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
 _FINDINGS = "drumbeat/findings"
 _CATALOG = regex(rb'Catalog\("(\w+)"\)')
+_INDENT = regex(rb"(?m)^ +")
 _IMPORT = regex(rb"(?m)^[ \t]*from (drumbeat[\w.]*) import (?:\(([^)]*)\)|([^\n]*))")
 
 
@@ -92,8 +93,12 @@ def node_files(files: Mapping[str, bytes]) -> Set[str]:
 
 
 def without_docstrings(data: bytes) -> bytes:
-    """Replace each docstring by an empty one of as many lines. A test compares the syntax trees of all our files."""
-    return _DOCSTRING.sub(lambda found: found[1] + b'""' + b"\n" * found[0][len(found[1]) :].count(b"\n"), data)
+    """Replace each docstring by an empty one of as many lines, and indent by one blank: 10 kB less in all. A test compares
+    the syntax trees of all our files."""
+    data = _DOCSTRING.sub(lambda found: found[1] + b'""' + b"\n" * found[0][len(found[1]) :].count(b"\n"), data)
+    if b'"""' in data or b"'''" in data:
+        return data  # text of several lines keeps its blanks
+    return _INDENT.sub(lambda found: b" " * (len(found[0]) // 4), data)
 
 
 def _imports(data: bytes) -> Iterator[str]:

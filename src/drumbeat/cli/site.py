@@ -98,13 +98,18 @@ def _show(args: Any) -> int:
 
 
 def _new(args: Any) -> int:
+    import os
+
     from drumbeat import backends
     from drumbeat.jobfile.new_site import new_site
     from drumbeat.machine.gather import gather
 
     facts = gather(_host(args.root))
-    batch = facts.identity.batch
-    print(new_site(facts, batch if batch in backends.names() else "local"), end="")
+    batch = facts.identity.batch if facts.identity.batch in backends.names() else ""
+    login = None if batch or args.root else backends.at_login(os.environ)
+    pools = login.pools(os.environ) if login else []
+    cluster = login.cluster(os.environ) if login else None
+    print(new_site(facts, login.name if login else batch or "local", pools, cluster or ""), end="")
     return 0
 
 

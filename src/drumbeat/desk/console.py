@@ -312,16 +312,20 @@ class Console:
     def _show_event(self, event: Event) -> None:
         if isinstance(event, kinds.NodeJoined):
             self._connected[event.peer] = event.peer_host
+            if self.started:
+                self.say("returned", f"node {event.peer} ({event.peer_host}): the next attempt uses it")
         elif isinstance(event, kinds.Mustered):
             host = f"[{event.master_addr}]" if ":" in event.master_addr else event.master_addr
             size = f"{host}:{event.master_port}"
-            here = len(self._connected) if self.order.spares else self.order.nodes
+            here = len(self._connected) if self.order.survives_loss else self.order.nodes
             nodes = f"{here} of {count(self.order.members, 'node')} in {event.seconds:.1f} s"
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
             self._say_node_findings()
         elif isinstance(event, kinds.AttemptStarted):
             self.started, self._between, self._hangs, self._ends = True, False, False, False
             self.progress = Progress()  # steps and speed are this attempt's
+            if event.resized:
+                self.say("smaller", event.resized)
         elif isinstance(event, kinds.Decided) and event.action == "restart":
             self._between = event.wait > 0
             self.say("restart", event.why)
@@ -329,7 +333,7 @@ class Console:
             self.say(event.action, event.why)
         elif isinstance(event, kinds.Excluded):
             self.say("excluded", f"node {event.peer} ({event.peer_host}): {event.why}")
-        elif isinstance(event, kinds.Failed) and (self.order.restarts or self.order.spares):
+        elif isinstance(event, kinds.Failed) and (self.order.restarts or self.order.survives_loss):
             self.say("failed", event.finding.title)
         elif isinstance(event, kinds.AttemptEnded):
             for line in self._affinity.take():
@@ -362,7 +366,7 @@ class Console:
     def _explains(self, event: kinds.Decided) -> bool:
         """Return true if a reader will wonder why the run does not go on: it could, or a node is to blame."""
         order = self.order
-        return bool(order.restarts or order.spares) or event.action == "requeue" or event.cause == HARDWARE.name
+        return bool(order.restarts or order.survives_loss) or event.action == "requeue" or event.cause == HARDWARE.name
 
     def _show_verdict(self, event: kinds.VerdictGiven) -> None:
         verdict = event.verdict

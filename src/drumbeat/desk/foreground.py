@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base import clock, proc
@@ -124,6 +125,7 @@ def start_agents(
 
 _GUARD_SWEEP = 15.0  # seconds that a guard may be silent while it ends what its agent left
 _AGENT_ENDS = 20.0  # seconds that an agent whose guard was killed has to end by itself
+_RETURN_AFTER, _RETURN = 2.0, 60.0  # seconds until a killed member starts again, and for it to find the lead
 _ONE_ACT = 1.0  # seconds: a wrapper around the desk may pass on what the terminal has already sent
 
 
@@ -152,6 +154,7 @@ class Foreground:
         self.order, self.nodes, self.bundle, self.token = order, list(nodes), bundle, token
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
         self.heard: Dict[int, float] = {}  # node -> when its guard last said that it is alive
+        self.returning: Dict[int, float] = {}  # node -> when its agent starts again
         self.told: Set[int] = set()  # nodes whose early end the lead was told of
         self.hung: Dict[int, str] = {}  # node -> why its agent was ended by us
         self.failure: Optional[Finding] = None  # that ended the lead's agent, as it said itself
@@ -178,26 +181,33 @@ class Foreground:
             stops_held_back()
         ):  # the guards let them in once they can pass them on; none is lost, and none kills a guard
             self.guards = start_agents(self.bundle, self.order, self.nodes, self.token, environ, report_fd, if_killed)
-        os.close(report_fd)
         for early in self.signals:  # those that came before there was anybody to pass them on to
             self._signal_guards(early)
         codes: Dict[int, int] = {}
         lead_gone: Optional[float] = None
-        while len(codes) < len(self.guards):
+        while len(codes) < len(self.guards) or self.returning:
             self._read_reports(reports)
             self._end_silent(time.monotonic())
             self.console.poll(self.folder)
             for node, guard in self.guards.items():
                 if node not in codes and guard.poll() is not None:
                     codes[node] = guard.returncode
+                    self._let_return(node, guard.returncode)
                     lead_gone = time.monotonic() if node == 0 else lead_gone
                     if guard.returncode < 0 and node not in self.hung:
                         self._let_agent_end()
                     sweep(keep=not_ours | {other.pid for other in self.guards.values() if other.poll() is None})
+            for node in self._due(lead_gone is not None):
+                del codes[node]
+                again = replace(self.order, timing=replace(self.order.timing, muster=_RETURN))
+                with stops_held_back():
+                    started = start_agents(self.bundle, again, [node], self.token, environ, report_fd, if_killed)
+                self.guards.update(started)
             self._tell_lead(codes)
             if lead_gone is not None and time.monotonic() - lead_gone > 2.0:
                 self._signal_guards(signal.SIGTERM)  # a node that never found its lead would go on looking for it
             self._pause(codes)
+        os.close(report_fd)
         sweep(keep=not_ours)
         self._read_reports(reports)
         self.console.poll(self.folder, final=True)
@@ -208,6 +218,23 @@ class Foreground:
             return next((code for code in codes.values() if code), 0)
         self.console.end(*ended)
         return ended[1].exit_code
+
+    def _let_return(self, node: int, code: int) -> None:
+        """Note that a member which was killed is to come back: a run with a range of nodes uses it in its next attempt."""
+        killed = code < 0 or code > 128
+        if killed and node and self.order.fewest_nodes is not None and not (self.again or self.signals):
+            self.returning[node] = time.monotonic() + _RETURN_AFTER
+
+    def _due(self, lead_gone: bool) -> List[int]:
+        """Return the members that start again now; none once the run ends."""
+        if lead_gone or self.ended_by_lead or self.signals:
+            self.returning.clear()
+        due = [node for node, at in self.returning.items() if time.monotonic() >= at]
+        for node in due:
+            del self.returning[node]
+            self.heard.pop(node, None)
+            self.hung.pop(node, None)
+        return due
 
     def heed(self) -> None:
         """Take stop signals from now on; those that come before `run` are passed on when it starts."""

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from dataclasses import field, replace
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import backends
 from drumbeat.base.folders import make_private, unsafe, users_folder
@@ -54,8 +54,9 @@ class Sighting:
     site: str
     host: str
     run: str
-    what: str  # one of node_history.KINDS
+    what: str  # one of KINDS
     detail: str = ""
+    avoid: float = 0.0  # seconds for which new jobs should avoid the node
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,9 @@ def _lock(number: int, folder: str) -> None:
 
 LOST, BAD, FIRST, SLOW = "lost", "bad hardware", "failed first", "slow rank"
 KINDS = (LOST, BAD, FIRST, SLOW)
-KEPT_FOR = 7 * 86400.0  # seconds that a node is avoided after its hardware failed
+# Seconds that a node is avoided: its hardware failed; it fell silent, or was left out without a clear reason; a process of
+# ours was killed there, and the machine is well.
+KEPT_FOR, SUSPECTED, KILLED = 7 * 86400.0, 86400.0, 3600.0
 MOST_BY_ITSELF = 16  # nodes of a site that are avoided without anybody having said so
 _LARGEST_EVENTS = 64 << 20  # bytes
 
@@ -218,38 +221,39 @@ def sightings_of(run_id: str, order: Order, events: Sequence[Event]) -> List[Sig
     names = {event.peer_host: event.name or event.peer_host for event in events if isinstance(event, kinds.NodeJoined)}
     members = len(names)
     ran = any(isinstance(event, kinds.AttemptStarted) for event in events)  # else the job may be wrong, not the node
+    killed = {event.peer_host for event in events if isinstance(event, kinds.NodeLost) and not event.silent}
     found: List[Sighting] = []
     for event in events:
-        judged: Optional[Tuple[str, str, str]] = None
+        judged: Optional[Tuple[str, str, str, float]] = None
         if isinstance(event, (kinds.Failed, kinds.FindingMade)) and event.finding.host:
-            judged = _judge(event.finding, isinstance(event, kinds.Failed))
+            judged = _judge(event.finding, isinstance(event, kinds.Failed), killed)
         elif isinstance(event, kinds.Excluded) and ran:
-            judged = BAD, event.peer_host, event.why
+            judged = BAD, event.peer_host, event.why, SUSPECTED
         if judged and judged[1] in names:
-            what, host, detail = judged
-            found.append(Sighting(round(event.t, 3), order.site, names[host], run_id, what, detail))
+            what, host, detail, avoid = judged
+            found.append(Sighting(round(event.t, 3), order.site, names[host], run_id, what, detail, avoid))
     lost = {each.host for each in found if each.what == LOST}
     if len(lost) > max(1, members // 4):  # then the network, or the node that said so, is more likely
-        found = [replace(each, what=FIRST) if each.what == LOST else each for each in found]
+        found = [replace(each, what=FIRST, avoid=0.0) if each.what == LOST else each for each in found]
     return found
 
 
-def _judge(finding: Finding, failed: bool) -> Optional[Tuple[str, str, str]]:
+def _judge(finding: Finding, failed: bool, killed: Container[str]) -> Optional[Tuple[str, str, str, float]]:
     assert finding.host
-    cause = cause_of(finding, 1)
+    host, cause = finding.host, cause_of(finding, 1)
     if finding.code == "node-lost":
-        return (LOST, finding.host, finding.cause) if failed else None
+        return (LOST, host, finding.cause, KILLED if host in killed else SUSPECTED) if failed else None
     if cause is HARDWARE:
-        return BAD, finding.host, finding.title
+        return BAD, host, finding.title, KEPT_FOR
     if finding.code == "slow-rank":
-        return SLOW, finding.host, finding.title
-    return (FIRST, finding.host, finding.title) if failed and cause is not PROGRAM else None
+        return SLOW, host, finding.title, 0.0
+    return (FIRST, host, finding.title, 0.0) if failed and cause is not PROGRAM else None
 
 
 def _avoided(exclusions: List[Exclusion], seen: Sighting, now: float) -> List[Exclusion]:
     """Return nodes to avoid for a while because they were lost or their hardware failed; exclusions made by hand stay."""
-    until = seen.t + KEPT_FOR
-    if seen.what not in (LOST, BAD) or until <= now:
+    until = seen.t + seen.avoid
+    if not seen.avoid or until <= now:
         return exclusions
     same = [each for each in exclusions if (each.site, each.host) == (seen.site, seen.host)]
     if any(each.by_hand or (each.until or until) >= until for each in same):

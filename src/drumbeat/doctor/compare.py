@@ -89,6 +89,11 @@ def _devices(peers: Peers) -> Iterator[Finding]:
         words = ", ".join(f"{count} x {rate or 0:g} Gb/s" for rate, count in sorted(rates.items(), key=str))
         return f"{words} {chosen.layer}" if words else "no active RDMA port"
 
+    def mtus(facts: Facts) -> Optional[str]:
+        netdevs = {netdev for device in compute_nics(facts).devices for netdev in device.netdevs}
+        found = Counter(one.mtu for one in facts.interfaces if one.name in netdevs and one.mtu)
+        return ", ".join(f"{count} x {mtu}" for mtu, count in sorted(found.items())) or None
+
     def providers(facts: Facts) -> Optional[str]:
         found = sorted({one.digest[:12] for one in facts.libraries if one.digest})
         return ", ".join(found) or None
@@ -97,6 +102,8 @@ def _devices(peers: Peers) -> Iterator[Finding]:
     outliers = _outliers(peers, nics)
     severity = ERROR if any("no active" in found for _, found in outliers[1]) else WARNING
     yield from _say("nics-differ-between-nodes", "", "NICs", outliers, severity)
+    if not outliers[1]:
+        yield from _say("mtu-differs", "", "MTU", _outliers(peers, mtus))
     yield from _say("providers-differ", "", "RDMA library", _outliers(peers, providers))
 
 

@@ -14,7 +14,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
 from drumbeat.commands.shell import refuse_shell, shell_syntax
-from drumbeat.jobfile.fields import KINDS, Key, keys_of, parse_duration, required_keys
+from drumbeat.jobfile.fields import KINDS, Count, Key, keys_of, parse_duration, required_keys
 from drumbeat.jobfile.yamlfile import Items, Node, Table, Text, kind_of, shown
 
 T = TypeVar("T")
@@ -245,6 +245,17 @@ def _number(key: Key, node: Node, place: str) -> int:
     return int(text) if _WHOLE.fullmatch(text) else _wrong(key, node, place)
 
 
+def _range(key: Key, node: Node, place: str) -> int:
+    least, dash, most = _text(key, node, place).partition("-")
+    if not dash or not least:
+        return _number(key, node, place)
+    if not (_WHOLE.fullmatch(least) and _WHOLE.fullmatch(most)):
+        _wrong(key, node, place)
+    if not 0 < int(least) <= int(most):
+        raise Problem(f"{place}: {least}-{most} is not a range: write the smaller number first, at least 1")
+    return Count(int(most), int(least)) if int(least) < int(most) else int(most)
+
+
 def _numbers(key: Key, node: Node, place: str) -> Tuple[int, ...]:
     if not isinstance(node, Items) or not node.values:
         _wrong(key, node, place)
@@ -287,6 +298,7 @@ _READERS: Dict[str, Callable[[Key, Node, str], Any]] = {
     "command": _command,
     "choice": _text,
     "number": _number,
+    "count": _range,
     "numbers": _numbers,
     "words": _words,
     "hosts": _hosts,

@@ -24,6 +24,7 @@ KINDS = {
     "command": "a command line, or a list of words",
     "choice": "one of a few words",
     "number": "a whole number",
+    "count": "a whole number, or a range such as 4-8",
     "numbers": "a list of whole numbers",
     "words": "a list of words",
     "hosts": "a list of hosts, such as [a, b] or n[1-4]",
@@ -35,6 +36,29 @@ KINDS = {
     "table": "a mapping",
     "tables": "a mapping of mappings",
 }
+
+
+class Count(int):
+    """A number that may be a range: as an int it is the most that is wanted, `least` is enough."""
+
+    least: int
+
+    def __new__(cls, most: int, least: int) -> Count:
+        made = super().__new__(cls, most)
+        made.least = least
+        return made
+
+    def __str__(self) -> str:
+        return f"{self.least}-{int(self)}"
+
+    def at_most(self, most: int) -> int:
+        """Return the range with another upper end, where that is inside it."""
+        return Count(most, self.least) if self.least <= most <= self else self
+
+
+def least_of(number: Optional[int]) -> Optional[int]:
+    """Return the lower end of a range; None for a plain number."""
+    return number.least if isinstance(number, Count) else None
 
 
 @dataclass(frozen=True)

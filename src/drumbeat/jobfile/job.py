@@ -230,7 +230,14 @@ class JobLaunch:
         default_text="none: it must be here or after `--`",
     )
     nodes: Optional[int] = key(
-        "number", "Number of nodes.", "2", None, minimum=1, flag="N", default_text="the site's, else 1"
+        "count",
+        "Number of nodes. With a range the job starts when the least is there, goes on with fewer after a loss, and uses "
+        "those that return in its next attempt (docs/comeback.md).",
+        "4-8",
+        None,
+        minimum=1,
+        flag="N",
+        default_text="the site's, else 1",
     )
     ranks_per_node: Optional[int] = key(
         "number",

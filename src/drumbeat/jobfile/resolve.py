@@ -18,7 +18,7 @@ from drumbeat.commands import launchers
 from drumbeat.commands.launch import Found, find_launcher
 from drumbeat.commands.shell import refuse_assignment, refuse_shell
 from drumbeat.jobfile.check import check_limits
-from drumbeat.jobfile.fields import expand, keys_of
+from drumbeat.jobfile.fields import expand, keys_of, least_of
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import Here, container, environment, flag_of, image_of, places, resources
 from drumbeat.jobfile.site import Site
@@ -170,7 +170,10 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     if launch and launch.config:
         named = " ".join(f"{flag}={value}" for flag, value in launch.config.items())
         launcher_why += f"; drumbeat sets itself what its configuration file says: {named}"
-    nodes = job.nodes or _without_spares(job, here) or (launch and launch.nodes) or site.nodes or 1
+    given, least = _without_spares(job, here), least_of(job.nodes)
+    nodes = int(job.nodes or given or (launch and launch.nodes) or site.nodes or 1)
+    wanted = nodes if least and least <= given < nodes else None
+    nodes = given if wanted else nodes  # so many the scheduler could give
     inside = script.ranks_per_node(exported) if launcher == "once" and not job.ranks_per_node else None
     ranks = _ranks_of_launch(job, launch, here) or inside or _ranks_per_node(job, site, here)
     _check_range(launch, nodes)
@@ -212,7 +215,8 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         trace=job.trace,
         restarts=job.restarts or (launch and launch.restarts) or 0,
         spares=job.spares,
-        fewest_nodes=launch.node_range[0] if launch and launch.node_range else None,
+        fewest_nodes=least or (launch.node_range[0] if launch and launch.node_range else None),
+        wanted_nodes=wanted,
         on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
         textfile=_absolute(textfile, here) if textfile else "",
         doubtful_ok=job.doubtful == "ok",

@@ -147,6 +147,18 @@ class Interface:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """Like nodes that a scheduler gives to jobs: a partition, or a part of one."""
+
+    name: str
+    usual: bool  # jobs that name none get it
+    nodes: int
+    cores: int  # per node, as the scheduler counts them
+    memory: int  # MiB per node
+    gpus: int
+
+
+@dataclass(frozen=True)
 class Cpus:
     model: Optional[str] = None
     online: Tuple[int, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
@@ -18,7 +18,7 @@ find = Catalog("plan")
 MOST_HCAS = 32  # NCCL looks at no more
 # Words by which the reasons for leaving a device out can be told apart.
 DOWN, OTHER_LAYER, SLOWER = "no active port", "while the compute fabric is", "storage or management"
-ALONE = "not a subnet of every node"
+ALONE = "no partner on every node"
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,13 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
         if layer not in _layers(device):
             left[device.name] = f"{'/'.join(sorted(_layers(device)))} {OTHER_LAYER} {layer}"
     alive = [device for device in alive if layer in _layers(device)]
-    top = max((_rate(device) for device in alive), default=0.0)
+    near_down = any(_near(device, facts.gpus) for device in facts.rdma if device.name in left)
+    if near_down and not any(_near(device, facts.gpus) for device in alive):
+        left.update({device.name: "shares no PCIe switch with a GPU, while those that are down do" for device in alive})
+        alive = []
+    top = _compute_rate(alive, facts.gpus)
     for device in alive:
-        if 0 < _rate(device) < top:  # 0: not known
+        if _rate(device) not in (0, top):  # 0: not known
             left[device.name] = f"{_rate(device):g} Gb/s beside {top:g} Gb/s devices: {SLOWER}"
     alive = [device for device in alive if device.name not in left]
     near = _beside_gpus(alive, facts.gpus)
@@ -78,7 +82,7 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
         if device not in near:
             left[device.name] = "shares no PCIe switch with a GPU, while the others do"
     for device, subnet in _alone(near, facts, peers) if layer == "Ethernet" else ():
-        left[device.name] = f"{subnet} is {ALONE}"
+        left[device.name] = f"{ALONE} in {subnet}"
     near = [device for device in near if device.name not in left]
     for device in near[MOST_HCAS:]:
         left[device.name] = f"NCCL uses no more than {MOST_HCAS} devices"
@@ -90,7 +94,7 @@ def compute_nics(facts: Facts, peers: Optional[Peers] = None) -> ComputeNics:
 def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) -> List[Tuple[RdmaDevice, Network]]:
     """Devices in a subnet that some node is not in, and that subnet."""
     known = [peer.facts for peer in (peers.nodes if peers else ()) if peer.facts.interfaces]
-    everywhere = _common_networks(known) if len(known) > 1 else set()
+    everywhere = _common_networks(known) - swapped([rails_of(each) for each in known]) if len(known) > 1 else set()
     subnets = {one.name: networks(one) for one in facts.interfaces}
     found = []
     for device in devices:
@@ -100,9 +104,23 @@ def _alone(devices: Sequence[RdmaDevice], facts: Facts, peers: Optional[Peers]) 
     return found if len(found) < len(devices) else []
 
 
+def rails_of(facts: Facts) -> List[Network]:
+    """Return the subnets of the compute NICs, in the order by which NCCL pairs them."""
+    subnets = {one.name: networks(one) for one in facts.interfaces}
+    devices = compute_nics(facts).devices
+    return [network for device in devices for netdev in device.netdevs for network in subnets.get(netdev, ())[:1]]
+
+
+def swapped(nodes: Sequence[Sequence[Any]]) -> Set[Any]:
+    """Return the subnets that all nodes have, but not in the same order: NICs at the same place do not reach each other."""
+    everywhere = set.intersection(*map(set, nodes)) if nodes else set()
+    orders = [[subnet for subnet in rails if subnet in everywhere] for rails in nodes if rails]
+    return {subnet for place in zip(*orders) if len(set(place)) > 1 for subnet in place}
+
+
 def lone_subnets(nics: ComputeNics, host: str) -> List[Finding]:
     """One finding on the devices that are left out because some node is not in their subnet."""
-    alone = {name: reason for name, reason in nics.left_out if reason.endswith(ALONE)}
+    alone = {name: reason for name, reason in nics.left_out if reason.startswith(ALONE)}
     if not alone:
         return []
     return [
@@ -186,6 +204,24 @@ def _rate(device: RdmaDevice) -> float:
     return max((port.rate_gbps or 0.0 for port in active_ports(device)), default=0.0)
 
 
+def _near(device: RdmaDevice, gpus: Sequence[Gpu]) -> bool:
+    return any(distance(gpu, device) in ("PIX", "PXB") for gpu in gpus)
+
+
+def _compute_rate(devices: Sequence[RdmaDevice], gpus: Sequence[Gpu]) -> float:
+    """Return the rate of the compute NICs: those beside most GPUs, else those with more bandwidth in all. Storage may have
+    faster ones."""
+    groups: Dict[float, List[RdmaDevice]] = {}
+    for device in devices:
+        groups.setdefault(_rate(device), []).append(device)
+
+    def merit(rate: float) -> Tuple[bool, float, float]:
+        served = [gpu for gpu in gpus if any(_near(device, [gpu]) for device in groups[rate])]
+        return len(served) * 2 > len(gpus), rate * len(groups[rate]), rate
+
+    return max(groups, key=merit, default=0.0)
+
+
 def _fabric_layer(devices: Sequence[RdmaDevice]) -> Optional[str]:
     """Return the link type with more total bandwidth if both are active; InfiniBand if equal."""
     total: Dict[str, float] = {}
@@ -200,8 +236,7 @@ def _beside_gpus(devices: List[RdmaDevice], gpus: Sequence[Gpu]) -> List[RdmaDev
     """More NICs than GPUs and some of them behind a GPU's switch: then the others have another task."""
     if len(devices) <= len([gpu for gpu in gpus if not gpu.integrated]):
         return devices
-    near = [device for device in devices if any(distance(gpu, device) in ("PIX", "PXB") for gpu in gpus)]
-    return near or devices
+    return [device for device in devices if _near(device, gpus)] or devices
 
 
 # Which network interface the nodes meet on (NCCL's bootstrap and sockets, Gloo).
@@ -258,7 +293,12 @@ def choose(facts: Facts, peers: Peers, node: int, nics: ComputeNics, fastest: bo
     pool = shared or found
     mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
     rails = {netdev for device in nics.devices for netdev in device.netdevs}
-    left = [device for device in facts.rdma if device not in nics.devices and _layers(device) == {"InfiniBand"}]
+    rate = max(map(_rate, nics.devices), default=0.0)
+    left = [
+        device
+        for device in facts.rdma
+        if device not in nics.devices and (_layers(device) == {"InfiniBand"} or 0 < rate < _rate(device))
+    ]
     storage = {netdev for device in left for netdev in device.netdevs} - rails
     plain = [one for one in pool if one.name not in rails | storage]
     if plain and all((one.speed_mbps or ENOUGH_MBPS) < ENOUGH_MBPS for one in plain):

@@ -72,6 +72,8 @@ class AttemptStarted(Event):
     master_port: int
     spares: Tuple[int, ...] = ()  # nodes without a role that could take one
     hosts: Tuple[str, ...] = ()  # in the order of node ranks, where a spare has a role
+    nodes: Optional[int] = None
+    resized: str = ""  # of a job with a range of nodes: what it means that some are missing
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,7 @@ class NodeLost(Event):
     peer_host: str
     why: str
     spare: bool = False  # it had no role, so the attempt goes on
+    silent: bool = True  # nothing was heard of it any more; else its agent's process ended, and the machine is there
 
     @property
     def words(self) -> str:

@@ -124,7 +124,7 @@ def summarize(
         outcome=last.outcome,
         exit_code=1 if last.exit_code is None else last.exit_code,
         seconds=round(sum(parts.values()), 3),
-        nodes=order.nodes,
+        nodes=len(members) if order.fewest_nodes and members else order.nodes,
         ranks=observed.ranks or sum(member.ranks for member in members),
         hosts=_cut_hosts(fold(member.host for member in members)),
         launcher=order.launcher,
@@ -227,9 +227,11 @@ _HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 def write_verdict(
-    folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool, mark: str = ""
-) -> None:
-    """Write the verdict. `counts`: this requeue is one of the few that the job allows. `mark`: "stopped" or "cancelled"."""
+    folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool, mark: str = "",
+    bad: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write the verdict. `counts`: this requeue is one of the few that the job allows. `mark`: "stopped" or "cancelled".
+    `bad`: nodes that no other job of the user's array should get."""
     assert next_step in (END, REQUEUE), next_step
     hosts = ",".join(host for host in dict.fromkeys([*lost_nodes(folder), *lost]) if _HOST.fullmatch(host))
     if lost:
@@ -237,7 +239,9 @@ def write_verdict(
     if counts:
         replace(folder.requeues, f"{requeues(folder) + 1}\n")
     again = hosts if lost and next_step == REQUEUE else ""
-    replace(folder.verdict, f"code={int(code)}\nnext={next_step}\nlost={again}\n" + (f"{mark}=1\n" if mark else ""))
+    lines = [f"code={int(code)}", f"next={next_step}", f"lost={again}", *([f"{mark}=1"] if mark else [])]
+    lines += [f"bad={','.join(filter(_HOST.fullmatch, bad))}"] if bad else []
+    replace(folder.verdict, "\n".join(lines) + "\n")
 
 
 def next_step(folder: RunFolder) -> str:

@@ -155,6 +155,14 @@ kill -KILL $watcher 2>/dev/null
 verdict() { sed -n "s/^$1=\([A-Za-z0-9._,-]*\)\$/\1/p" "$RUN/verdict" 2>/dev/null | tail -n 1; }
 said=$(verdict code); lost=$(verdict lost)
 case $said in ''|*[!0-9]*) ;; *) code=$said;; esac
+# what was bad for this job is bad for those of the array that still wait
+bad=$(verdict bad)
+if [ -n "$bad" ]; then
+  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)
+  case $before in ''|*null*) ;; *) bad=$before,$bad;; esac
+  scontrol update JobId=$SLURM_ARRAY_JOB_ID ExcNodeList="$bad" 2>/dev/null  # it says which are running already
+  echo "drumbeat  jobs of this array that wait leave out $bad"
+fi
 
 # a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide
 running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }

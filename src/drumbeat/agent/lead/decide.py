@@ -26,7 +26,7 @@ def attempts_in_a_row(history: Sequence[Outcome]) -> int:
 
 
 def spent_restarts(history: Sequence[Outcome]) -> int:
-    """Attempts that cost a restart. Neither a taken port nor a role that went to a spare does."""
+    """Attempts that cost a restart. Neither a taken port does, nor a role that went to a spare, nor going on with fewer."""
     followers: List[Optional[Outcome]] = [*history[1:], None]
     return sum(
         1
@@ -37,7 +37,7 @@ def spent_restarts(history: Sequence[Outcome]) -> int:
 
 def _was_replaced(outcome: Outcome, following: Outcome) -> bool:
     before, after = outcome.assignment, following.assignment
-    return before is not after and len(before) == len(after) and before != after
+    return before is not after and len(before) >= len(after) and before != after
 
 
 def is_repeated(history: Sequence[Outcome]) -> bool:
@@ -210,9 +210,9 @@ def _elsewhere(
         why = "; ".join(replacements(last.assignment, assignment, known))
         return Restart(f"{why}; {left} spare{'' if left == 1 else 's'} left", assignment, 0.0, excluded)
     fewer = tuple(number for number in last.assignment if known[number].fit)
-    spent = spent_restarts(history)
-    if fewest and len(fewer) >= fewest and fewer[:1] == last.assignment[:1] and spent <= restarts:
-        why = f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes"
+    if fewest and len(fewer) >= fewest:
+        gone = ", ".join(f"{number} ({members[number].machine})" for number in last.assignment if number not in fewer)
+        why = f"the job goes on without node {gone}: {len(fewer)} of {len(last.assignment)} nodes, at least {fewest} needed"
         return Restart(why, fewer, 0.0, excluded)
     unfit = [number for number in last.assignment if number not in fewer]
     machines = tuple(members[number].machine for number in unfit)

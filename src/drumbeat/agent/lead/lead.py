@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import field, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.lead.attempt import (
     NODE_LOST,
@@ -34,6 +34,7 @@ from drumbeat.agent.lead.model import (
     StopRequest,
     StopRequests,
     Tell,
+    idle,
     reassign,
     record_finding,
     replacements,
@@ -50,6 +51,8 @@ from drumbeat.agent.wire.messages import (
     RankEnded,
     Start,
     Stop,
+    Tried,
+    Try,
     World,
     make_world,
 )
@@ -66,7 +69,8 @@ from drumbeat.runfolder.summary import AttemptEnd
 # The muster: who may join, who is missing, when to begin without them, and what to say when it fails.
 
 
-SPARES_AFTER = 60.0  # seconds after which a job with spares starts without those who have not come
+SPARES_AFTER = 60.0  # seconds after which a job starts without members that it can do without
+MOST_RETURNS = 3  # of one member
 _AS_WRITTEN = {"ranks_per_node": "ranks-per-node", "time_limit": "time"}  # in the job file, where that differs
 _STARTS = {
     "ranks": "drumbeat starts the ranks",
@@ -82,6 +86,7 @@ class Muster:
     def __init__(self, order: Order, members: Dict[int, Member]) -> None:
         self.order, self.members = order, members
         self.common = Common()
+        self.doors: Dict[int, Dict[str, Tuple[str, int]]] = {}  # where members listen for each other
         self.gone = 0  # members that ended before they could join
         self.seconds = 0.0  # how long it took, once it is over
         self._next_notice = FIRST_NOTICE
@@ -94,9 +99,11 @@ class Muster:
             return f"{host} belongs to another run than {order.run_id}{': ' + differing if differing else ''}"
         if number is None or not 0 <= number < order.members:
             return f"node rank {number} is not one of 0 to {order.members - 1}: --nodes or NNODES is wrong somewhere"
-        if number in self.members:
-            taken_by = self.members[number].host
-            return f"node rank {number} is taken by {taken_by}, and {host} claims it too: give each its own"
+        known = self.members.get(number)
+        if known and not known.lost:
+            return f"node rank {number} is taken by {known.host}, and {host} claims it too: give each its own"
+        if known and known.losses > MOST_RETURNS:
+            return f"{host} was lost {known.losses} times, and is not used again"
         return f"{host} was asked for another job than the lead: {differing}" if differing else ""
 
     def is_of_another_run(self, hello: Hello) -> bool:
@@ -107,11 +114,14 @@ class Muster:
         assert hello.member is not None
         number, hosts = hello.member, self.order.hosts
         name = hosts[number] if number < len(hosts) else ""
+        before = self.members.get(number)  # it was lost, and returns
         member = Member(
-            number, hello.host, hello.address, max(1, hello.ranks), clock_offset, name=name, gpus=hello.gpus
-        )
+            number, hello.host, hello.address, max(1, hello.ranks), clock_offset, name=name, gpus=hello.gpus,
+            bad=before.bad if before else "", losses=before.losses if before else 0,
+        )  # fmt: skip
         self.members[number] = member
         self.common.add(number, member.host, hello.network)
+        self.doors[number] = hello.network.doors
         joined = {
             "peer": number,
             "peer_host": member.host,
@@ -124,7 +134,7 @@ class Muster:
         if broken is None or self.order.checks.get("preflight", "stop") != "stop":
             return acts, None
         self.members[number] = replace(member, bad=broken.title)
-        if sum(1 for each in self.members.values() if each.bad) > self.order.spares:
+        if sum(1 for each in self.members.values() if each.bad) > self.order.dispensable:
             return acts, broken
         acts.append(Record("excluded", {"peer": number, "peer_host": member.host, "why": broken.title}))
         return acts, None
@@ -132,7 +142,7 @@ class Muster:
     def lose(self, why: str) -> Tuple[List[Act], Optional[Finding]]:
         """A member has ended before it could join; also the finding for which the muster cannot succeed any more."""
         self.gone += 1
-        if self.gone <= self.order.spares:
+        if self.gone <= self.order.dispensable:
             return [record_finding(find("node-lost", "spare", why=why, evidence=[why]))], None
         return [], find("node-lost", "unjoined", why=why, evidence=[why])
 
@@ -144,10 +154,10 @@ class Muster:
         return tuple(number for number, member in sorted(self.members.items()) if member.fit)
 
     def is_enough(self, elapsed: float) -> bool:
-        """A job with spares does not wait long for those it can do without, and not at all for the `gone`."""
+        """The job does not wait long for members it can do without, and not at all for the `gone`."""
         order, here = self.order, len(self.members)
         waited = elapsed > min(SPARES_AFTER, order.timing.muster / 2) or here + self.gone >= order.members
-        return bool(order.spares) and len(self.fit()) >= order.nodes and waited
+        return order.dispensable > 0 and len(self.fit()) >= order.members - order.dispensable and waited
 
     def notice(self, elapsed: float) -> List[Act]:
         """Now and then: who is still missing."""
@@ -214,18 +224,32 @@ def world_of(assignment: Assignment, members: Mapping[int, Member], common: Comm
     return make_world(ranks, common, roles, ("", 0), replaced)
 
 
-def start_acts(attempt: Attempt, world: World, members: Mapping[int, Member]) -> List[Act]:
+def start_acts(attempt: Attempt, world: World, members: Mapping[int, Member], order: Order) -> List[Act]:
     assignment = attempt.assignment
     started = {
         "world_size": attempt.ranks,
-        "spares": [number for number, member in members.items() if member.fit and number not in attempt.roles],
+        "nodes": len(assignment),
+        "spares": idle(assignment, members),
         "hosts": [members[number].host for number in assignment] if world.replaced else [],
         "master_addr": world.master_addr,
         "master_port": world.master_port,
+        "resized": smaller_words(len(assignment), order) if order.fewest_nodes else "",
     }
     starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
     # The lead's own ranks last: starting them takes its time.
     return [Record("attempt-started", started), Tell(assignment, Prepare(world)), *starts[1:], starts[0]]
+
+
+def smaller_words(nodes: int, order: Order) -> str:
+    """Say what fewer nodes mean for the batch and the learning rate; '' where all are there."""
+    most = max(order.nodes, order.wanted_nodes or 0)
+    if nodes >= most:
+        return ""
+    return (
+        f"{nodes} of {most} nodes: a batch that is set per rank makes a global batch of {nodes}/{most}, so accumulate "
+        f"{most}/{nodes} as many micro-batches, or scale the learning rate by {nodes}/{most}; drumbeat.train keeps its "
+        "global batch"
+    )
 
 
 # What follows an attempt, and a node that is lost between two: the decision, and how it is recorded. Pure functions.
@@ -253,6 +277,10 @@ def between_attempts(order: Order, assignment: Assignment, members: Mapping[int,
         replaced = replacements(assignment, again, members)
         why = "; ".join(replaced)
         return Restart(why, again), Record("decided", {"action": "restart", "why": why, "replaced": replaced})
+    fewer = tuple(number for number in assignment if members[number].fit)
+    if order.fewest_nodes and len(fewer) >= order.fewest_nodes:
+        why = f"the job goes on with {len(fewer)} of {len(assignment)} nodes"
+        return Restart(why, fewer), Record("decided", {"action": "restart", "why": why, "replaced": []})
     lost = {node: members[number] for node, number in enumerate(assignment) if members[number].lost}
     decision = without_nodes(lost, order.restarts, _can_requeue(order), order.spares)
     return decision, Record("decided", {"action": decision.action, "why": decision.why, "cause": HARDWARE.name})
@@ -263,6 +291,7 @@ def _can_requeue(order: Order) -> bool:
 
 
 _LONG = 30.0  # seconds: a command of this length may have trained, though no step of it was recognised
+_TRYING = 5.0  # seconds for all members to try their partners
 _HELD = 0.3  # seconds that a signal waits: mpirun ends its tasks about one second after its first one
 _ANSWER = 5.0  # seconds after a loss in which a launcher ends the other agents for it
 
@@ -278,11 +307,17 @@ class Lead:
     members: Dict[int, Member] = field(default_factory=dict)
     attempts: List[Attempt] = field(default_factory=list)
     history: List[Outcome] = field(default_factory=list)
-    phase: str = "muster"  # muster, running, stopping, waiting (for the next attempt), ended
+    phase: str = (
+        "muster"  # muster, trying (do members reach each other), running, stopping, waiting (for the next), ended
+    )
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
+    answers: Dict[int, Dict[str, str]] = field(
+        default_factory=dict
+    )  # member -> subnets that do not lead to its partner
     requests: StopRequests = field(default_factory=StopRequests)
     held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when it is passed on to the ranks
     lost_at: float = 0.0  # when the last member was lost
+    returned: Set[int] = field(default_factory=set)  # members that came back before the attempt that lost them was over
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
@@ -301,7 +336,18 @@ class Lead:
 
     def refuse(self, hello: Hello) -> str:
         """Return why this member may not join; '' if it may."""
-        return self.muster.refusal(hello) if self.phase == "muster" else "the run has already started"
+        may_come = self.phase == "muster" or (self.is_elastic and self.phase != "ended")
+        return self.muster.refusal(hello) if may_come else "the run has already started"
+
+    @property
+    def is_gathering(self) -> bool:
+        """No attempt has begun, and none is being prepared."""
+        return self.phase in ("muster", "trying")
+
+    @property
+    def is_elastic(self) -> bool:
+        """Members may come late, or return: the next attempt uses them."""
+        return self.order.fewest_nodes is not None
 
     def refused(self, hello: Hello, why: str) -> List[Act]:
         """The muster cannot succeed any more if one of this run's own members may not join. Members of other runs change
@@ -313,6 +359,12 @@ class Lead:
     def hello(self, hello: Hello, clock_offset: float, now: float) -> List[Act]:
         """A member that may join (see `refuse`)."""
         acts, broken = self.muster.join(hello, clock_offset)
+        number = hello.member or 0
+        if self.phase != "muster":
+            if self.attempts and self.phase != "waiting" and number in self.attempts[-1].roles:
+                self.returned.add(number)  # what follows its loss is decided first
+                self.members[number] = replace(self.members[number], lost=True)
+            return acts
         if broken:
             return acts + self._end(Outcome(FAILED, EXIT_PREFLIGHT, broken))
         return acts + (self._begin(now) if self.muster.is_complete else [])
@@ -334,7 +386,38 @@ class Lead:
     def _begin(self, now: float) -> List[Act]:
         """The first attempt, with the first members that are fit: the others are spares."""
         self.muster.seconds = now - self.started
-        return self._start(self.muster.fit()[: self.order.nodes], now)
+        assignment = self.muster.fit()[: self.order.nodes]
+        doors, shared = self.muster.doors, self.muster.common.subnets or ()
+        if len(assignment) < 2 or not all(doors.get(number) for number in assignment):
+            return self._start(assignment, now)
+        self.phase, self.resume, self.answers = "trying", (now + _TRYING, assignment), {}
+        partners = zip(assignment, assignment[1:] + assignment[:1])
+        return [
+            Tell((number,), Try({subnet: place for subnet, place in doors[other].items() if subnet in shared}))
+            for number, other in sorted(partners, key=lambda pair: -pair[0])  # the lead's own takes its time: last
+        ]
+
+    def tried(self, member: int, answer: Tried, now: float) -> List[Act]:
+        """A member has tried to reach the one after it in every subnet; when all have, the ranks start."""
+        if self.phase != "trying":
+            return []
+        self.answers[member] = answer.unreached
+        return self._start_tried(now) if set(self.resume[1]) <= set(self.answers) else []
+
+    def _start_tried(self, now: float) -> List[Act]:
+        """Leave out the subnets in which a member does not reach its partner, on all nodes alike, unless none is left."""
+        assignment, common = self.resume[1], self.muster.common
+        acts: List[Act] = []
+        apart: Set[str] = set()
+        for number, other in zip(assignment, assignment[1:] + assignment[:1]):
+            for subnet, why in sorted(self.answers.get(number, {}).items()):
+                if subnet not in apart:
+                    here, there = self.members[number].host, self.members[other].host
+                    acts.append(record_finding(find("subnet-apart", subnet=subnet, here=here, there=there, why=why)))
+                    apart.add(subnet)
+        if set(common.subnets or ()) - common.apart - apart:
+            common.apart |= apart
+        return acts + self._start(assignment, now)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -392,15 +475,19 @@ class Lead:
     def member_lost(self, number: int, why: str, now: float, silent: bool = False) -> List[Act]:
         """`silent`: its connection did not break, so its ranks may be well: all ranks have their time to save."""
         member = self.members.get(number)
+        if number in self.returned:
+            self.returned.discard(number)
+            return []
         if self.phase == "ended" or member is None or member.lost:
             return []
-        idle = self.phase != "muster" and number not in self._assignment()
-        lost = {"peer": number, "peer_host": member.host, "why": why, "spare": idle}
+        idle = not self.is_gathering and number not in self._assignment()
+        lost = {"peer": number, "peer_host": member.host, "why": why, "spare": idle, "silent": silent}
         acts: List[Act] = [Record("node-lost", lost)]
-        if self.phase == "muster":
+        if self.is_gathering:
             del self.members[number]
+            self.phase = "muster"
             return acts
-        self.members[number] = replace(member, lost=True)
+        self.members[number] = replace(member, lost=True, losses=member.losses + 1)
         self.lost_at = now
         if self.phase == "waiting":
             return acts + self._plan_again()
@@ -429,7 +516,7 @@ class Lead:
     def storage_lost(self, finding: Finding) -> List[Act]:
         """Nothing can be recorded any more: the ranks save and end, and no further attempt begins."""
         self.without_storage = True
-        if self.phase in ("muster", "waiting"):
+        if self.is_gathering or self.phase == "waiting":
             return self._end(Outcome(FAILED, EXIT_STORAGE, finding))
         if self.phase != "running":
             return []
@@ -468,8 +555,8 @@ class Lead:
     def signalled(self, request: StopRequest, now: float) -> List[Act]:
         """An agent was sent a signal. That may be its launcher's answer to an end that we are about to see, an MPI_Abort or an
         agent that died: so the ranks are not told at once."""
-        in_place = self.order.spares or self.order.fewest_nodes is not None  # then it leaves the others alone
-        may_be_answer = request.way == LAUNCHER or (request.number == signal.SIGTERM and not in_place)
+        # where the run survives a loss its launcher leaves the others alone
+        may_be_answer = request.way == LAUNCHER or (request.number == signal.SIGTERM and not self.order.survives_loss)
         if may_be_answer and self.phase == "running":
             self.held = self.held or (now + _HELD, request)
             return []
@@ -488,7 +575,7 @@ class Lead:
             (_, first), self.held = self.held, None
             return self.stop(first) + self.stop(request)
         step = self.requests.on(request)
-        if self.phase in ("muster", "waiting"):
+        if self.is_gathering or self.phase == "waiting":
             asked = Record("stopping", {"why": request.why, "signal": int(request.number), "grace": 0.0})
             return [asked, *self._end(Outcome(self.requests.outcome, self.requests.exit_code))]
         if step == END_NOW:
@@ -502,13 +589,15 @@ class Lead:
     def tick(self, now: float) -> List[Act]:
         timing, limit = self.order.timing, self.order.time_limit
         elapsed = now - self.started
-        if limit and elapsed > limit and not self.requests.outcome and self.phase in ("muster", "running", "waiting"):
+        if limit and elapsed > limit and not self.requests.outcome and self.phase not in ("stopping", "ended"):
             return self.stop(StopRequest(LIMIT, self.order.stop_signal, f"the time limit of {limit:g} s is reached"))
         if self.held and now >= self.held[0]:
             (_, request), self.held = self.held, None
             return [] if self._has_just_lost(now) else self.stop(request)
         if self.phase == "muster":
             return self._tick_muster(elapsed, now)
+        if self.phase == "trying" and now >= self.resume[0]:
+            return self._start_tried(now)
         if self.phase == "waiting" and now >= self.resume[0]:
             return self._start(self.resume[1], now)
         if self.phase == "running":
@@ -528,6 +617,8 @@ class Lead:
         return self.attempts[-1].roles.get(member, member)
 
     def _start(self, assignment: Assignment, now: float) -> List[Act]:
+        if self.is_elastic:  # those who came late, or returned
+            assignment += tuple(idle(assignment, self.members)[: self.order.nodes - len(assignment)])
         world = world_of(assignment, self.members, self.muster.common)
         address, port = self.pick_port(world, assignment[0])
         world = replace(world, master_addr=address, master_port=port)
@@ -538,7 +629,7 @@ class Lead:
         if len(self.attempts) == 1:
             about = {"seconds": round(self.muster.seconds, 3), "master_addr": address, "master_port": port}
             acts.append(Record("mustered", about))
-        return acts + start_acts(self.attempts[-1], world, self.members)
+        return acts + start_acts(self.attempts[-1], world, self.members, self.order)
 
     def _assignment(self) -> Assignment:
         """Return the members that have a role, now or in the next attempt."""
@@ -570,6 +661,9 @@ class Lead:
             return acts + self._end(outcome, concluded=True)
         decision, record = after_attempt(self.order, self.history, self.members)
         acts.append(record)
+        for number in self.returned:
+            self.members[number] = replace(self.members[number], lost=False)
+        self.returned.clear()
         if isinstance(decision, Restart):
             return acts + self._restart(decision, now)
         self.requeue = decision if isinstance(decision, Requeue) else None

@@ -57,6 +57,7 @@ class Member:
     bad: str = ""  # why no attempt may run there any more; empty: it may
     name: str = ""  # as the scheduler calls the machine, where that is known
     gpus: int = 0  # that the job may use there
+    losses: int = 0  # how often it was lost
 
     @property
     def fit(self) -> bool:
@@ -73,8 +74,7 @@ Assignment = Tuple[int, ...]  # the member that is node rank 0, 1, 2 and so on
 
 def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assignment]:
     """Replace unfit members by members without a role; members that stay keep their node rank."""
-    taken = frozenset(before)
-    spares = [number for number, member in members.items() if number not in taken and member.fit]
+    spares = idle(before, members)
     assignment = []
     for number in before:
         if not members[number].fit:
@@ -83,6 +83,12 @@ def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assi
             number = spares.pop(0)
         assignment.append(number)
     return tuple(assignment)
+
+
+def idle(assignment: Assignment, members: Mapping[int, Member]) -> List[int]:
+    """List the fit members without a role."""
+    taken = frozenset(assignment)
+    return [number for number, member in sorted(members.items()) if number not in taken and member.fit]
 
 
 def replacements(before: Assignment, after: Assignment, members: Mapping[int, Member]) -> List[str]:

@@ -48,7 +48,8 @@ def write_end(folder: RunFolder, lead: Lead) -> None:
     asked, last = lead.requests, lead.history[-1]
     stopped = bool(asked.outcome) and last.outcome == asked.outcome and asked.way in (SIGNAL, NOTICE)
     mark = "cancelled" if asked.cancelled else "stopped" if stopped else ""
-    write_verdict(folder, last.exit_code, after.step, exclude, after.counts, mark)
+    bad = [*exclude, *(member.machine for member in lead.members.values() if member.bad)]
+    write_verdict(folder, last.exit_code, after.step, exclude, after.counts, mark, list(dict.fromkeys(bad)))
     events = Run.open(folder.path).run_events()
     write_summary(folder, summary_of(lead, events, clock.now(), queued=os.path.exists(folder.script)))
 

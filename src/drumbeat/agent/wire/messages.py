@@ -9,7 +9,7 @@ import ipaddress
 import json
 import signal as signals
 from dataclasses import field, fields, replace
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -18,7 +18,7 @@ from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import RankLook, Row
 from drumbeat.machine.model import CxiDevice, Facts, Gpu, Interface, Peer, Peers, RdmaDevice
-from drumbeat.plan.network import candidates, compute_nics, networks
+from drumbeat.plan.network import candidates, compute_nics, networks, rails_of, swapped
 from drumbeat.plan.scene import own_fabric
 from drumbeat.runfolder.progress import Progress
 
@@ -36,6 +36,8 @@ class Network:
     fabric: str = "unknown"
     rdma: Tuple[RdmaDevice, ...] = ()  # without their GIDs
     cxi: Tuple[CxiDevice, ...] = ()
+    rails: Tuple[str, ...] = ()  # subnets of the compute NICs, in their order
+    doors: Dict[str, Tuple[str, int]] = field(default_factory=dict)  # subnet -> where it listens for `Try`
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def network_of(facts: Facts) -> Network:
     rdma = tuple(
         replace(device, ports=tuple(replace(port, gids=()) for port in device.ports)) for device in nics.devices
     )
-    return Network(subnets, fabric, rdma, facts.cxi)
+    return Network(subnets, fabric, rdma, facts.cxi, tuple(map(str, rails_of(facts))))
 
 
 class Common:
@@ -85,11 +87,16 @@ class Common:
     def __init__(self) -> None:
         self.subnets: Optional[frozenset[str]] = None
         self.fast: Dict[int, Fast] = {}  # the lowest member alone
+        self.apart: Set[str] = set()  # subnets in which members do not reach each other
+        self._rails: Tuple[str, ...] = ()  # of the first member that has any
 
     def add(self, member: int, host: str, network: Network) -> None:
         if network.subnets is not None:
             mine = frozenset(network.subnets)
             self.subnets = mine if self.subnets is None else self.subnets & mine
+        if network.rails:
+            self._rails = self._rails or network.rails
+            self.apart |= swapped([self._rails, network.rails])
         if network.fabric not in _SLOW and member < min(self.fast, default=member + 1):
             self.fast = {member: Fast(member, host, network.rdma, network.cxi)}
 
@@ -103,7 +110,7 @@ def make_world(
 ) -> World:
     """`ranks` in the order of node ranks; `nodes`: member -> node rank."""
     fast = next((replace(fast, node=nodes[member]) for member, fast in common.fast.items() if member in nodes), None)
-    subnets = None if common.subnets is None else tuple(sorted(common.subnets))
+    subnets = None if common.subnets is None else tuple(sorted(common.subnets - common.apart))
     return World(tuple(run_lengths(ranks)), *master, subnets, fast, replaced)
 
 
@@ -269,6 +276,13 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """The answer to `Try`."""
+
+    unreached: Dict[str, str]  # subnet -> why
+
+
+@dataclass(frozen=True)
 class Looked:
     """The answer to `Look`: every rank of this node that could be looked at."""
 
@@ -340,6 +354,13 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Try:
+    """Try to reach another member in these subnets, and tell."""
+
+    doors: Dict[str, Tuple[str, int]]
+
+
+@dataclass(frozen=True)
 class Look:
     """Look at what your ranks are doing, and tell."""
 
@@ -401,7 +422,7 @@ class RankExited:
 
 Message = Union[
     Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, Looked, Counted, FilePart,
-    Ping, Refuse, Welcome, Prepare, Start, Stop, Look, End,
+    Tried, Ping, Refuse, Welcome, Prepare, Start, Stop, Try, Look, End,
     TaskHello, StartRank, SignalRank, KillRank, EndTask, RankStarted, RankExited,
 ]  # fmt: skip
 

@@ -320,6 +320,7 @@ class Kubernetes(Backend):
     name = "kubernetes"
     title = "Kubernetes"
     no_spares = "a pod that is lost is replaced by the cluster itself"
+    replaces_nodes = True
     default_site = "kubernetes"
     specific = ("qos", "gpus-as")
     leaves_objects = True

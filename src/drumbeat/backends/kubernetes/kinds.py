@@ -20,6 +20,7 @@ from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 
 POLICY_SINCE = (1, 26)  # podFailurePolicy is on by default
+SUCCESS_SINCE = (1, 31)  # and successPolicy
 _GONE = [137, 143]  # exit codes of a pod that was killed from outside
 _NODE = "node"  # the replicated job, as Kubeflow's own runtimes call it
 
@@ -46,13 +47,21 @@ def hosts_of(kind: str, name: str, nodes: int) -> Tuple[str, ...]:
 
 def objects(kind: str, order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
     """Return the objects of a job. `version` is the API server's."""
+    if order.has_range and not (kind == "pytorchjob" or (kind in ("job", "jobset") and version >= SUCCESS_SINCE)):
+        raise Problem(
+            f"nodes: {order.fewest_nodes}-{order.nodes}, but a {kind} on Kubernetes {version[0]}.{version[1]} ends only "
+            "when every pod has ended, also those for which there was no room",
+            f"nodes: {order.nodes}; --kind=pytorchjob, or --kind=job on {SUCCESS_SINCE[0]}.{SUCCESS_SINCE[1]} or newer",
+        )
     made = _KINDS[kind](order, settings, name, version)
     return [_pod_group(order, settings, name), *made] if settings.gang else made
 
 
 def _pod_group(order: Order, settings: Settings, name: str) -> Plain:
-    """Return what makes Volcano start all pods or none."""
-    spec: Plain = {"minMember": order.nodes, **({"queue": settings.queue} if settings.queue else {})}
+    """Return what makes Volcano start all pods or none; of a range, the least or none."""
+    spec: Plain = {"minMember": order.members - order.dispensable}
+    if settings.queue:
+        spec["queue"] = settings.queue
     meta = {"name": name, "labels": labels_of(name)}
     return {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "metadata": meta, "spec": spec}
 
@@ -81,6 +90,8 @@ def _indexed(order: Order, settings: Settings, name: str, version: Tuple[int, in
         "completionMode": "Indexed",
         "ttlSecondsAfterFinished": settings.keep,
     }
+    if order.has_range:  # the lead's end is the job's; a pod for which there is no room must not keep it open
+        spec["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     if version >= POLICY_SINCE:
         spec["backoffLimit"] = order.resources.requeues
         spec["podFailurePolicy"] = {

@@ -100,6 +100,8 @@ class RunAi(Backend):
     name = "runai"
     title = "Run:ai"
     no_spares = "a pod that is lost is replaced by the cluster itself"
+    replaces_nodes = True
+    no_range = "drumbeat asks it for a fixed number of pods"
     default_site = "rcp"
     specific = ("qos",)
     leaves_objects = True

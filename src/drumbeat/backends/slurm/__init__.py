@@ -15,7 +15,7 @@ from drumbeat.base.order import Order, dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.bundle.pinned import start_argv
 from drumbeat.containers.runtimes import started_by_launcher
-from drumbeat.machine.model import Identity
+from drumbeat.machine.model import Identity, Pool
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder
 
@@ -47,6 +47,9 @@ class Slurm(Backend):
         if shutil.which("scontrol", path=environ.get("PATH", os.defpath)) is None:
             return None
         return client.cluster_name(environ) or None
+
+    def pools(self, environ: Mapping[str, str]) -> List[Pool]:
+        return client.pools(environ)
 
     def check_allocation(self, identity: Identity, environ: Mapping[str, str]) -> None:
         if shutil.which("srun", path=environ.get("PATH", os.defpath)) is None:

@@ -23,6 +23,7 @@ from drumbeat.backends.contract import (
 from drumbeat.base.data import load
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
+from drumbeat.machine.model import Pool
 
 # Slurm's words about a job. Pure: text in, Status out.
 
@@ -141,6 +142,18 @@ def cluster_name(environ: Mapping[str, str]) -> str:
         match = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
         _clusters[conf] = match.group(1) if match else ""
     return _clusters[conf]
+
+
+def pools(environ: Mapping[str, str]) -> List[Pool]:
+    """Return each partition's like nodes, with what Slurm says of them."""
+    done = _call(["sinfo", "--noheader", "--format=%P|%D|%c|%m|%G"], environ)
+    found = []
+    for line in done.stdout.splitlines():
+        name, nodes, cores, memory, gres = [field.strip() for field in (line.split("|") + [""] * 5)[:5]]
+        numbers = [int(text) if text.isdigit() else 0 for text in (nodes, cores, memory)]
+        gpus = sum(int(count) for count in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
+        found.append(Pool(name.rstrip("*"), name.endswith("*"), numbers[0], numbers[1], numbers[2], gpus))
+    return found
 
 
 def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:

@@ -127,11 +127,11 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
             ("dependency", specific.get("dependency")), ("array", request.array),
         ) if value),
         (f"--chdir={order.workdir}", ""),
-        (f"--nodes={order.members}", f"{order.nodes}, and {order.spares} spare" if order.spares else ""),
+        (f"--nodes={_nodes(order)}", f"{order.nodes}, and {order.spares} spare" if order.spares else ""),
         *_tasks(order),
     ]  # fmt: skip
-    if order.spares:
-        made.append(("--no-kill", "the job goes on when a node is lost: a spare takes its place"))
+    if order.survives_loss:
+        made.append(("--no-kill", f"the job goes on when a node is lost: {without_it(order)}"))
     if request.memory:
         made.append((f"--mem={request.memory}", "of each node"))
     if request.exclusive:
@@ -159,6 +159,15 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
     return made + [(option.text, option.why) for option in request.options if flag_of(option.text) not in given]
 
 
+def _nodes(order: Order) -> str:
+    return f"{(order.fewest_nodes or 0) + order.spares}-{order.members}" if order.has_range else str(order.members)
+
+
+def without_it(order: Order) -> str:
+    """Say how the job goes on without a lost node."""
+    return "a spare takes its place" if order.spares else f"the job needs at least {order.fewest_nodes}"
+
+
 def _exclude(order: Order) -> List[Tuple[str, str]]:
     """Return the nodes to avoid, beside those that the job itself excludes."""
     request = order.resources
@@ -182,7 +191,9 @@ def _tasks(order: Order) -> List[Tuple[str, str]]:
     tasks = order.ranks_per_node if order.launcher == "tasks" else 1
     why = "one task per rank" if tasks > 1 else "one agent per node; it starts the node's ranks"
     made = [(f"--ntasks-per-node={tasks}", why)]
-    if request.cpus:
+    if order.has_range:  # told of tasks, Slurm gives the fewest nodes that hold them
+        made = [(f"--mincpus={request.cpus or tasks}", "cores of each node, for all its ranks")]
+    elif request.cpus:
         cpus = max(1, request.cpus // tasks)
         made.append(
             (f"--cpus-per-task={cpus}", "cores of the node, for all its ranks" if tasks == 1 else "a rank's share")

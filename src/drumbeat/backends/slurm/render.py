@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
-from drumbeat.backends.slurm.directives import check_paths, header
+from drumbeat.backends.slurm.directives import check_paths, header, without_it
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import printable
@@ -56,12 +56,25 @@ def without_lead_lines(order: Order, body: Sequence[str]) -> List[str]:
     ]
 
 
-def after_lines(script: str) -> List[str]:
+_SHARE = [
+    "# what was bad for this job is bad for those of the array that still wait",
+    "bad=$(verdict bad)",
+    'if [ -n "$bad" ]; then',
+    "  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)",
+    "  case $before in ''|*null*) ;; *) bad=$before,$bad;; esac",
+    '  scontrol update JobId=$SLURM_ARRAY_JOB_ID ExcNodeList="$bad" 2>/dev/null  # it says which are running already',
+    '  echo "drumbeat  jobs of this array that wait leave out $bad"',
+    "fi",
+]
+
+
+def after_lines(script: str, array: bool = False) -> List[str]:
     return [
         "# the lead's verdict, read as words: nothing in that file is ever run",
         f'verdict() {{ sed -n "s/^$1=\\([A-Za-z0-9._,-]*\\)\\$/\\1/p" "$RUN/{VERDICT}" 2>/dev/null | tail -n 1; }}',
         "said=$(verdict code); lost=$(verdict lost)",
         "case $said in ''|*[!0-9]*) ;; *) code=$said;; esac",
+        *(_SHARE if array else ()),
         "",
         "# a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide",
         'running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }',
@@ -121,10 +134,13 @@ def srun_options(order: Order) -> List[tuple[str, str]]:
     """Return srun's options, each with its reason."""
     tasks = order.ranks_per_node if order.launcher == "tasks" else 1
     each = "one task per rank: local id 0 is the node's agent, the others guard one rank each"
+    nodes, all_tasks = str(order.members), str(order.members * tasks)
+    if order.has_range and not order.hosts:  # only the running job knows how many it was given
+        nodes, all_tasks = "$SLURM_JOB_NUM_NODES", f"$((SLURM_JOB_NUM_NODES * {tasks}))"
     return [
-        (f"--nodes={order.members}", "all nodes of the job" + (", spares too" if order.spares else "")),
+        (f"--nodes={nodes}", "all nodes of the job" + (", spares too" if order.spares else "")),
         (f"--ntasks-per-node={tasks}", each if tasks > 1 else "one agent per node; it starts the node's ranks"),
-        (f"--ntasks={order.members * tasks}", "given, or the allocation's own value would count"),
+        (f"--ntasks={all_tasks}", "given, or the allocation's own value would count"),
         *_cores(order, tasks),
         ("--overlap", "two runs may share an allocation; without it the second would wait for the first"),
         ("--cpu-bind=none", "the agent binds each rank to the cores beside its GPU"),
@@ -133,9 +149,9 @@ def srun_options(order: Order) -> List[tuple[str, str]]:
 
 
 def _when_one_ends(order: Order) -> List[tuple[str, str]]:
-    if order.spares:
+    if order.survives_loss:
         return [
-            ("--no-kill", "the step goes on when a node is lost: a spare takes its place"),
+            ("--no-kill", f"the step goes on when a node is lost: {without_it(order)}"),
             ("--kill-on-bad-exit=0", "the same for an agent that dies; the lead ends the others when the run ends"),
             ("--wait=0", "no limit for the others after the first agent has ended"),
         ]
@@ -205,7 +221,7 @@ def node_lines_of(order: Order) -> List[str]:
     body = [*look, *node_lines(order, agent)]
     if order.container and not started_by_launcher(order):
         body = [*_for_containers("${SLURM_NODEID:-0}"), *body]
-    if order.spares:
+    if order.survives_loss:
         body = without_lead_lines(order, body)
     return [f"BASE={shlex.quote(order.folder)}", *_array_lines(order), *_share(order), *loader, *body]
 
@@ -293,7 +309,7 @@ def _batch_part(order: Order) -> List[str]:
         "while kill -0 $step 2>/dev/null; do wait $step; code=$?; done  # a trap ends a wait early",
         "kill -KILL $watcher 2>/dev/null",
         "",
-        *after_lines(SCRIPT),
+        *after_lines(SCRIPT, bool(order.resources.array)),
     ]
 
 

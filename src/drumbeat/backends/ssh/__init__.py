@@ -7,6 +7,7 @@ A handle, ssh://HOST/KEY, names the lead's host and a key of the run; that host 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -55,10 +56,14 @@ def _container_lines(order: Order) -> List[str]:
     )]  # fmt: skip
 
 
+def _needed(order: Order) -> str:
+    return f"{order.members - order.dispensable} of them" if order.dispensable else "all of them"
+
+
 def render(order: Order) -> Request:
     command = connection.remote_command(host_python(order))
     lines = [
-        f"# {order.run_id}: one agent on each of {len(order.hosts)} hosts, nothing is started unless all of them answer.",
+        f"# {order.run_id}: one agent on each of {len(order.hosts)} hosts, nothing is started unless {_needed(order)} answer.",
         "# drumbeat.pyz (where a host does not have it), this order, the run's token and passed variables go in on standard",
         "# input. Node 0 leads; the others reach it by the address under which ssh reached it.",
         *(f"# node {node}: ssh -o BatchMode=yes -- {host} {command}" for node, host in enumerate(order.hosts)),
@@ -223,8 +228,15 @@ def start(
     detach: bool,
     waiting: Optional[Waiting] = None,
 ) -> None:
-    """Start agents on every host, through sessions that were just opened."""
-    sessions.load(ANSWER_SECONDS, waiting)
+    """Start agents on every host, through sessions that were just opened. Hosts that do not answer are left out where the
+    run can do without them: spares, and those beyond the least of a range."""
+    sessions.load(ANSWER_SECONDS, waiting, order.dispensable)
+    for problem in sessions.left_out:
+        print(f"{'left out':<10} {problem}", file=sys.stderr)
+    here = tuple(session.host for session in sessions.all)
+    nodes = min(order.nodes, len(here))
+    wanted = order.nodes if nodes < order.nodes else None
+    order = dataclasses.replace(order, hosts=here, nodes=nodes, spares=len(here) - nodes, wanted_nodes=wanted)
     for session, words in zip(sessions.all, node_requests(order, sessions.all, token, environ, detach)):
         session.request(words)
     sessions.wait_for("prepared", _PREPARED)

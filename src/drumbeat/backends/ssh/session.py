@@ -156,6 +156,7 @@ class Sessions:
         assert loader
         first = loader + b"\0" + hashlib.sha256(self.bundle).hexdigest().encode() + b"\n"
         self.all = [Session(host, argv, environ, python) for host, argv in zip(hosts, lines)]
+        self.left_out: List[Problem] = []  # hosts that the run does without
         for session in self.all:
             session.send(first)
 
@@ -182,9 +183,9 @@ class Sessions:
                 assert output
                 output(session, name, line)
 
-    def wait_for(self, name: str, seconds: float, waiting: Optional[Waiting] = None) -> None:
+    def wait_for(self, name: str, seconds: float, waiting: Optional[Waiting] = None, dispensable: int = 0) -> None:
         """Wait until every host has replied with `name`; a Problem names each one that did not, with its reason. `waiting`
-        is called now and then with the hosts that are still missing."""
+        is called now and then with the hosts that are still missing. So many as are `dispensable` are left out instead."""
         begin, failed_at = time.monotonic(), 0.0
         while True:
             missing = [session for session in self.all if session.reply(name) is None]
@@ -194,17 +195,24 @@ class Sessions:
             failed = [session for session in missing if session.failure() and (session.over or session.reply("error"))]
             pending = [session for session in missing if session not in failed]
             failed_at = (failed_at or now) if failed else 0.0
-            if now - begin > seconds:
-                raise _without(missing, (), seconds)
-            if failed and (not pending or now - failed_at > _OTHERS):
-                raise _without(failed, pending, seconds)
+            late = now - begin > seconds
+            if late or (failed and (not pending or now - failed_at > _OTHERS)):
+                given_up = missing if late else failed
+                if self.all[0] in given_up or len(given_up) > dispensable:
+                    raise _without(given_up, () if late else pending, seconds)
+                dispensable -= len(given_up)
+                self.left_out += [_why_not(session, seconds) for session in given_up]
+                for session in given_up:
+                    session.kill()
+                    self.all.remove(session)
+                continue
             if waiting:
                 waiting([session.host for session in missing])
             self.turn(0.2)
 
-    def load(self, seconds: float = ANSWER_SECONDS, waiting: Optional[Waiting] = None) -> None:
+    def load(self, seconds: float = ANSWER_SECONDS, waiting: Optional[Waiting] = None, dispensable: int = 0) -> None:
         """Make sure that every host has drumbeat.pyz: it is sent only to those that do not have it yet."""
-        self.wait_for("python", seconds, waiting)
+        self.wait_for("python", seconds, waiting, dispensable)
         lacking = [session for session in self.all if not session.reply("have")]
         for session in lacking:
             session.send(f"{len(self.bundle)}\n".encode() + self.bundle)
@@ -240,14 +248,14 @@ class Notice:
         self.say(f"{here} of {self.hosts} hosts have answered; waiting for {', '.join(missing[:4])}{more}")
 
 
+def _why_not(session: Session, seconds: float) -> Problem:
+    silent = f"{session.host}: it has not answered within {seconds:g} s"
+    return session.failure() or Problem(silent, f"try by hand: ssh {session.host} true")
+
+
 def _without(failed: Sequence[Session], pending: Sequence[Session], seconds: float) -> Problem:
     """Return one Problem about all of them; `pending` are those that were not waited for any longer."""
-    problems = []
-    for session in failed:
-        silent = Problem(
-            f"{session.host}: it has not answered within {seconds:g} s", f"try by hand: ssh {session.host} true"
-        )
-        problems.append(session.failure() or silent)
+    problems = [_why_not(session, seconds) for session in failed]
     rest = f"not waited for any longer: {', '.join(session.host for session in pending)}" if pending else ""
     if len(problems) == 1:
         return Problem(f"{problems[0].what}; nothing was started", "\n  ".join(filter(None, (problems[0].fix, rest))))

@@ -17,7 +17,7 @@ from drumbeat.commands.interpreter import script_at
 from drumbeat.commands.launch import find_launcher
 from drumbeat.desk.start.code_sync import with_code
 from drumbeat.desk.start.place import ALLOCATION, HERE, INSIDE, LOGIN, Place, look_around
-from drumbeat.jobfile.fields import expand
+from drumbeat.jobfile.fields import Count, expand
 from drumbeat.jobfile.flags import laid_over
 from drumbeat.jobfile.job import Job, job_from_file
 from drumbeat.jobfile.resolve import resolve
@@ -43,6 +43,8 @@ def choose_hosts(job: Job, site: Site) -> Tuple[str, ...]:
         )
     hosts = job.hosts or site.hosts
     nodes = job.nodes or (None if job.hosts else site.nodes)
+    if isinstance(nodes, Count):
+        nodes = nodes.at_most(len(hosts) - job.spares)
     wanted = nodes + job.spares if nodes else len(hosts)
     if wanted > len(hosts) or not hosts:
         named = f"{len(hosts)} {'is' if len(hosts) == 1 else 'are'} named" if hosts else "none are named"
@@ -97,8 +99,10 @@ def _make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) 
         return _queued(job, site, environ)
     if place.kind == INSIDE:
         job = _one_task_per_rank(job, place)
-    if job.nodes is None:
-        job = dataclasses.replace(job, nodes=_nodes(job, place))
+    if job.nodes is None or isinstance(job.nodes, Count):
+        total = _nodes(job, place)
+        nodes = job.nodes.at_most(total) if isinstance(job.nodes, Count) and total else job.nodes or total
+        job = dataclasses.replace(job, nodes=nodes)
     here = _here(job, place, environ)
     order = resolve(job, site, here)
     if place.kind == HERE:
@@ -123,6 +127,8 @@ def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
     backend = backends.get(site.backend, site.where("backend"))
     job = with_defaults(job, backend, environ)
     order = dataclasses.replace(resolve(job, site, look_around(environ, gpus=None)), queued=True)
+    if backend.replaces_nodes and not isinstance(job.nodes, Count):
+        order = dataclasses.replace(order, fewest_nodes=None)  # a range in the command alone: all pods are waited for
     backend.check(order, job.where)
     _check_tasks(order)
     return order
@@ -137,7 +143,9 @@ def _on_hosts(job: Job, site: Site, place: Place, environ: Mapping[str, str]) ->
         raise Problem(
             f"{job.where('spares')}: {job.spares}, but {len(hosts)} hosts are named in all", "name more hosts"
         )
-    order = resolve(dataclasses.replace(job, nodes=len(hosts) - job.spares), site, here)
+    nodes = len(hosts) - job.spares
+    nodes = job.nodes.at_most(nodes) if isinstance(job.nodes, Count) else nodes
+    order = resolve(dataclasses.replace(job, nodes=nodes), site, here)
     if not (site.gpus and job.gpus is None) and _ranks_unknown(job, site, here, order):
         order = dataclasses.replace(order, ranks_per_node=0)
     order = dataclasses.replace(order, backend=backend.name, meeting="")

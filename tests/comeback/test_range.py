@@ -1,0 +1,91 @@
+"""A job with a range of nodes goes on with fewer after a loss, and uses the lost one again when it is back."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.comeback.test_spare import RANKS, events, kill_node, ranks_of
+from tests.conftest import marked, wait_for
+from tests.runs.test_nobody_left import assert_all_gone
+
+
+def sizes(folder):
+    return [(event["nodes"], event["world_size"]) for event in events(folder, "attempt-started")]
+
+
+def test_it_shrinks_and_grows_again(drumbeat):
+    flags = ("--nodes", "2-3", "--ranks-per-node", 1, "--restarts", 1, "--site", "localhost", "--name", "range")
+    process = drumbeat.start("run", *flags, "--", sys.executable, RANKS, 100_000, 0.1, 5)
+    saved = drumbeat.folder / "checkpoint"
+    wait_for(lambda: saved.exists() and int(saved.read_text() or 0) >= 5, 180, "a checkpoint")
+    folder = drumbeat.run_folder()
+    kill_node(folder.name, 1, ranks_of(folder, 1))
+    wait_for(lambda: len(events(folder, "first-step")) == 2, 180, "steps with two nodes")
+    wait_for(lambda: len(events(folder, "node-joined")) == 4, 180, "the lost node's return")
+    os.kill(ranks_of(folder, 2, attempt=1)[0], signal.SIGKILL)
+    wait_for(lambda: len(events(folder, "first-step")) == 3, 180, "steps with three nodes")
+    (drumbeat.folder / "enough").touch()
+    output = process.communicate(timeout=150)[0]
+    assert process.returncode == 0, output
+    assert sizes(folder) == [(3, 3), (2, 2), (3, 3)], output
+    assert "goes on without node 1" in output and "returned   node 1" in output, output
+    assert "2 of 3 nodes: a batch that is set per rank makes a global batch of 2/3" in output, output
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["nodes"] == 3 and [each["outcome"] for each in summary["attempts"]] == [
+        "failed",
+        "failed",
+        "finished",
+    ]
+    assert not marked(folder.name)
+    assert_all_gone(folder.name)
+
+
+def test_below_the_least_it_ends(drumbeat):
+    flags = ("--nodes", "2-3", "--ranks-per-node", 1, "--site", "localhost", "--name", "least")
+    process = drumbeat.start("run", *flags, "--", sys.executable, RANKS, 100_000, 0.1, 5)
+    wait_for(lambda: (drumbeat.folder / "checkpoint").exists(), 180, "a checkpoint")
+    folder = drumbeat.run_folder()
+    for node in (1, 2):
+        kill_node(folder.name, node, ranks_of(folder, node))
+    output = process.communicate(timeout=150)[0]
+    assert process.returncode != 0 and "are lost" in output or "is lost" in output, output
+    assert_all_gone(folder.name)
+
+
+@pytest.mark.parametrize("text", ["3-2", "0-2", "2-", "a-3", "2-3-4"])
+def test_ranges_that_are_none(drumbeat, text):
+    done = drumbeat.here("plan", "--nodes", text, "--site", "localhost", "--", "true")
+    assert done.returncode == 2 and "--nodes" in done.stderr, done
+
+
+def losses(folder):
+    """Each step's loss as rank 0 reported it, the latest attempt's where one was made twice."""
+    lines = (folder / "nodes/0/metrics.jsonl").read_text().splitlines(keepends=True)
+    reports = [json.loads(line) for line in lines if line.endswith("\n")]
+    return {each["step"]: each["loss"] for each in reports if each.get("rank") == 0 and "loss" in each}
+
+
+def test_drumbeat_train_keeps_its_global_batch(drumbeat):
+    """With one rank instead of two the steps after the loss are those of a run that was never disturbed."""
+    train = (
+        sys.executable, "-m", "drumbeat", "train", "llama", "--set", "batch=4", "length=16", "data=synthetic", "validation=0",
+        "report_every=1", "save_every=2", "steps=16",
+    )  # fmt: skip
+    flags = ("--ranks-per-node", 1, "--site", "localhost", "--oversubscribe", 4)
+    process = drumbeat.start("run", "--nodes", "1-2", *flags, "--name", "elastic", "--", *train, "checkpoint=kept")
+    reports = lambda: next(drumbeat.folder.glob("runs/elastic-*/nodes/0/metrics.jsonl"), None)  # noqa: E731
+    wait_for(lambda: reports() and max(losses(drumbeat.run_folder()), default=0) >= 6, 180, "6 steps")
+    folder = drumbeat.run_folder()
+    kill_node(folder.name, 1, ranks_of(folder, 1))
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    assert sizes(folder)[:2] == [(2, 2), (1, 1)], output
+    whole = drumbeat("run", "--nodes", 1, *flags, "--name", "whole", "--", *train)
+    assert whole.returncode == 0, whole.stdout
+    undisturbed = losses(next(drumbeat.folder.glob("runs/whole-*")))
+    resumed = losses(folder)
+    assert resumed.keys() == undisturbed.keys() and len(resumed) == 16
+    assert all(abs(resumed[step] - undisturbed[step]) < 1e-3 for step in resumed), (resumed, undisturbed)

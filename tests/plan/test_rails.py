@@ -1,0 +1,97 @@
+"""Trees of two or three nodes with one fault each: the plan uses the NICs that reach each other, the same on all nodes."""
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from drumbeat.doctor.compare import compare
+from drumbeat.doctor.examine import judged_plan
+from drumbeat.machine.gather import gather
+from drumbeat.machine.replay import FolderHost
+from drumbeat.plan.network import compute_nics, swapped
+from tests.plan.archetype import order_of, peers_of
+from tests.trees.archetypes import mi300x
+from tests.trees.tree import roce_gids
+
+FAULTS = ("none", "down", "other subnet", "other MTU", "swapped", "fast storage", "all down")
+
+
+def facts_with(fault, node):
+    """Eight rails; on node 1 rail 5 has the fault, or all nodes have storage that is faster than a rail."""
+    storage = fault in ("fast storage", "all down")
+    return built(fault if node == 1 or storage else "none", node)
+
+
+@functools.cache
+def built(fault, node):
+    here = node == 1
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of small files
+
+    def nic(tree, index, path):
+        place = {2: 5, 5: 2}.get(index, index) if here and fault == "swapped" else index
+        network = 99 if here and fault == "other subnet" and index == 5 else place
+        address = f"192.168.{network}.{10 + node}/24"
+        up = not (here and (fault == "all down" or (fault == "down" and index == 5)))
+        mtu = 1500 if here and fault == "other MTU" and index == 5 else 9000
+        rate = "200 Gb/sec (4X HDR)" if fault == "fast storage" else "400 Gb/sec (4X NDR)"
+        tree.rdma(
+            f"mlx5_{index}", path, index // 4, link_layer="Ethernet", rate=rate, up=up, netdev=f"rail{index}", mtu=mtu,
+            address=address, gids=roce_gids(address, mac=index), speed=200_000 if "200" in rate else 400_000,
+        )  # fmt: skip
+
+    with tempfile.TemporaryDirectory(dir=memory) as root:
+        tree = mi300x(Path(root), node, f"mi300-{1 + node}", nic)
+        address = f"10.60.0.{10 + node}/24"
+        if fault in ("fast storage", "all down"):
+            tree.rdma(
+                "mlx5_20", "pci0000:02/0000:02:01.1/0000:03:00.0", 0, link_layer="Ethernet", netdev="store0",
+                address=address, gids=roce_gids(address, mac=77),
+            )  # fmt: skip
+        tree.nic("pci0000:04/0000:04:01.1/0000:05:00.0", 0, "eno1", speed=1000, address=f"10.1.0.{10 + node}/24")
+        tree.done()
+        return gather(FolderHost(root))
+
+
+def judged(fault, nodes):
+    facts = [facts_with(fault, node) for node in nodes]
+    peers = peers_of(facts)
+    order = order_of("mi300x-cx7", facts)
+    return [judged_plan(order, each, peers, node) for node, each in enumerate(facts)], compare(peers)
+
+
+def variable(plan, name):
+    return next((each.value for each in plan.variables if each.name == name), None)
+
+
+@pytest.mark.parametrize("nodes", [(0, 1), (1, 0), (0, 1, 2)])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "all down"])
+def test_rails_that_reach_each_other(fault, nodes):
+    plans, across = judged(fault, nodes)
+    left = {"down": {5}, "other subnet": {5}, "swapped": {2, 5}}.get(fault, set())
+    expected = "=" + ",".join(f"mlx5_{index}" for index in range(8) if index not in left)
+    assert {variable(plan, "NCCL_IB_HCA") for plan in plans} == {expected}
+    codes = {finding.code for plan in plans for finding in plan.findings}
+    assert ("rdma-subnet-differs" in codes) == bool(left), codes
+    assert ("mtu-differs" in {finding.code for finding in across}) == (fault == "other MTU")
+    for plan in plans:
+        assert variable(plan, "NCCL_SOCKET_IFNAME") not in (None, "store0", "=store0")
+        assert all(slot.nic not in {f"mlx5_{index}" for index in left} for slot in plan.binding.slots)
+    if len(nodes) == 2:
+        assert not [finding for finding in across if "most nodes" in finding.title]
+
+
+def test_storage_does_not_stand_in_for_rails_that_are_down():
+    nics = compute_nics(facts_with("all down", 1))
+    assert nics.devices == () and "while those that are down do" in dict(nics.left_out)["mlx5_20"]
+    (here, _), _ = judged("all down", (0, 1))
+    assert "mlx5_20" not in (variable(here, "NCCL_IB_HCA") or "")
+
+
+def test_what_counts_as_swapped():
+    assert swapped([list("abcd"), list("abcd")]) == set() == swapped([list("abcd"), list("abd")])
+    assert swapped([list("abcd"), list("acbd"), list("abcd")]) == {"b", "c"}
+    assert swapped([list("abcd"), list("xdbc"), []]) == set(), "one node shows none of its subnets"
+    assert swapped([]) == set() and swapped([["a", "a"], ["a", "a"]]) == set()

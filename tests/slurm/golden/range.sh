@@ -1,0 +1,172 @@
+#!/bin/bash
+#SBATCH --job-name=llama
+#SBATCH --chdir=/project/465/code
+#SBATCH --nodes=4-8
+#SBATCH --mincpus=64                             # cores of each node, for all its ranks
+#SBATCH --gpus-per-node=8                        # all ranks see all GPUs of their node: --gpus-per-task would hide peers
+#SBATCH --no-kill                                # the job goes on when a node is lost: the job needs at least 4
+#SBATCH --signal=B:USR2@90                       # 90 s before the end; B: to this script alone, or every process would get it
+#SBATCH --requeue                                # after a preemption or a lost node the job comes back; each start has its own logs
+#SBATCH --open-mode=append                       # a job that comes back must not overwrite what it wrote
+#SBATCH --output=/project/465/code/runs/llama-20231114-221320-dd56/slurm-%j.out
+
+# Written by drumbeat 0.1.0 for run llama-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
+# Its command: python train.py
+BASE=/project/465/code/runs/llama-20231114-221320-dd56
+RUN=$BASE
+
+# What srun runs on each node.
+read -r -d '' on_node <<'END_OF_NODE'
+BASE=/project/465/code/runs/llama-20231114-221320-dd56
+RUN=$BASE
+# Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
+# starts, and others may be able to write to the run folder.
+LOADER='import hashlib, json, os, shutil, stat, sys, tempfile
+
+def end(code, words):
+    sys.stderr.write("drumbeat: " + words + "\n")
+    sys.exit(code)
+
+def checked(path, digest):
+    with open(path, "rb") as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != digest:
+        end(78, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
+    return data
+
+def replaceable(folder):
+    while True:
+        found = os.stat(folder)
+        others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if others or found.st_uid not in (os.geteuid(), 0):
+            return True
+        if folder == os.sep:
+            return False
+        folder = os.path.dirname(folder)
+
+def private_folder():
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
+        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
+            return tempfile.mkdtemp(prefix="drumbeat-", dir=folder)
+    return tempfile.mkdtemp(prefix="drumbeat-")
+
+word, request, digest = sys.argv[1:]
+private = ""
+try:
+    order = checked(request, digest)
+    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
+    private = private_folder()
+    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
+        with open(os.path.join(private, name), "wb") as file:
+            file.write(data)
+except OSError as error:
+    shutil.rmtree(private, ignore_errors=True)
+    end(74, str(error))
+words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
+os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)'
+DRUMBEAT_REJOIN=1; export DRUMBEAT_REJOIN  # an agent that has lost its lead ends with 75
+trap : TERM INT HUP USR2  # they are for the agent; this shell must outlive it
+(
+  exec python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER
+)
+code=$?
+# the batch script is gone with the first node, and --no-kill keeps the job: queue it again, one node for all
+if [ $code = 75 ] && [ ! -s "$RUN/verdict" ] &&
+  [ "$(ls -d "$RUN/lead-lost-$SLURM_JOB_ID"-* 2>/dev/null | wc -l)" -lt 3 ] &&
+  mkdir "$RUN/lead-lost-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" 2>/dev/null; then
+  echo "drumbeat  the first node is lost: queueing the job again"
+  scontrol requeue $SLURM_JOB_ID
+fi
+exit $code
+END_OF_NODE
+
+# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
+ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
+trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
+trap 'ask TERM "Slurm ends this job"' TERM
+
+# by this token the agents of this run know each other; it is made here and written nowhere
+DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_TOKEN
+echo "drumbeat  job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}, on $SLURM_JOB_NODELIST"
+rm -f "$RUN/verdict"
+
+# what sbatch was told of tasks is about this script, and srun would take it for its own
+unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_GPUS_PER_TASK
+# --nodes=$SLURM_JOB_NUM_NODES: all nodes of the job
+# --ntasks-per-node=1: one agent per node; it starts the node's ranks
+# --ntasks=$((SLURM_JOB_NUM_NODES * 1)): given, or the allocation's own value would count
+# --cpus-per-task=64: since Slurm 22.05 srun does not take it over from sbatch
+# --overlap: two runs may share an allocation; without it the second would wait for the first
+# --cpu-bind=none: the agent binds each rank to the cores beside its GPU
+# --no-kill: the step goes on when a node is lost: the job needs at least 4
+# --kill-on-bad-exit=0: the same for an agent that dies; the lead ends the others when the run ends
+# --wait=0: no limit for the others after the first agent has ended
+srun \
+  --nodes=$SLURM_JOB_NUM_NODES \
+  --ntasks-per-node=1 \
+  --ntasks=$((SLURM_JOB_NUM_NODES * 1)) \
+  --cpus-per-task=64 \
+  --overlap \
+  --cpu-bind=none \
+  --no-kill \
+  --kill-on-bad-exit=0 \
+  --wait=0 \
+  sh -c "$on_node" &
+step=$!
+# srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end
+(
+  trap '' TERM USR2
+  until [ -s "$RUN/verdict" ]; do kill -0 $step 2>/dev/null || exit; sleep 1; done
+  grep -q lost=. "$RUN/verdict" || for second in $(seq 20); do sleep 1; done
+  for second in 1 2 3; do sleep 1; done
+  kill -TERM $step 2>/dev/null; sleep 1; kill -KILL $step 2>/dev/null
+) &
+watcher=$!; disown $watcher
+wait $step; code=$?
+while kill -0 $step 2>/dev/null; do wait $step; code=$?; done  # a trap ends a wait early
+kill -KILL $watcher 2>/dev/null
+
+# the lead's verdict, read as words: nothing in that file is ever run
+verdict() { sed -n "s/^$1=\([A-Za-z0-9._,-]*\)\$/\1/p" "$RUN/verdict" 2>/dev/null | tail -n 1; }
+said=$(verdict code); lost=$(verdict lost)
+case $said in ''|*[!0-9]*) ;; *) code=$said;; esac
+
+# a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide
+running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }
+# a running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script
+leave_out() {
+  trap '' TERM
+  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)  # what was excluded so far
+  case $before in ''|*null*) ;; *) lost=$before,$lost;; esac
+  if ! running; then  # Slurm has seen the loss too
+    scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost" 2>/dev/null
+    return
+  fi
+  echo "drumbeat  queueing the job again without $lost"
+  scontrol requeuehold $SLURM_JOB_ID
+  if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then
+    scontrol release $SLURM_JOB_ID
+  else
+    echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
+  fi
+}
+# in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count
+preempted() {
+  shown=$(scontrol show job $SLURM_JOB_ID) || return
+  when() { printf '%s\n' "$shown" | sed -n "s/.*\b$1=\([0-9][0-9T:-]*\).*/\1/p" | head -n 1; }
+  [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]
+}
+if [ "$(verdict next)" != requeue ]; then
+  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then
+    echo "drumbeat  preempted: queueing the job again"
+    scontrol requeue $SLURM_JOB_ID
+  fi
+  exit $code
+elif [ -n "$lost" ]; then
+  leave_out
+elif running; then  # the ranks have saved and want to be started again
+  scontrol requeue $SLURM_JOB_ID ||
+    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
+fi
+exit $code
