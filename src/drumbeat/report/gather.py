@@ -452,6 +452,8 @@ def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[
             found += [Note(INFO, words) for words in event.replaced]
         elif isinstance(event, kinds.NodeLost) and event.spare:
             found.append(Note(WARNING, f"lost {event.words}"))
+    stalls = {(event.attempt, event.rank): event.seconds for event in events if isinstance(event, kinds.Stalled)}
+    found += [Note(INFO, f"the others waited {duration(lost)} for rank {rank}") for (_, rank), lost in stalls.items()]
     return list(dict.fromkeys(found))
 
 

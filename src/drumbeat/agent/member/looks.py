@@ -1,4 +1,5 @@
-"""Looks at this node's ranks on request: a child looks, the answer goes to the run folder and to the lead."""
+"""Looks at this node's ranks, on request and twice per minute: a child looks. What was asked for goes to the run folder and to
+the lead; of the others it is kept how long each rank waits for the others."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.folder.child import FolderChild
@@ -14,7 +16,7 @@ from drumbeat.agent.member.progress import NodeMetrics
 from drumbeat.agent.ranks.ends import LATER, raised_at, read_stream
 from drumbeat.agent.ranks.handles import Ranks
 from drumbeat.agent.ranks.launchers import Direct
-from drumbeat.agent.wire.messages import Look, Looked, Message
+from drumbeat.agent.wire.messages import Looked, Message, Pace
 from drumbeat.base import clock
 from drumbeat.base.order import Order
 from drumbeat.base.proc import written_to
@@ -29,6 +31,7 @@ from drumbeat.runfolder.layout import NodeFolder
 
 DEADLINE = 9.0  # seconds for one look
 _WORDS_WITHIN = 1.0  # seconds for the ranks' logs
+ROUTINE, _FIRST, _EVERY = 0, 10.0, 30.0  # number of a look that nobody asked for; seconds until the first, between two
 
 
 class Looker:
@@ -42,6 +45,7 @@ class Looker:
         self.run_id, self.folder, self.done = run_id, folder, done
         self.gpus = [gpu for gpu in gpus if not gpu.integrated]
         self.last: Optional[Earlier] = None  # the last look at this silence
+        self.routine: Optional[Earlier] = None  # the last look that nobody asked for
         self._child: Optional[Forked] = None
         self._numbers: List[int] = []  # of the requests that the look under way answers
 
@@ -60,6 +64,8 @@ class Looker:
                 looks = [replace(look, had_ranks=look.command) for look in looks]
             return json.dumps({"looks": to_plain(looks), "ras": to_plain(notes), "last": _lines(last)}).encode()
 
+        if self._numbers == [ROUTINE]:
+            self.end()  # its answer tells nothing of the silence
         self._numbers.append(number)
         if self._child is None:
             try:
@@ -73,7 +79,10 @@ class Looker:
         answer = self._child.answer if self._child is not None else None
         numbers, (looks, notes, last) = self._numbers, _parse(answer or b"")
         self.end()
-        self.last = last or self.last
+        if numbers == [ROUTINE]:
+            self.routine = last
+        else:
+            self.last = last or self.last
         for number in numbers:
             self.done(number, looks, notes)
 
@@ -82,6 +91,10 @@ class Looker:
         if self._child is not None:
             self._child.end()
         self._child, self._numbers = None, []
+
+    @property
+    def idle(self) -> bool:
+        return not self._numbers
 
 
 def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote], Optional[Earlier]]:
@@ -172,31 +185,47 @@ class NodeLooks:
         self.attempt = self.node_rank = 0
         self._earlier = _Earlier()
         self._looker = Looker(order.run_id, local, facts.gpus, self._looked)
+        self._watched = order.checks.get("hang", "off") != "off"
 
     def begin_attempt(self, attempt: int, node_rank: int) -> None:
         self.attempt, self.node_rank = attempt, node_rank
+        self._next, self._looker.routine = time.monotonic() + _FIRST, None
+        self.waits_least: Optional[Pace] = None
+        self.waits: Optional[float] = None
 
-    def start(self, request: Look, ranks: Ranks, launcher: Direct) -> None:
+    def start(self, number: int, ranks: Ranks, launcher: Direct) -> None:
         had_ranks = partial(launcher.has_started_ranks, self.attempt)
         about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
-        self._looker.start(request.number, *about, had_ranks, self._looker.last or self._earlier.found)
+        earlier = self._looker.routine if number == ROUTINE else self._looker.last or self._earlier.found
+        self._looker.start(number, *about, had_ranks, earlier)
 
     def poll(self, ranks: Ranks, launcher: Direct) -> None:
         self._looker.poll()
-        about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
+        about, now = (self.node_rank, ranks.rank_of, not launcher.is_rank), time.monotonic()
         read = partial(read_usage, self._looker.run_id, *about, self._looker.folder)
-        resting = self.metrics.ranks.resting(time.monotonic())
-        if (
-            not resting and self.metrics.ranks.reporting
-        ):  # where nobody reports, the next look itself shows whether they went on
+        resting = self.metrics.ranks.resting(now)
+        if not resting and self.metrics.ranks.reporting:  # else the next look itself shows whether they went on
             self._looker.last = None
         self._earlier.poll(resting, read)
+        if self._watched and now >= self._next and self._looker.idle:
+            self._next = now + _EVERY
+            self.start(ROUTINE, ranks, launcher)
 
     def end(self) -> None:
         self._looker.end()
         self._earlier.end()
 
+    def _compare(self, looks: Sequence[RankLook]) -> None:
+        """Keep who waits least for the others since the last such look, and how long the others do."""
+        shares = sorted((look.waits, look.rank) for look in looks if look.waits is not None and not look.unnumbered)
+        rest = [share for share, _ in shares[1:]]
+        self.waits_least = Pace(shares[0][1], shares[0][0]) if shares else None
+        self.waits = round(median(rest), 3) if rest else None
+
     def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
+        if number == ROUTINE:
+            self._compare(found)
+            return
         now, looks = time.monotonic(), []
         for look in found:
             step, quiet = (None, None) if look.unnumbered else self.metrics.ranks.last(look.rank, now)

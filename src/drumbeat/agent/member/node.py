@@ -322,12 +322,13 @@ class Node:
     def progress_beat(self) -> Beat:
         if not self.active:
             return Beat()
-        return self.metrics.ranks.beat(self.metrics.progress.last_t, time.monotonic())
+        beat = self.metrics.ranks.beat(self.metrics.progress.last_t, time.monotonic())
+        return replace(beat, waits_least=self.looks.waits_least, waits=self.looks.waits)
 
     def look(self, request: Look) -> None:
         """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
         if self.active and request.attempt == self.attempt:
-            self.looks.start(request, self.ranks, self.launcher)
+            self.looks.start(request.number, self.ranks, self.launcher)
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
