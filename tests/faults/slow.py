@@ -30,12 +30,12 @@ def main():
     if kind == "reads" and slow:
         source, into = os.pipe()
         subprocess.Popen(
-            [sys.executable, "-c", f"import os, time\nwhile os.write({into}, b'.'): time.sleep(.2)"], pass_fds=[into]
+            [sys.executable, "-c", f"import os, time\nwhile os.write({into}, b'.'): time.sleep(2)"], pass_fds=[into]
         )
     with open(os.environ["FAULT_FILE"], "a") as file:
         file.write("" if file.tell() else str(time.time()))
     step, end = 0, time.monotonic() + float(os.environ.get("FAULT_SECONDS", "100000"))
-    while time.monotonic() < end or step % 64:  # all ranks make the same number of steps
+    while step % 64 or one.item():  # rank 0 says when all end
         step += 1
         if source:
             os.read(source, 1)
@@ -45,7 +45,7 @@ def main():
         one.fill_(float(time.monotonic() < end))
         if step % 64 == 0:
             dist.broadcast(one, 0)
-            end = end if one.item() else 0.0
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Looks at this node's ranks, on request and twice per minute: a child looks. What was asked for goes to the run folder and to
+"""Looks at this node's ranks, on request and once or twice per minute: a child looks. What was asked for goes to the run folder and to
 the lead; of the others it is kept how long each rank waits for the others."""
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from drumbeat.runfolder.layout import NodeFolder
 
 DEADLINE = 9.0  # seconds for one look
 _WORDS_WITHIN = 1.0  # seconds for the ranks' logs
-ROUTINE, _FIRST, _EVERY = 0, 10.0, 30.0  # number of a look that nobody asked for; seconds until the first, between two
+ROUTINE = 0  # number of a look that nobody asked for
+_FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.2, 60.0  # seconds until the first one; between two, more and more
 
 
 class Looker:
@@ -189,7 +190,7 @@ class NodeLooks:
 
     def begin_attempt(self, attempt: int, node_rank: int) -> None:
         self.attempt, self.node_rank = attempt, node_rank
-        self._next, self._looker.routine = time.monotonic() + _FIRST, None
+        self._next, self._wait, self._looker.routine = time.monotonic() + _FIRST, _EVERY, None
         self.waits_least: Optional[Pace] = None
         self.waits: Optional[float] = None
 
@@ -208,7 +209,7 @@ class NodeLooks:
             self._looker.last = None
         self._earlier.poll(resting, read)
         if self._watched and now >= self._next and self._looker.idle:
-            self._next = now + _EVERY
+            self._next, self._wait = now + self._wait, min(self._wait * _SLOWER, _RARELY)
             self.start(ROUTINE, ranks, launcher)
 
     def end(self) -> None:

@@ -21,7 +21,7 @@ from drumbeat.inspector.record import RankLook
 
 find = Catalog("watchers")
 _TIMES = 3.0  # times as long as the others, or a third of their waiting
-_FOR, _FOR_WAITING = 60.0, 35.0  # seconds; the shares of two looks in a row, each of half a minute
+_FOR = 62.0  # seconds: two looks in a row, at least
 _ANSWERS = 11.0  # seconds for all members to answer
 _CLOCK = 0.8  # of the others' clock: below it a GPU is throttled
 _WAITS = 0.25  # share of the time that is worth a word
@@ -82,7 +82,7 @@ class Straggler:
         self._since = {rank: self._since.get(rank, now) for rank in found}
         actions = self._lost_time(found, passed, now)
         for rank, slow in found.items():
-            if now - self._since[rank] >= (_FOR_WAITING if slow.waited_for else _FOR) and rank not in self._named:
+            if now - self._since[rank] >= _FOR and rank not in self._named:
                 self._waiting, self._looks, self._named[rank] = (now, slow), {}, slow
                 return [*actions, AskLook(tuple(self.members))]
         return actions
