@@ -1,5 +1,5 @@
-"""Looks at this node's ranks, on request and once or twice per minute: a child looks. What was asked for goes to the run folder and to
-the lead; of the others it is kept how long each rank waits for the others."""
+"""Looks at this node's ranks, on request and once or twice per minute: a child looks. What was asked for goes to the run folder
+and to the lead; of the others it is kept how long each rank waits for the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from drumbeat.agent.wire.messages import Looked, Message, Pace
 from drumbeat.base import clock
 from drumbeat.base.order import Order
 from drumbeat.base.proc import written_to
-from drumbeat.base.processes import Forked
+from drumbeat.base.processes import Asked
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.base.redact import printable
 from drumbeat.inspector.activity import Earlier, Usage, read_ranks, read_usage
@@ -36,9 +36,8 @@ _FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.2, 60.0  # seconds until the fi
 
 
 class Looker:
-    """A forked child reads /proc, asks the ranks for their stacks, and answers through a pipe. Whatever hangs (a driver, a
-    process in the kernel, a file system) holds only the child, which has a deadline. `done` gets the looks and what NCCL's RAS
-    says, nothing where the child failed or took too long."""
+    """A forked child reads /proc and asks the ranks for their stacks. `done` gets the looks and what NCCL's RAS says, nothing
+    where the child failed or took too long."""
 
     def __init__(
         self, run_id: str, folder: str, gpus: Sequence[Gpu], done: Callable[[int, List[RankLook], List[RasNote]], None]
@@ -47,7 +46,7 @@ class Looker:
         self.gpus = [gpu for gpu in gpus if not gpu.integrated]
         self.last: Optional[Earlier] = None  # the last look at this silence
         self.routine: Optional[Earlier] = None  # the last look that nobody asked for
-        self._child: Optional[Forked] = None
+        self._child = Asked(DEADLINE)
         self._numbers: List[int] = []  # of the requests that the look under way answers
 
     def start(
@@ -58,49 +57,44 @@ class Looker:
         ranks; `had_ranks`: whether it has done so; `earlier`: what they had used when the silence began. One look answers all
         who ask meanwhile."""
 
-        def work() -> bytes:
+        def work() -> Dict[str, Any]:
             looks, notes, last = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
             looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
-            return json.dumps({"looks": to_plain(looks), "ras": to_plain(notes), "last": _lines(last)}).encode()
+            return {"looks": looks, "ras": notes, "last": _lines(last)}
 
         if self._numbers == [ROUTINE]:
             self.end()  # its answer tells nothing of the silence
         self._numbers.append(number)
-        if self._child is None:
-            try:
-                self._child = Forked(work, DEADLINE)
-            except OSError:
-                pass  # no room for another process: there is no look this time
+        self._child.ask(work)
 
     def poll(self) -> None:
-        if not self._numbers or (self._child is not None and not self._child.poll()):
+        answer = self._child.take()
+        if not self._numbers or self._child.busy:
             return
-        answer = self._child.answer if self._child is not None else None
-        numbers, (looks, notes, last) = self._numbers, _parse(answer or b"")
+        numbers, (looks, notes, last) = self._numbers, _parse(answer)
         self.end()
         if numbers == [ROUTINE]:
-            self.routine = last
+            first, self.routine = self.routine is None, last
+            if first:
+                return  # there is nothing to compare it with
         else:
             self.last = last or self.last
         for number in numbers:
             self.done(number, looks, notes)
 
     def end(self) -> None:
-        """The agent's loop reaps the child."""
-        if self._child is not None:
-            self._child.end()
-        self._child, self._numbers = None, []
+        self._child.end()
+        self._numbers = []
 
     @property
     def idle(self) -> bool:
         return not self._numbers
 
 
-def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote], Optional[Earlier]]:
+def _parse(plain: Any) -> Tuple[List[RankLook], List[RasNote], Optional[Earlier]]:
     try:
-        plain: Any = json.loads(answer)
         looks = [from_plain(RankLook, each) for each in plain["looks"]]
         at, rows = plain["last"]
         last = Earlier(
@@ -125,7 +119,7 @@ class _Earlier:
 
     def __init__(self) -> None:
         self.found: Optional[Earlier] = None
-        self._child: Optional[Forked] = None
+        self._child = Asked(DEADLINE)
         self._begun: Optional[float] = None  # once per silence
 
     def poll(self, resting: bool, read: Callable[[], Dict[int, Usage]]) -> None:
@@ -133,18 +127,15 @@ class _Earlier:
             self.end()
         elif self._begun is None:
             self._begun = time.monotonic()
-            try:
-                self._child = Forked(lambda: json.dumps(list(read().items())).encode(), DEADLINE)
-            except OSError:
-                pass  # no room for another process: the look itself must do
-        elif self._child is not None and self._child.poll():
-            answer, self._child = self._child.answer, None
-            self.found = Earlier(self._begun, {pid: Usage(*used) for pid, used in json.loads(answer or b"[]")})
+            self._child.ask(lambda: list(read().items()))
+        else:
+            answer = self._child.take()
+            if answer is not None:
+                self.found = Earlier(self._begun, {pid: Usage(*used) for pid, used in answer})
 
     def end(self) -> None:
-        if self._child is not None:
-            self._child.end()
-        self.found = self._child = self._begun = None
+        self._child.end()
+        self.found = self._begun = None
 
 
 class _LastWords(threading.Thread):

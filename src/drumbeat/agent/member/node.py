@@ -362,7 +362,7 @@ class Node:
         return WatchedAttempt(
             self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
-            lambda: self.launcher.is_rank, self.launcher.met, self.beat,
+            lambda: self.launcher.is_rank, self.launcher.met,
         )  # fmt: skip
 
     def _new_ends(self) -> Ends:
