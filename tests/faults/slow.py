@@ -32,8 +32,9 @@ def main():
         subprocess.Popen(
             [sys.executable, "-c", f"import os, time\nwhile os.write({into}, b'.'): time.sleep(2)"], pass_fds=[into]
         )
-    with open(os.environ["FAULT_FILE"], "a") as file:
-        file.write("" if file.tell() else str(time.time()))
+    if RANK == 0:
+        with open(os.environ["FAULT_FILE"], "w") as file:
+            file.write(str(time.time()))
     step, end = 0, time.monotonic() + float(os.environ.get("FAULT_SECONDS", "100000"))
     while step % 64 or one.item():  # rank 0 says when all end
         step += 1
