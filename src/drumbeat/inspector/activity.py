@@ -111,10 +111,11 @@ class Reading(NamedTuple):
 
 def read_ranks(
     run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu],
-    earlier: Optional[Earlier] = None,
+    earlier: Optional[Earlier] = None, asleep_only: bool = False,
 ) -> Reading:  # fmt: skip
     """`mains`: processes that were started for the ranks, pid -> rank; `commands`: they start the ranks, and are none;
-    `folder`: where ranks answer questions; `earlier`: the last reading, or what `read_usage` gave when the silence began."""
+    `folder`: where ranks answer questions; `earlier`: the last reading, or what `read_usage` gave when the silence began;
+    `asleep_only`: a rank that runs is not asked for its stack, so that nothing holds it up."""
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer is about all nodes
@@ -124,7 +125,7 @@ def read_ranks(
         sending = {inode for inode, (_, packets) in _tcp_sockets().items() if packets}
         for rank in ranks:
             about, answer = proc.stat(rank.main), None
-            if rank.sock and not rank.silent:
+            if rank.sock and not rank.silent and not (asleep_only and about and about.state == "R"):
                 answer = stacks.ask(folder, rank.sock, _ANSWER)
                 rank.silent = answer is None
                 rank.answers += [answer] if answer else []

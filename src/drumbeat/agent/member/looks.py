@@ -57,8 +57,10 @@ class Looker:
         ranks; `had_ranks`: whether it has done so; `earlier`: what they had used when the silence began. One look answers all
         who ask meanwhile."""
 
+        about = (self.run_id, node, mains, commands, self.folder, self.gpus)
+
         def work() -> Dict[str, Any]:
-            looks, notes, last = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
+            looks, notes, last = read_ranks(*about, earlier, number == ROUTINE)
             looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
