@@ -101,6 +101,7 @@ class Earlier(NamedTuple):
     usage: Mapping[int, Usage]
     places: Mapping[int, str] = {}  # where each one was
     still: Mapping[int, float] = {}  # seconds without progress, up to then
+    spares: bool = False  # who looks next asks no rank that runs for its stack, so that nothing holds it up
 
 
 class Reading(NamedTuple):
@@ -111,21 +112,20 @@ class Reading(NamedTuple):
 
 def read_ranks(
     run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu],
-    earlier: Optional[Earlier] = None, asleep_only: bool = False,
+    earlier: Optional[Earlier] = None,
 ) -> Reading:  # fmt: skip
     """`mains`: processes that were started for the ranks, pid -> rank; `commands`: they start the ranks, and are none;
-    `folder`: where ranks answer questions; `earlier`: the last reading, or what `read_usage` gave when the silence began;
-    `asleep_only`: a rank that runs is not asked for its stack, so that nothing holds it up."""
+    `folder`: where ranks answer questions; `earlier`: the last reading, or what `read_usage` gave when the silence began."""
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer is about all nodes
-    begin = time.monotonic()
+    begin, spares = time.monotonic(), earlier is not None and earlier.spares
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
         sending = {inode for inode, (_, packets) in _tcp_sockets().items() if packets}
         for rank in ranks:
             about, answer = proc.stat(rank.main), None
-            if rank.sock and not rank.silent and not (asleep_only and about and about.state == "R"):
+            if rank.sock and not rank.silent and not (spares and about and about.state == "R"):
                 answer = stacks.ask(folder, rank.sock, _ANSWER)
                 rank.silent = answer is None
                 rank.answers += [answer] if answer else []

@@ -57,10 +57,8 @@ class Looker:
         ranks; `had_ranks`: whether it has done so; `earlier`: what they had used when the silence began. One look answers all
         who ask meanwhile."""
 
-        about = (self.run_id, node, mains, commands, self.folder, self.gpus)
-
         def work() -> Dict[str, Any]:
-            looks, notes, last = read_ranks(*about, earlier, number == ROUTINE)
+            looks, notes, last = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
             looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
@@ -190,7 +188,9 @@ class NodeLooks:
     def start(self, number: int, ranks: Ranks, launcher: Direct) -> None:
         had_ranks = partial(launcher.has_started_ranks, self.attempt)
         about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
-        earlier = self._looker.routine if number == ROUTINE else self._looker.last or self._earlier.found
+        earlier = self._looker.last or self._earlier.found
+        if number == ROUTINE:
+            earlier = (self._looker.routine or Earlier(time.monotonic(), {}))._replace(spares=True)
         self._looker.start(number, *about, had_ranks, earlier)
 
     def poll(self, ranks: Ranks, launcher: Direct) -> None:
