@@ -11,13 +11,14 @@ import pytest
 from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
 from drumbeat.base.order import EnvVar
+from drumbeat.base.record import to_plain
 from drumbeat.findings.model import CERTAIN
 from drumbeat.inspector.gpu import compute_users, kfd_gpus, look_at_ranks, mig_instances
 from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.machine.replay import FolderHost
 from drumbeat.plan.binding import Binding, Slot
-from tests.agent.making import scene
+from tests.agent.making import polled, scene
 
 NUMA = {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7)}
 CPUS = Cpus(online=tuple(range(8)), allowed=tuple(range(8)), numa=NUMA)
@@ -166,33 +167,46 @@ def test_what_was_seen_of_a_rank_before_it_ended_counts():
     assert answers(watch.on(ranks(GOOD[0]), 6)) == ["as planned"]
 
 
-def test_looks_become_rarer(monkeypatch, tmp_path):
+class AtOnce:
+    """A child that has always answered, with what `answer` gives."""
+
+    def __init__(self, answer):
+        self.answer, self.busy = answer, False
+
+    def ask(self, question):
+        self.busy = True
+
+    def take(self):
+        self.busy = False
+        return self.answer() or []
+
+
+def test_looks_become_rarer(monkeypatch):
     times = []
-    monkeypatch.setattr(RankLooks, "_look", lambda self, now: times.append(now) or [])
     looks, clock = RankLooks("r", 0, TWO, lambda: True), [0.0]
+    monkeypatch.setattr(looks, "asked", AtOnce(lambda: times.append(clock[0])))
     while clock[0] < 300:
         looks.poll(clock[0])
         clock[0] += 0.1
     assert times[0] >= 1 and len(times) < 35 and times[-1] - times[-2] >= 14
     before = len(times)
     looks.look_soon(clock[0])
-    looks.poll(clock[0])
+    polled(looks, clock[0])
     assert len(times) == before + 1
 
 
 def test_a_process_that_hangs_in_the_kernel_does_not_hold_the_agent(monkeypatch):
     monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", lambda *_: time.sleep(600))
-    monkeypatch.setattr("drumbeat.agent.watchers.affinity._LOOK_WITHIN", 0.3)
-    beats = []
-    looks = RankLooks("r", 0, TWO, lambda: True, beat=lambda: beats.append(1))
-    assert [looks.poll(now) for now in (0.0, 2.0)] == [[], []] and beats
+    looks = RankLooks("r", 0, TWO, lambda: True)
+    assert [looks.poll(now) for now in (0.0, 2.0, 3.0)] == [[], [], []] and looks.asked.busy
+    looks.asked.end()
 
 
 def test_what_is_new_is_looked_at_again_soon(monkeypatch, tmp_path):
     """A rank that has just opened its GPU needs a second look, however long its imports took."""
     shown = [[(RankSeen(0, 1, (0,), (), ()), {})]]
-    monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", lambda *_: shown[0])
     looks, now = RankLooks("r", 0, TWO, lambda: True), 0.0
+    monkeypatch.setattr(looks, "asked", AtOnce(lambda: to_plain(shown[0])))
     while now < 120:
         looks.poll(now)
         now += 0.1
@@ -300,11 +314,11 @@ def test_what_only_the_driver_can_tell_is_told_once_it_has_answered(monkeypatch,
         return [(RankSeen(None, 10, (0, 1), None if users is None else (0,), (0,)), {})]
 
     monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", look)
-    told = [(now, looks.poll(float(now))) for now in range(6)]
+    told = [(now, polled(looks, float(now))) for now in range(6)]
     first = next(now for now, saw in told if saw)
     assert first >= 3, "nvidia-smi has two seconds"
     assert told[first][1][0].data["seen"][0][0].gpus == (0,)
-    looks._users._child.end()
+    looks._users.asked.end()
 
 
 def unnumbered(pid=10):

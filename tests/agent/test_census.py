@@ -9,7 +9,7 @@ from drumbeat.agent.watchers import world
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.world import Census, CensusLooks
 from drumbeat.inspector.ranks import look
-from tests.agent.making import scene
+from tests.agent.making import polled, scene
 
 WORLD = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "61234"}
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -89,7 +89,7 @@ def test_looks_end_when_all_ranks_are_seen_and_connected():
         port = str(meeting.getsockname()[1])
         with Started(connects.format(port), RANK="0", **{**WORLD, "MASTER_PORT": port}) as rank:
             looks = CensusLooks(scene(planned_ranks=1, mains=lambda: [rank.pid]), True)
-            seen = [looks.poll(now) for now in (0.0, 1.1, 3.0, 9.0, 20.0)]
+            seen = [polled(looks, now) for now in (0.0, 1.1, 3.0, 9.0, 20.0)]
     assert [bool(each) for each in seen] == [False, True, True, False, False]
     watcher = Census()
     (told,) = watcher.on(seen[1][0], 1.0)  # a connection is proof enough: a short run may not be seen twice
@@ -101,7 +101,7 @@ def test_looks_end_when_all_ranks_are_seen_and_connected():
 def test_what_no_connection_proves_must_be_seen_twice():
     with Started(WAITS, RANK="0", **WORLD) as rank:
         looks = CensusLooks(scene(planned_ranks=1, mains=lambda: [rank.pid]), True)
-        seen = [saw for now in (0.0, 1.1, 3.0, 4.0, 9.0) for saw in looks.poll(now)]
+        seen = [saw for now in (0.0, 1.1, 3.0, 4.0, 9.0) for saw in polled(looks, now)]
     watcher = Census()
     assert watcher.on(seen[0], 1.1) == []  # what one look shows may be about to change
     (told,) = watcher.on(seen[1], 3.0)
@@ -124,12 +124,12 @@ def test_connections_that_were_seen_at_different_looks_add_up():
         environ = {**WORLD, "MASTER_PORT": str(ports[0])}
         with Started(leaves.format(*ports), RANK="0", **environ) as rank:
             looks = CensusLooks(scene(planned_ranks=2, mains=lambda: [rank.pid]), True)
-            seen = [looks.poll(0.0), looks.poll(1.1)]
+            seen = [polled(looks, 0.0), polled(looks, 1.1)]
             for now in (3.0, 9.0):
                 rank.process.stdin.write("\n")
                 rank.process.stdin.flush()
                 rank.process.stdout.readline()
-                seen.append(looks.poll(now))
+                seen.append(polled(looks, now))
             assert not look(0, [rank.pid], 61234, True)[0].joined  # now there is no connection
     assert [saw.data["rows"][0].joined for each in seen for saw in each] == [True, True, True]
 
@@ -138,9 +138,9 @@ def test_looks_are_frequent_while_there_is_something_new_and_rare_later(monkeypa
     monkeypatch.setattr(world, "_COST", 0.0)  # whatever a look takes here
     with Started(WAITS, RANK="0", **WORLD) as rank:
         looks = CensusLooks(scene(planned_ranks=1, mains=lambda: [rank.pid]), True)
-        at = [tick / 4 for tick in range(4 * 120) if looks.poll(tick / 4)]
+        at = [tick / 4 for tick in range(4 * 120) if polled(looks, tick / 4)]
         looks.look_soon(120.0)
-        soon = [tick / 4 for tick in range(4 * 120, 4 * 125) if looks.poll(tick / 4)]
+        soon = [tick / 4 for tick in range(4 * 120, 4 * 125) if polled(looks, tick / 4)]
     assert at[0] == 0.5 and len([now for now in at if now <= 10.0]) >= 10
     assert len([now for now in at if 60.0 < now <= 120.0]) <= 13
     assert soon[0] in (120.0, 120.5) and len(soon) >= 5  # the ranks have reported something
@@ -148,8 +148,10 @@ def test_looks_are_frequent_while_there_is_something_new_and_rare_later(monkeypa
 
 def test_a_look_that_takes_long_makes_the_next_one_wait(monkeypatch):
     looks = CensusLooks(scene(planned_ranks=1, mains=list), True)
-    monkeypatch.setattr(looks, "_look", lambda: ([], 0.2))
-    assert [now for now in range(40) if looks.poll(float(now))] == [1, 6, 11, 16, 21, 26, 31, 36]
+    monkeypatch.setattr(world, "look", lambda *_: [])
+    take = looks.asked.take
+    monkeypatch.setattr(looks.asked, "take", lambda: take() and [[], 0.2])
+    assert [now for now in range(40) if polled(looks, float(now))] == [1, 6, 11, 16, 21, 26, 31, 36]
 
 
 def test_ranks_of_a_scripts_second_launcher_are_marked():
@@ -159,8 +161,8 @@ def test_ranks_of_a_scripts_second_launcher_are_marked():
             looks = CensusLooks(
                 scene(planned_ranks=1, mains=lambda: [os.getpid()], met=lambda count=launchers: count), True
             )
-            looks.poll(0.0)
-            (saw,) = looks.poll(1.1)
+            polled(looks, 0.0)
+            (saw,) = polled(looks, 1.1)
             seen.append((saw.data["unmet"], *(row.later for row in saw.data["rows"] if row.pid == rank.pid)))
     assert seen == [(False, False), (True, False), (False, False), (False, True)]
 
@@ -169,7 +171,7 @@ def test_ranks_of_mpi_which_no_connection_proves_are_told_before_the_looks_end(m
     monkeypatch.setattr(world, "_COST", 0.0)
     with Started(WAITS, RANK="0", PMIX_RANK="0", **{**WORLD, "WORLD_SIZE": "1"}) as rank:
         looks, watcher = CensusLooks(scene(planned_ranks=1, mains=lambda: [rank.pid]), True), Census()
-        looked = [(tick / 4, saw) for tick in range(4 * 20) for saw in looks.poll(tick / 4)]
+        looked = [(tick / 4, saw) for tick in range(4 * 20) for saw in polled(looks, tick / 4)]
     told = [action for now, saw in looked for action in watcher.on(saw, now)]
     assert len(told) == 2 and told[0].data["rows"][0].alone is None
     assert looked[-1][0] < 10.0  # then nobody looks any more

@@ -104,6 +104,11 @@ def test_a_time_limit_that_is_only_likely_is_not_queued_again():
             False,
         ),
         ("The server socket has failed to bind to [::]:61000 (errno: 98 - Address already in use).", "restart", False),
+        (
+            "OSError: [Errno 98] Address already in use (while attempting to bind on address ('127.0.0.1', 61000))",
+            "restart",
+            False,
+        ),
         ("OSError: [Errno 98] Address already in use", "restart", True),
         ("OSError: [Errno 98] Address already in use", "stop", False),  # a port that the program chose itself
         (

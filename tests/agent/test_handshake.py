@@ -309,3 +309,8 @@ def test_a_lead_known_by_name_is_reached_by_both_protocols(address):
 def test_addresses_are_compared_as_the_other_side_writes_them():
     assert plain_address("::ffff:10.0.0.7") == "10.0.0.7" and plain_address("fe80::1%eth0") == "fe80::1"
     assert plain_address("fd00::ffff:1") == "fd00::ffff:1" and plain_address("10.0.0.7") == "10.0.0.7"
+
+
+def test_a_link_local_address_without_its_interface_is_said_at_once():
+    with pytest.raises(WireError, match="needs its interface"):
+        dial("fe80::1", (1,), TOKEN, 60.0, lambda: None, lambda text: None)

@@ -124,7 +124,7 @@ PROGRAMS = (
     Row("torchrun: rank raises", "crash", "", failed="exception", world="torch", launcher="torchrun"),
     Row(
         "NCCL's RAS names who is behind (stand-in)", "ras", "hang-asleep", place="NCCL's RAS: has launched AllReduce",
-        env={"NCCL_RAS_ADDR": "127.0.0.1:{port}"},
+        env={"NCCL_RAS_ADDR": "127.0.0.1:{port}"}, within=_STANDS,
     ),
     Row("output storm (20 MB in a second)", "output", "", None, exit_code=0, outcome="finished", steps=20),
     Row("hostile metrics", "bad-metrics", "", None, exit_code=0, outcome="finished", steps=20),
@@ -205,7 +205,7 @@ RETURNS = (
     ),
     Row(
         "same bug twice at the same step, restarts: 5", "crash", "", failed="exception", how="restarts", job={"restarts": 5},
-        heard="the same failure at step",
+        heard="the same failure at step|in the same way at step",
     ),
     Row(
         "GPU memory used up twice, restarts: 5", "gpu-memory", "", failed="gpu-out-of-memory", how="restarts",
@@ -225,7 +225,7 @@ RETURNS = (
     ),
     Row(
         "rank hangs once, restarts: 1", "sleep", "hang-asleep", place="sleep", exit_code=0, outcome="finished",
-        how="once restarts", steps=30, job={"restarts": 1}, comes_back=True,
+        how="once restarts", steps=30, job={"restarts": 1}, comes_back=True, within=_STANDS,
     ),
     Row(
         "kernel log: a GPU fell off the bus (stand-in), a spare takes its node's place", "xid", "", 2, exit_code=0,
@@ -269,10 +269,21 @@ RETURNS = (
     ),
 )  # fmt: skip
 
-# A rank that is slower than the others, by its own time.
+_SLOW = ("{python}", "{program}/slow.py")
+
+# A rank that is slower than the others: by its own time, and in a gloo world that says nothing, by who waits for whom.
 SLOW = (
     Row("rank five times slower", "slow", "slow-rank", within=100.0, exit_code=143, hang="warn", at=20, world="alone"),
-)
+    *(
+        Row(f"no reports, torch: {what}", kind, "slow-rank", place=place, within=200.0, exit_code=143, hang="warn",
+            command=(*_SLOW, kind, "2"))
+        for what, kind, place in (
+            ("one rank computes for longer", "longer", "does more than the others"),
+            ("one rank waits for its input", "reads", "waits for its input"),
+            ("others use one rank's core", "neighbour", "something else uses its cores"),
+        )
+    ),
+)  # fmt: skip
 
 # Long work that is no hang: nothing may be said. (FAULT_LONG: seconds that it takes.)
 HEALTHY = tuple(
@@ -287,6 +298,13 @@ HEALTHY = tuple(
     for world in ("", "torch")
 )  # fmt: skip
 
+# The same for programs that report nothing, for three minutes: no rank may be called slow.
+EVEN = tuple(
+    Row(f"no reports, torch: {kind}", kind, "", None, exit_code=0, command=(*_SLOW, kind, "-1"), within=200.0,
+        env={"FAULT_SECONDS": "180"})
+    for kind in ("balanced", "uneven")
+)  # fmt: skip
+
 REPEATED = 3  # times that each healthy row is run by `make faults`
 
-ALL = (*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *STRANGERS, *RETURNS, *SLOW, *HEALTHY)
+ALL = (*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *STRANGERS, *RETURNS, *SLOW, *EVEN, *HEALTHY)

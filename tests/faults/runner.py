@@ -55,7 +55,7 @@ class Seen:
                 found.append(f"found {said.get('code')}, not {row.code}: {said.get('title')}")
             elif said.get("rank") != row.rank:
                 found.append(f"named rank {said.get('rank')}, not {row.rank}: {said.get('title')}")
-            elif row.place not in said.get("title", "") + str(said.get("evidence")):
+            elif row.place not in f"{said.get('title')} {said.get('cause')} {said.get('evidence')}":
                 found.append(f"does not name {row.place}: {said.get('title')}")
             elif self.seconds is None or self.seconds > row.within * slack:
                 found.append(f"took {self.seconds} s")
@@ -123,7 +123,7 @@ def _job(row: Row, folder: Path, name: str) -> Dict[str, Any]:
     arguments = [str(PROGRAM), row.kind, str(row.rank if row.rank is not None else 2 if row.act else 0), str(row.at)]
     command = ["torchrun", *arguments] if row.launcher == "torchrun" else [sys.executable, *arguments]
     if row.command:
-        command = [word.format(folder=folder, python=sys.executable) for word in row.command]
+        command = [word.format(folder=folder, python=sys.executable, program=PROGRAM.parent) for word in row.command]
     return {
         "name": name, "nodes": 2, "ranks-per-node": 2, "command": command, "env": env, "stop-grace": "2s",
         "checks": {"hang": row.hang}, **row.job,

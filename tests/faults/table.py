@@ -18,7 +18,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Dict, List, Optional, Set, Tuple
 
-from tests.faults.rows import ALL, BLAME, HANGS, HEALTHY, OUTSIDE, PROGRAMS, REPEATED, RETURNS, SLOW, STRANGERS, Row
+from tests.faults.rows import (
+    ALL,
+    BLAME,
+    EVEN,
+    HANGS,
+    HEALTHY,
+    OUTSIDE,
+    PROGRAMS,
+    REPEATED,
+    RETURNS,
+    SLOW,
+    STRANGERS,
+    Row,
+)
 from tests.faults.runner import PATIENCE, Seen, run_row
 
 ROOT = Path(__file__).parent.parent.parent
@@ -43,7 +56,7 @@ How hangs are told: [hangs.md](../docs/hangs.md); what follows a failure: [comeb
 def main() -> int:
     only_page = sys.argv[1:] == ["--page"]  # from what is known so far
     words = [] if only_page else sys.argv[1:]
-    numbered = [(row, 0) for row in (*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *STRANGERS, *RETURNS, *SLOW)]
+    numbered = [(row, 0) for row in (*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *STRANGERS, *RETURNS, *SLOW, *EVEN)]
     numbered += [(row, number) for row in HEALTHY for number in range(REPEATED)]
     kept = Kept()
     if words:  # these once more, whatever is known of them
@@ -135,7 +148,8 @@ def page(results: List[Seen], kept: Kept, planned: int) -> str:
         calls="one call" if len(kept.calls) == 1 else f"{len(kept.calls)} calls on this one source",
     )  # fmt: skip
     lines = [head]
-    lines += ["## Hangs", "", *_hangs([seen for seen in results if seen.row in (*HANGS, *SLOW)])]
+    lines += ["## Hangs", "", *_hangs([seen for seen in results if seen.row in HANGS])]
+    lines += ["", "## Slow ranks", "", *_hangs([seen for seen in results if seen.row in (*SLOW, *EVEN)])]
     lines += ["", "## Who is blamed", "", *_failures([seen for seen in results if seen.row in (*BLAME, *PROGRAMS)])]
     lines += ["", "## Agents, nodes, desk, folder, scheduler", ""]
     lines += _failures([seen for seen in results if seen.row in OUTSIDE])

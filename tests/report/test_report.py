@@ -120,6 +120,20 @@ def test_a_large_run_is_read_in_part_and_says_the_same(tmp_path, monkeypatch):
     assert (part.speed.value, part.speed.median, part.batch) == (whole.speed.value, whole.speed.median, whole.batch)
     assert part.batch == nodes * 2 * TOKENS and part.step == last
     assert part.slowest.rank == whole.slowest.rank == 17 and part.slowest.ms == pytest.approx(200, abs=5)
+    words = "all reports of node 0's ranks, and a part of each other node's"
+    assert words in part.speed.how and words in part.slowest.how and words not in whole.speed.how
+
+
+def test_time_lost_to_a_slow_rank_is_reported(tmp_path):
+    run = make_run(tmp_path / "run")
+    events(
+        run,
+        ("stalled", {"rank": 2, "seconds": 20.0, "share": 0.6}),
+        ("stalled", {"rank": 2, "seconds": 130.0, "share": 0.0}),
+    )
+    assert "the others waited 2 m 10 s for rank 2" in " ".join(
+        " ".join(lines_of(figures_of(Run.open(run.path)))).split()
+    )
 
 
 def test_a_hang_is_no_step_time(tmp_path):

@@ -97,3 +97,23 @@ def test_every_view_says_the_same_word(tmp_path, word, monkeypatch, capsys):
 def test_a_hang_is_red_and_a_run_that_goes_on_is_not():
     red = {word: condition(told, "", "", Course(), "").severity for word, (told, _, _) in STATES.items()}
     assert red["failed"] == "error" and red["running"] == red["finished"] == "ok"
+
+
+def test_a_slow_rank_is_shown_while_it_holds_the_others_up(tmp_path, monkeypatch, capsys):
+    stalls = [("stalled", {"rank": 1, "seconds": lost, "share": share}) for lost, share in ((30.0, 0.5), (41.0, 0.0))]
+    for seen, words in (
+        (stalls[:1], "rank 1 holds the others up, which wait 50% of the time, 30 s so far"),
+        (stalls, ""),
+    ):
+        monkeypatch.setitem(STATES, "running", ("running", (*TRAINS, *seen), (STEP,)))
+        run, told = recorded(tmp_path / str(len(seen)), "running")
+        for place in ("drumbeat.desk.state.status", "drumbeat.watch.session.status"):
+            monkeypatch.setattr(place, lambda run, told=told: told)
+        assert main(["status", run.path]) == 0
+        out = capsys.readouterr().out
+        assert words in " ".join(out.split()) and ("holds the others up" in out) == bool(words)
+        session = Session(run)
+        session.load()
+        session.tick()
+        head = session.head()
+        assert (head.word, head.severity, head.detail) == ("running", "warning" if words else "ok", words)

@@ -119,10 +119,10 @@ def moved(pid: int) -> int:
     return sum(int(about.get(name, "0")) for name in ("rchar", "wchar"))
 
 
-def queued(pid: int) -> float:
-    """Seconds that its main thread could have run, and got no core."""
+def scheduled(pid: int) -> Tuple[float, float]:
+    """Seconds that its main thread has run, and seconds that it could have run and got no core."""
     fields = word(pid, "schedstat").split()
-    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+    return (int(fields[0]) / 1e9, int(fields[1]) / 1e9) if len(fields) > 1 else (0.0, 0.0)
 
 
 def word(pid: int, name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Container, Iterable, List, Mapping, Optional, 
 
 from drumbeat.base import proc
 from drumbeat.base.proc import children, children_now
+from drumbeat.base.record import to_plain
 from drumbeat.base.signals import ignore_stops
 
 _PR_SET_PDEATHSIG = 1
@@ -254,6 +255,40 @@ class Forked:
             self.over = True
             kill((self.pid,))
             os.close(self.fd)
+
+
+class Asked:
+    """Questions for a forked child, one at a time. Whatever hangs (a driver, a process in the kernel, a file system) holds only
+    the child, which has a deadline."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._child: Optional[Forked] = None
+
+    @property
+    def busy(self) -> bool:
+        return self._child is not None
+
+    def ask(self, question: Callable[[], Any]) -> None:
+        """Start, unless it is busy. Without room for another process there is no answer this time."""
+        if self._child is None:
+            try:
+                self._child = Forked(lambda: json.dumps(to_plain(question())).encode(), self.seconds)
+            except OSError:
+                pass
+
+    def take(self) -> Any:
+        """Return the answer as plain data, once. None while it is busy, and then where the child failed or took too long."""
+        if self._child is None or not self._child.poll():
+            return None
+        answer, self._child = self._child.answer, None
+        return json.loads(answer) if answer else None
+
+    def end(self) -> None:
+        """The agent's loop reaps the child."""
+        if self._child is not None:
+            self._child.end()
+        self._child = None
 
 
 def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], None]) -> Optional[bytes]:

@@ -18,6 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 _DEEPEST = 40  # frames of a stack
 _LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
+_KEPT = 4096  # places in the program whose loops are known
 _SECONDS = 2.0  # for whoever asks to read the answer
 # How the names of instructions begin that leave a loop, and of those that may change what it waits for.
 _LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD")
@@ -116,6 +117,9 @@ def _in_endless_loop(code: CodeType, at: int) -> bool:
     """Return whether the code is in a loop without a way out, or one that waits for a change and makes none itself."""
     if (code, at) not in _endless:
         import dis
+
+        if len(_endless) >= _KEPT:
+            _endless.clear()  # programs that compile code all the time would fill the memory
 
         steps = list(dis.get_instructions(code))
         jumps = {each.offset: int(each.argval) for each in steps if each.opcode in (*dis.hasjrel, *dis.hasjabs)}

@@ -34,7 +34,7 @@ _ANSWER = 0.5  # seconds for a rank to answer
 _BUSY = 0.15  # cores: a rank that computes wants at least this much
 _FEW = 64  # pages
 _GPU_FULL, _GPU_AT_WORK, _LITTLE = 90.0, 0.4, 2.0  # per cent of the time; share of the power cap; per cent of the time
-_SOCK_DIAG, _BY_FAMILY, _TCP_INFO = 4, 20, 2  # netlink's numbers
+_SOCK_DIAG, _BY_FAMILY, _TCP_INFO, _LISTENS = 4, 20, 2, 10  # netlink's numbers
 _DUMP = 3.0  # seconds for py-spy
 _RAS_WAIT = 1.5  # seconds more than the look takes
 _MOST_FRAMES = 12
@@ -48,6 +48,9 @@ _RDMA_FILES = (
     ("hw_counters/tx_rdma_ucast_bytes", "hw_counters/rx_rdma_ucast_bytes", 1),
     ("hw_counters/tx_bytes", "hw_counters/rx_bytes", 1),
 )
+RUNS, READS, SENDS, PEERS, RESTS = "runs", "reads", "sends", "waits for peers", "rests"  # a rank at one moment
+_WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
+_FILE_WAITS = ("pipe_", "anon_pipe", "folio_wait", "wait_on_page", "io_schedule", "request_wait_answer", "rpc_wait")
 FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
 # The kernel's functions in which a process waits for a socket, and for any file descriptor.
 _SOCKET_WAITS = ("wait_woken", "sk_wait_data", "unix_stream_")
@@ -78,10 +81,17 @@ class Usage(NamedTuple):
     wakes: int = 0  # times that its main thread went to sleep
     helpers_wake: int = 0  # the same of the processes below it
     faults: int = 0  # pages that the process that trains touched for the first time
+    ran: float = 0.0  # seconds that its main thread ran
+    queued: float = 0.0  # seconds that its main thread could have run, and got no core
+
+    @property
+    def granted(self) -> Optional[float]:
+        wanted = self.ran + self.queued
+        return round(self.ran / wanted, 2) if wanted else None
 
     def since(self, before: Usage) -> Usage:
-        cpu, *counts = (max(0, now - then) for now, then in zip(self[1:], before[1:]))
-        return Usage(self.state, cpu, *map(int, counts))
+        used: List[Any] = [max(0, now - then) for now, then in zip(self[1:], before[1:])]
+        return Usage(self.state, *used)
 
 
 class Earlier(NamedTuple):
@@ -91,6 +101,7 @@ class Earlier(NamedTuple):
     usage: Mapping[int, Usage]
     places: Mapping[int, str] = {}  # where each one was
     still: Mapping[int, float] = {}  # seconds without progress, up to then
+    spares: bool = False  # who looks next asks no rank that runs for its stack, so that nothing holds it up
 
 
 class Reading(NamedTuple):
@@ -108,14 +119,18 @@ def read_ranks(
     seen = Snapshot()
     ranks = find_ranks(seen, run_id, node, mains, commands, folder)
     asked = _AskRas([seen.environ(rank.main) for rank in ranks]) if node == 0 else None  # its answer is about all nodes
-    begin = time.monotonic()
+    begin, spares = time.monotonic(), earlier is not None and earlier.spares
     carried, before = _carried(), _all_usage(ranks, seen)
     for index in range(_ASKS):
+        sending = {inode for inode, (_, packets) in _tcp_sockets().items() if packets}
         for rank in ranks:
-            if rank.sock and not rank.silent:
+            about, answer = proc.stat(rank.main), None
+            if rank.sock and not rank.silent and not (spares and about and about.state == "R"):
                 answer = stacks.ask(folder, rank.sock, _ANSWER)
                 rank.silent = answer is None
                 rank.answers += [answer] if answer else []
+            held = seen.sockets(rank.main) or {}
+            rank.moments.append(_moment(rank.main, about.state if about else "", answer, not sending.isdisjoint(held)))
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
     now = time.monotonic()
     network = round(max(0, _carried() - carried) / (now - begin))
@@ -129,6 +144,7 @@ def read_ranks(
         if earlier and known:
             since, seconds = last[rank.main].since(earlier.usage[rank.main]), now - earlier.at
             still = earlier.still.get(rank.main, 0.0)
+        look = replace(look, granted=since.granted, waits=_waits(look, rank.moments, since, seconds))
         signs, progress = _signs(look, since, seconds)
         if progress or (earlier and earlier.places.get(rank.main, _place(look)) != _place(look)):
             still = -seconds
@@ -147,7 +163,7 @@ def read_usage(run_id: str, node: int, mains: Mapping[int, int], commands: bool,
 
 
 def _all_usage(ranks: Sequence[RankProcesses], seen: Snapshot) -> Dict[int, Usage]:
-    sockets = _socket_bytes()
+    sockets = {inode: carried for inode, (carried, _) in _tcp_sockets().items()}
     return {rank.main: _usage(rank, seen, sockets) for rank in ranks}
 
 
@@ -158,16 +174,18 @@ def _usage(rank: RankProcesses, seen: Snapshot, sockets: Mapping[str, int]) -> U
     wakes = {pid: _wakes(pid) for pid in tree}
     port = identity_in(seen.environ(rank.main)).port
     held = {inode: ports for pid in tree for inode, ports in (seen.sockets(pid) or {}).items()} if sockets else {}
-    main = stats.get(rank.main)
+    main, (ran, queued) = stats.get(rank.main), proc.scheduled(rank.main)
     return Usage(
         main.state if main else "",
-        sum(stat.cpu + stat.waited for stat in stats.values()) + proc.queued(rank.main),
+        sum(stat.cpu + stat.waited for stat in stats.values()) + queued,
         sum(moved.values()),
         moved.pop(rank.main, 0),
         sum(sockets.get(inode, 0) for inode, ports in held.items() if port not in ports),
         wakes.pop(rank.main, 0),
         sum(wakes.values()),
         main.faults if main else 0,
+        ran,
+        queued,
     )
 
 
@@ -176,16 +194,18 @@ def _wakes(pid: int) -> int:
     return int(value) if value.isdigit() else 0
 
 
-def _socket_bytes() -> Dict[str, int]:
-    """Bytes that each TCP socket of this network namespace has sent and received, by inode; empty where nobody tells."""
+def _tcp_sockets() -> Dict[str, Tuple[int, int]]:
+    """Bytes that each TCP connection of this network namespace has sent and received, and packets that are on their way, by
+    inode; empty where nobody tells. Data that waits because its receiver does not read is not on its way."""
     found = {}
     try:
         for family in (socket.AF_INET, socket.AF_INET6):
             asked = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), 0xFFFFFFFF)
             for message in netlink(_SOCK_DIAG, _BY_FAMILY, asked):
                 about = netlink_values(message, 72).get(_TCP_INFO, b"")
-                if len(about) >= 136:
-                    found[str(struct.unpack_from("=I", message, 68)[0])] = sum(struct.unpack_from("=QQ", about, 120))
+                if len(about) >= 136 and message[1] != _LISTENS:
+                    (inode,), (under_way,) = struct.unpack_from("=I", message, 68), struct.unpack_from("=I", about, 24)
+                    found[str(inode)] = sum(struct.unpack_from("=QQ", about, 120)), under_way
     except (OSError, struct.error):
         pass
     return found
@@ -217,6 +237,39 @@ def on_gpu_alone(look: RankLook) -> bool:
     """Return true if its GPU runs a kernel that neither draws power nor moves memory: one that waits or never ends."""
     busy = look.gpu is not None and look.gpu >= _GPU_FULL and look.power is not None and look.power < _GPU_AT_WORK
     return busy and (look.traffic is None or look.traffic < _LITTLE)
+
+
+def in_collective(stack: Sequence[str]) -> bool:
+    """Return true if these frames show a rank inside a collective."""
+    return any("distributed/" in frame or frame.rsplit(" ", 1)[-1] in _WAITING_FUNCTIONS for frame in stack[:8])
+
+
+def in_loader(stack: Sequence[str]) -> bool:
+    """Return true if these frames show a rank that waits for its data loader."""
+    return any("torch/utils/data" in frame or "data/dataloader" in frame for frame in stack[:6])
+
+
+def _moment(pid: int, state: str, answer: Optional[Mapping[str, Any]], sends: bool) -> str:
+    """Say what a main thread does at one moment: it runs, reads, sends, waits for its peers or rests for a reason of its own."""
+    if state != "S":
+        return READS if state == "D" else RUNS
+    stack = [_words(frame) for frame in (answer or {}).get("stack") or ()]
+    waits_in = proc.word(pid, "wchan")
+    if in_loader(stack) or waits_in.startswith(_FILE_WAITS):
+        return READS
+    if in_collective(stack) if stack else waits_in.startswith((*_SOCKET_WAITS, *_POLL_WAITS, "futex")):
+        return SENDS if sends else PEERS
+    return RESTS
+
+
+def _waits(look: RankLook, moments: Sequence[str], used: Usage, seconds: float) -> Optional[float]:
+    """Return the share of the time that a rank waited for the others. Main threads spin while a GPU works, so there the GPU
+    tells; else the time that the main thread slept, shared out by what it was seen to sleep for. None where no bytes came or
+    went: all wait for the end of one long thing."""
+    if look.gpu is not None:
+        return None if look.power is None else float(on_gpu_alone(look))
+    asleep, resting = max(0.0, 1.0 - (used.ran + used.queued) / seconds), [each for each in moments if each != RUNS]
+    return round(asleep * resting.count(PEERS) / max(1, len(resting)), 3) if used.ran and used.carried else None
 
 
 class _AskRas(threading.Thread):
@@ -307,9 +360,23 @@ def _look(
         traffic=device.get("memory_busy"),
         clock=device.get("clock"),
         device=device.get("index"),
+        doing=max(sorted(set(rank.moments) - {PEERS}), key=rank.moments.count, default=""),
+        ails=_ails(device, next((gpu for gpu in gpus if opened == (gpu.index,)), None)),
         command=rank.command,
         unnumbered=rank.unnumbered,
     )
+
+
+def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:
+    """Say what slows a rank's GPU down, by its driver and its PCIe link."""
+    found, link = [], gpu.link if gpu else None
+    if device.get("throttle"):
+        found.append(f"its GPU is slowed down: {', '.join(device['throttle'])}")
+    if link and link.width and link.most_width and link.width < link.most_width:
+        found.append(f"its GPU has {link.width} of {link.most_width} PCIe lanes")
+    if device.get("ecc_corrected"):
+        found.append(f"its GPU's memory had {device['ecc_corrected']} corrected errors")
+    return "; ".join(found)
 
 
 def _spins(stacks: Sequence[Sequence[Sequence[Any]]]) -> bool:

@@ -31,8 +31,7 @@ _KMSG = "/dev/kmsg"
 _COMMANDS = (("dmesg",), ("journalctl", "--dmesg", "--quiet", "--lines", "500", "--output", "short-monotonic"))
 _MOST_LINES = 400  # per attempt: a driver in trouble may write thousands
 _LONGEST = 1000  # bytes of a line
-_PIECE = 1 << 20  # bytes read at a time
-_TAIL = 1 << 16  # bytes of what is there already that are looked at
+_TAIL = 1 << 20  # bytes of a file's end that are looked at
 _FILE_EVERY, _COMMAND_EVERY = 0.25, 5.0  # seconds
 _COMMAND_DEADLINE = 5.0
 
@@ -74,82 +73,15 @@ class Kmsg:
         self._poll.poll(1000)
 
 
-class File:
-    """A growing text file. It is followed when it is rotated, by renaming or by copying and truncating, and when a newer copy of
-    the log takes its place: then only what comes after the last line read is new."""
+class _Printed:
+    """A text that is read again and again: what comes after the line that was last before is new."""
 
-    def __init__(self, path: str) -> None:
-        self.name = path
-        self.fd = self._open()
+    name = ""
+    every = _FILE_EVERY
+
+    def __init__(self) -> None:
         self._position = LogPosition()
-        self._to_end()
-        self._rest = b""
-        self._anew = False  # it is read from its beginning, and nothing new has come yet
-        self._more = False  # there is more to read at once
-
-    def read(self) -> List[bytes]:
-        replaced = self._is_replaced()  # asked first: then an empty read means that nothing more comes to the old file
-        try:
-            data = os.read(self.fd, _PIECE)
-            if not data and replaced:
-                fd = self._open()
-                os.close(self.fd)
-                self.fd, self._rest, self._anew = fd, b"", True
-                data = os.read(self.fd, _PIECE)
-            elif not data and self._is_truncated():
-                self._rest, self._anew = b"", True
-                os.lseek(self.fd, 0, os.SEEK_SET)
-                data = os.read(self.fd, _PIECE)
-        except BlockingIOError:  # a device, and nothing new
-            self._more = False
-            return []
-        self._more = len(data) == _PIECE
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[-_LONGEST:]
-        if self._anew:
-            lines = self._position.newer(lines)
-            self._anew = not lines
-        self._position.advance(lines)
-        return lines
-
-    def wait(self) -> None:
-        if not self._more:
-            time.sleep(_FILE_EVERY)
-
-    def _to_end(self) -> None:
-        """Skip to the end: what is there already is old. Its last lines tell how far it goes."""
-        if stat.S_ISREG(os.fstat(self.fd).st_mode):
-            end = os.lseek(self.fd, 0, os.SEEK_END)
-            self._position.advance(os.pread(self.fd, _TAIL, max(0, end - _TAIL)).split(b"\n")[:-1])
-        else:
-            os.lseek(self.fd, 0, os.SEEK_END)
-
-    def _open(self) -> int:
-        return os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def _is_replaced(self) -> bool:
-        """Return true if the name now stands for another file that is not empty."""
-        try:
-            named, own = os.stat(self.name), os.fstat(self.fd)
-        except FileNotFoundError:  # renamed, and the new one has not been made
-            return False
-        return bool(named.st_size) and (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino)
-
-    def _is_truncated(self) -> bool:
-        own = os.fstat(self.fd)
-        return stat.S_ISREG(own.st_mode) and own.st_size < os.lseek(self.fd, 0, os.SEEK_CUR)
-
-
-class Command:
-    """A program that prints the log's end: what comes after the line that was last before is new."""
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        self.argv, self.name = list(argv), argv[0]
-        lines = self._print()
-        if not lines:
-            raise OSError(f"{self.name} shows nothing")
-        self._position = LogPosition()
-        self._position.advance(lines)
+        self._position.advance(self._print())
 
     def read(self) -> List[bytes]:
         lines = self._position.newer(self._print())
@@ -157,7 +89,43 @@ class Command:
         return lines
 
     def wait(self) -> None:
-        time.sleep(_COMMAND_EVERY)
+        time.sleep(self.every)
+
+    def _print(self) -> List[bytes]:
+        raise NotImplementedError
+
+
+class File(_Printed):
+    """The end of a text file: one that grows, is rotated, or is replaced by a newer copy of the log."""
+
+    def __init__(self, path: str) -> None:
+        self.name, self._last = path, (0, 0)
+        os.stat(path)
+        super().__init__()
+
+    def _print(self) -> List[bytes]:
+        try:
+            about = os.stat(self.name)
+        except FileNotFoundError:  # renamed, and the new one has not been made
+            return []
+        if not stat.S_ISREG(about.st_mode) or self._last == (about.st_ino, about.st_size):
+            return []
+        self._last, start = (about.st_ino, about.st_size), max(0, about.st_size - _TAIL)
+        with open(self.name, "rb") as file:
+            file.seek(start)
+            return file.read(_TAIL).split(b"\n")[1 if start else 0 : -1]
+
+
+class Command(_Printed):
+    """A program that prints the log's end."""
+
+    every = _COMMAND_EVERY
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.argv, self.name = list(argv), argv[0]
+        if not self._print():
+            raise OSError(f"{self.name} shows nothing")
+        super().__init__()
 
     def _print(self) -> List[bytes]:
         try:
@@ -175,7 +143,7 @@ class Command:
 def open_log(own: str = "") -> LogSource:
     """The first source that can be read; OSError says why none can."""
     if own:
-        return File(own)
+        return Kmsg(own) if stat.S_ISCHR(os.stat(own).st_mode) else File(own)
     problems = []
     try:
         return Kmsg()
@@ -274,42 +242,33 @@ def _follow(own: str, answers: int) -> None:
 
 Stamp = Tuple[str, float]  # form, seconds; only stamps of one form can be compared
 
-_BOOT = regex(rb"(?:<\d{1,5}>)?\[ *(\d{1,12}\.\d{1,9})\]")  # dmesg, journalctl: since the machine's start
-_ISO = regex(rb"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?:Z|([+-])(\d\d):?(\d\d))?")  # rsyslog
-_SYSLOG = regex(rb"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)\b")  # without a year
-_DATED = regex(rb"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\]")  # dmesg -T
+_FORMS = (
+    ("since boot", regex(rb"(?:<\d{1,5}>)?\[ *(?P<boot>\d{1,12}\.\d{1,9})\]")),  # dmesg, journalctl
+    ("date", regex(rb"(?P<Y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)[T ](?P<time>[\d:]{8})(?:[.,](?P<part>\d{1,9}))?"
+                   rb"(?:Z|(?P<east>[+-])(?P<H>\d\d):?(?P<M>\d\d))?")),  # rsyslog
+    ("local date", regex(rb"\[[A-Z][a-z]{2} (?P<b>[A-Z][a-z]{2}) {1,2}(?P<d>\d{1,2}) (?P<time>[\d:]{8}) (?P<Y>\d{4})\]")),  # -T
+    ("without a year", regex(rb"(?P<b>[A-Z][a-z]{2}) {1,2}(?P<d>\d{1,2}) (?P<time>[\d:]{8})\b")),  # syslog
+)  # fmt: skip
 _MONTHS = {name: number + 1 for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())}
 _HALF_A_YEAR = 183 * 86400.0
 
 
 def stamp_of(line: bytes) -> Optional[Stamp]:
     """None where the line does not begin with a time."""
+    form, found = next(((form, found) for form, found in ((f, p.match(line)) for f, p in _FORMS) if found), ("", None))
+    if not found:
+        return None
+    part: Dict[str, Any] = found.groupdict()
+    if form == "since boot":
+        return form, float(part["boot"])
     try:
-        return _stamp(line)
+        month = _MONTHS[part["b"]] if part.get("b") else int(part["m"])
+        clock = map(int, part["time"].split(b":"))
+        seconds = calendar.timegm((int(part.get("Y") or 2000), month, int(part["d"]), *clock))  # 2000: a leap year
     except (ValueError, KeyError):  # no day of any calendar
         return None
-
-
-def _stamp(line: bytes) -> Optional[Stamp]:
-    boot = _BOOT.match(line)
-    if boot:
-        return "since boot", float(boot.group(1))
-    iso = _ISO.match(line)
-    if iso:
-        seconds = calendar.timegm(tuple(int(iso.group(at)) for at in range(1, 7)))
-        shift = 60 * (60 * int(iso.group(9)) + int(iso.group(10))) if iso.group(8) else 0
-        return "date", seconds + float(b"0." + (iso.group(7) or b"0")) + (-shift if iso.group(8) == b"+" else shift)
-    dated = _DATED.match(line)
-    if dated:
-        hour, minute, second, year = (int(dated.group(at)) for at in (3, 4, 5, 6))
-        day = (year, _MONTHS[dated.group(1)], int(dated.group(2)))
-        return "local date", float(calendar.timegm((*day, hour, minute, second)))
-    syslog = _SYSLOG.match(line)
-    if syslog:
-        hour, minute, second = (int(syslog.group(at)) for at in (3, 4, 5))
-        day = (2000, _MONTHS[syslog.group(1)], int(syslog.group(2)))  # a leap year
-        return "without a year", float(calendar.timegm((*day, hour, minute, second)))
-    return None
+    shift = 3600 * int(part["H"]) + 60 * int(part["M"]) if part.get("east") else 0
+    return form, seconds + float(b"0." + (part.get("part") or b"0")) - (shift if part.get("east") == b"+" else -shift)
 
 
 class LogPosition:

@@ -238,6 +238,7 @@ class RankProcesses:
     pids: List[int]
     sock: str = ""  # where it answers
     answers: List[Dict[str, Any]] = field(default_factory=list)
+    moments: List[str] = field(default_factory=list)  # what its main thread did when it was looked at
     silent: bool = False  # it did not answer
     command: bool = False
     unnumbered: bool = False  # a worker whose rank is not known

@@ -48,6 +48,10 @@ class RankLook:
     traffic: Optional[float] = None  # per cent of the time that the GPU's memory was read or written
     clock: Optional[float] = None  # MHz
     device: Optional[int] = None  # index of that GPU
+    ails: str = ""  # what slows that GPU down, by its driver and its PCIe link
+    waits: Optional[float] = None  # share of the time that it waited for the other ranks
+    granted: Optional[float] = None  # share of the CPU time that its main thread wanted, and got
+    doing: str = ""  # what its main thread does most, but for waiting for the others
     command: bool = False  # no rank, but what was started for the node, a script or a launcher, without its ranks
     unnumbered: bool = False  # started by the command, as which rank is not known; `rank` is the node's first
     had_ranks: bool = False  # a command whose ranks were there: it may go on for as long as it likes

@@ -293,6 +293,7 @@ def _all_reports(run: Run, progress: Progress, reports: Reports) -> Iterator[Met
     for node in nodes:
         if sizes[node] and first:
             own, first = Progress(), False
+            reports.part = f"all reports of node {node}'s ranks, and a part of each other node's"
             for metric in run.metrics(node):
                 own.add(metric)
                 yield metric
@@ -337,6 +338,7 @@ def _speed(
             factor, unit = many, unit[: -len(words)]
             how = f"the program's own figure{words}, times {many}"
     how += f"; {duration(hung)} of it in a hang" if hung else ""
+    how += f"; its spread is that of {reports.part}" if reports.part else ""
     rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
     no_spread = f"steps are counted anew in each {progress.lap}" if progress.lap and not reports.stated else ""
     if reports.too_close:
@@ -417,6 +419,7 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
         behind, how = late[rank], "it reports a step this long after the first rank does, on average"
     if behind < max(_READ_MS if reports.printed and not exposed else _LATE_MS, _LATE_SHARE * (step or 0.0)):
         return None, f"none stands out (rank {rank}, {behind:.1f} ms)"
+    how += f"; by {reports.part}" if reports.part else ""
     return Slowest(rank, reports.nodes.get(rank, 0), behind, how), ""
 
 
@@ -464,6 +467,8 @@ def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[
             found += [Note(INFO, words) for words in event.replaced]
         elif isinstance(event, kinds.NodeLost) and event.spare:
             found.append(Note(WARNING, f"lost {event.words}"))
+    stalls = {(event.attempt, event.rank): event.seconds for event in events if isinstance(event, kinds.Stalled)}
+    found += [Note(INFO, f"the others waited {duration(lost)} for rank {rank}") for (_, rank), lost in stalls.items()]
     return list(dict.fromkeys(found))
 
 

@@ -67,6 +67,7 @@ class Reports:
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     hangs: Tuple[Tuple[float, float], ...] = ()  # from, to: reported and over
     times: float = 1.0  # work of all ranks, for each part that was added
+    part: str = ""  # of the reports that was read, where the run is too large to read them all
 
     def add(self, metric: Metric) -> None:
         rank = metric.rank

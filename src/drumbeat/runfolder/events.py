@@ -99,6 +99,19 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True)
+class Stalled(Event):
+    """The others wait for a slow rank. Written when it is named, every minute, and when that is over."""
+
+    rank: int
+    seconds: float  # that each of the others has waited for it in this attempt
+    share: float  # of the time that the others wait now; 0: it has caught up, or the attempt ends
+
+    @property
+    def words(self) -> str:
+        return f"rank {self.rank} holds the others up, which wait {self.share:.0%} of the time, {self.seconds:.0f} s so far"
+
+
+@dataclass(frozen=True)
 class Failed(Event):
     finding: Finding  # the first real failure
 
@@ -267,6 +280,7 @@ TYPES: Dict[str, Type[Event]] = {
     "first-step": FirstStep,
     "activity": Activity,
     "resumed": Resumed,
+    "stalled": Stalled,
     "failed": Failed,
     "consequence": Consequence,
     "attempt-ended": AttemptEnded,

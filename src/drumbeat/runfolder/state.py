@@ -39,6 +39,7 @@ class Course:
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.hang: Optional[Hang] = None  # of the last attempt, while it goes on
+        self.stalled: Optional[kinds.Stalled] = None  # a rank that holds the others up, while it does
         self.stopping = ""  # why
         self.next = ""  # what follows an attempt that has ended
         self._started: Optional[kinds.RunStarted] = None
@@ -52,6 +53,10 @@ class Course:
             self.hang = Hang(event.t, event.finding)
         elif isinstance(event, (kinds.Resumed, kinds.AttemptStarted, kinds.AttemptEnded, kinds.RunEnded)):
             self.hang = None
+        if isinstance(event, kinds.Stalled):
+            self.stalled = event if event.share else None
+        elif isinstance(event, (kinds.AttemptStarted, kinds.AttemptEnded, kinds.RunEnded)):
+            self.stalled = None
         if isinstance(event, kinds.Stopping):
             self.stopping = event.why or "asked to"
         elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
@@ -114,6 +119,8 @@ def condition(told: str, detail: str, outcome: str, course: Course, phase: str) 
             word, detail = WAITING, muster.words
         elif phase == SAVES:
             word = SAVING
+        elif course.stalled:
+            return Condition(word, WARNING, course.stalled.words)
     return Condition(word, _SEVERITY.get(word, WARNING), "" if detail in (word, told) else detail)
 
 

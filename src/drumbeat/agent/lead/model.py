@@ -110,7 +110,7 @@ FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancel
 DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure, or it ended before its last step
 
 PORT_IN_USE = "port-in-use"
-_PORT = regex(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
+_PORT = regex(r"(?:\bport[:=]? ?|:|', )(\d{4,5})\b")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Looks at this node's ranks on request: a child looks, the answer goes to the run folder and to the lead."""
+"""Looks at this node's ranks, on request and once or twice per minute: a child looks. What was asked for goes to the run folder
+and to the lead; of the others it is kept how long each rank waits for the others."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.folder.child import FolderChild
@@ -14,11 +16,11 @@ from drumbeat.agent.member.progress import NodeMetrics
 from drumbeat.agent.ranks.ends import LATER, raised_at, read_stream
 from drumbeat.agent.ranks.handles import Ranks
 from drumbeat.agent.ranks.launchers import Direct
-from drumbeat.agent.wire.messages import Look, Looked, Message
+from drumbeat.agent.wire.messages import Looked, Message, Pace
 from drumbeat.base import clock
 from drumbeat.base.order import Order
 from drumbeat.base.proc import written_to
-from drumbeat.base.processes import Forked
+from drumbeat.base.processes import Asked
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.base.redact import printable
 from drumbeat.inspector.activity import Earlier, Usage, read_ranks, read_usage
@@ -29,12 +31,13 @@ from drumbeat.runfolder.layout import NodeFolder
 
 DEADLINE = 9.0  # seconds for one look
 _WORDS_WITHIN = 1.0  # seconds for the ranks' logs
+ROUTINE = 0  # number of a look that nobody asked for
+_FIRST, _EVERY, _SLOWER, _RARELY = 10.0, 30.0, 1.2, 60.0  # seconds until the first one; between two, more and more
 
 
 class Looker:
-    """A forked child reads /proc, asks the ranks for their stacks, and answers through a pipe. Whatever hangs (a driver, a
-    process in the kernel, a file system) holds only the child, which has a deadline. `done` gets the looks and what NCCL's RAS
-    says, nothing where the child failed or took too long."""
+    """A forked child reads /proc and asks the ranks for their stacks. `done` gets the looks and what NCCL's RAS says, nothing
+    where the child failed or took too long."""
 
     def __init__(
         self, run_id: str, folder: str, gpus: Sequence[Gpu], done: Callable[[int, List[RankLook], List[RasNote]], None]
@@ -42,7 +45,8 @@ class Looker:
         self.run_id, self.folder, self.done = run_id, folder, done
         self.gpus = [gpu for gpu in gpus if not gpu.integrated]
         self.last: Optional[Earlier] = None  # the last look at this silence
-        self._child: Optional[Forked] = None
+        self.routine: Optional[Earlier] = None  # the last look that nobody asked for
+        self._child = Asked(DEADLINE)
         self._numbers: List[int] = []  # of the requests that the look under way answers
 
     def start(
@@ -53,40 +57,44 @@ class Looker:
         ranks; `had_ranks`: whether it has done so; `earlier`: what they had used when the silence began. One look answers all
         who ask meanwhile."""
 
-        def work() -> bytes:
+        def work() -> Dict[str, Any]:
             looks, notes, last = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
             looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
-            return json.dumps({"looks": to_plain(looks), "ras": to_plain(notes), "last": _lines(last)}).encode()
+            return {"looks": looks, "ras": notes, "last": _lines(last)}
 
+        if self._numbers == [ROUTINE]:
+            self.end()  # its answer tells nothing of the silence
         self._numbers.append(number)
-        if self._child is None:
-            try:
-                self._child = Forked(work, DEADLINE)
-            except OSError:
-                pass  # no room for another process: there is no look this time
+        self._child.ask(work)
 
     def poll(self) -> None:
-        if not self._numbers or (self._child is not None and not self._child.poll()):
+        answer = self._child.take()
+        if not self._numbers or self._child.busy:
             return
-        answer = self._child.answer if self._child is not None else None
-        numbers, (looks, notes, last) = self._numbers, _parse(answer or b"")
+        numbers, (looks, notes, last) = self._numbers, _parse(answer)
         self.end()
-        self.last = last or self.last
+        if numbers == [ROUTINE]:
+            first, self.routine = self.routine is None, last
+            if first:
+                return  # there is nothing to compare it with
+        else:
+            self.last = last or self.last
         for number in numbers:
             self.done(number, looks, notes)
 
     def end(self) -> None:
-        """The agent's loop reaps the child."""
-        if self._child is not None:
-            self._child.end()
-        self._child, self._numbers = None, []
+        self._child.end()
+        self._numbers = []
+
+    @property
+    def idle(self) -> bool:
+        return not self._numbers
 
 
-def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote], Optional[Earlier]]:
+def _parse(plain: Any) -> Tuple[List[RankLook], List[RasNote], Optional[Earlier]]:
     try:
-        plain: Any = json.loads(answer)
         looks = [from_plain(RankLook, each) for each in plain["looks"]]
         at, rows = plain["last"]
         last = Earlier(
@@ -111,7 +119,7 @@ class _Earlier:
 
     def __init__(self) -> None:
         self.found: Optional[Earlier] = None
-        self._child: Optional[Forked] = None
+        self._child = Asked(DEADLINE)
         self._begun: Optional[float] = None  # once per silence
 
     def poll(self, resting: bool, read: Callable[[], Dict[int, Usage]]) -> None:
@@ -119,18 +127,15 @@ class _Earlier:
             self.end()
         elif self._begun is None:
             self._begun = time.monotonic()
-            try:
-                self._child = Forked(lambda: json.dumps(list(read().items())).encode(), DEADLINE)
-            except OSError:
-                pass  # no room for another process: the look itself must do
-        elif self._child is not None and self._child.poll():
-            answer, self._child = self._child.answer, None
-            self.found = Earlier(self._begun, {pid: Usage(*used) for pid, used in json.loads(answer or b"[]")})
+            self._child.ask(lambda: list(read().items()))
+        else:
+            answer = self._child.take()
+            if answer is not None:
+                self.found = Earlier(self._begun, {pid: Usage(*used) for pid, used in answer})
 
     def end(self) -> None:
-        if self._child is not None:
-            self._child.end()
-        self.found = self._child = self._begun = None
+        self._child.end()
+        self.found = self._begun = None
 
 
 class _LastWords(threading.Thread):
@@ -172,31 +177,49 @@ class NodeLooks:
         self.attempt = self.node_rank = 0
         self._earlier = _Earlier()
         self._looker = Looker(order.run_id, local, facts.gpus, self._looked)
+        self._watched = order.checks.get("hang", "off") != "off"
 
     def begin_attempt(self, attempt: int, node_rank: int) -> None:
         self.attempt, self.node_rank = attempt, node_rank
+        self._next, self._wait, self._looker.routine = time.monotonic() + _FIRST, _EVERY, None
+        self.waits_least: Optional[Pace] = None
+        self.waits: Optional[float] = None
 
-    def start(self, request: Look, ranks: Ranks, launcher: Direct) -> None:
+    def start(self, number: int, ranks: Ranks, launcher: Direct) -> None:
         had_ranks = partial(launcher.has_started_ranks, self.attempt)
         about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
-        self._looker.start(request.number, *about, had_ranks, self._looker.last or self._earlier.found)
+        earlier = self._looker.last or self._earlier.found
+        if number == ROUTINE:
+            earlier = (self._looker.routine or Earlier(time.monotonic(), {}))._replace(spares=True)
+        self._looker.start(number, *about, had_ranks, earlier)
 
     def poll(self, ranks: Ranks, launcher: Direct) -> None:
         self._looker.poll()
-        about = (self.node_rank, ranks.rank_of, not launcher.is_rank)
+        about, now = (self.node_rank, ranks.rank_of, not launcher.is_rank), time.monotonic()
         read = partial(read_usage, self._looker.run_id, *about, self._looker.folder)
-        resting = self.metrics.ranks.resting(time.monotonic())
-        if (
-            not resting and self.metrics.ranks.reporting
-        ):  # where nobody reports, the next look itself shows whether they went on
+        resting = self.metrics.ranks.resting(now)
+        if not resting and self.metrics.ranks.reporting:  # else the next look itself shows whether they went on
             self._looker.last = None
         self._earlier.poll(resting, read)
+        if self._watched and now >= self._next and self._looker.idle:
+            self._next, self._wait = now + self._wait, min(self._wait * _SLOWER, _RARELY)
+            self.start(ROUTINE, ranks, launcher)
 
     def end(self) -> None:
         self._looker.end()
         self._earlier.end()
 
+    def _compare(self, looks: Sequence[RankLook]) -> None:
+        """Keep who waits least for the others since the last such look, and how long the others do."""
+        shares = sorted((look.waits, look.rank) for look in looks if look.waits is not None and not look.unnumbered)
+        rest = [share for share, _ in shares[1:]]
+        self.waits_least = Pace(shares[0][1], shares[0][0]) if shares else None
+        self.waits = round(median(rest), 3) if rest else None
+
     def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
+        if number == ROUTINE:
+            self._compare(found)
+            return
         now, looks = time.monotonic(), []
         for look in found:
             step, quiet = (None, None) if look.unnumbered else self.metrics.ranks.last(look.rank, now)

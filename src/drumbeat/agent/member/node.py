@@ -322,12 +322,13 @@ class Node:
     def progress_beat(self) -> Beat:
         if not self.active:
             return Beat()
-        return self.metrics.ranks.beat(self.metrics.progress.last_t, time.monotonic())
+        beat = self.metrics.ranks.beat(self.metrics.progress.last_t, time.monotonic())
+        return replace(beat, waits_least=self.looks.waits_least, waits=self.looks.waits)
 
     def look(self, request: Look) -> None:
         """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
         if self.active and request.attempt == self.attempt:
-            self.looks.start(request, self.ranks, self.launcher)
+            self.looks.start(request.number, self.ranks, self.launcher)
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
@@ -361,7 +362,7 @@ class Node:
         return WatchedAttempt(
             self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
-            lambda: self.launcher.is_rank, self.launcher.met, self.beat,
+            lambda: self.launcher.is_rank, self.launcher.met,
         )  # fmt: skip
 
     def _new_ends(self) -> Ends:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn, WatchedAttempt
-from drumbeat.base.processes import Forked, in_child
-from drumbeat.base.record import from_plain, to_plain
+from drumbeat.base.processes import Asked
+from drumbeat.base.record import from_plain
 from drumbeat.findings.model import ERROR, WARNING
 from drumbeat.inspector.gpu import compute_users, look_at_ranks
 from drumbeat.inspector.record import RankSeen
@@ -39,13 +38,11 @@ class RankLooks:
         facts: Facts,
         wanted: Callable[[], bool],
         commands: Callable[[], Sequence[int]] = tuple,
-        beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`commands`: processes of the agent that start ranks, and are none."""
-        self.beat = beat
         self.run_id, self.node, self.wanted, self.commands = run_id, node, wanted, commands
         self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
-        self._users = _GpuUsers(self.gpus)
+        self._users, self.asked = _GpuUsers(self.gpus), Asked(_LOOK_WITHIN)
         self._next: Optional[float] = None
         self._wait = _FIRST
         self._last: List[Tuple[Any, ...]] = []
@@ -56,15 +53,20 @@ class RankLooks:
 
     def poll(self, now: float, final: bool = False) -> List[Saw]:
         if final or not self.wanted():
+            self.asked.end()
             return []
         if self._next is None:
             self._next = now + self._wait
-        if now < self._next:
+        if not self.asked.busy:
+            if now >= self._next:
+                self._next = now + _LONGEST
+                about = (self.run_id, self.node, self.gpus, self._users.read(now), self.commands())
+                self.asked.ask(lambda: look_at_ranks(*about))
             return []
-        seen = self._look(now)
-        if seen is None:
-            self._next = now + _LONGEST
+        answer = self.asked.take()
+        if answer is None:
             return []
+        seen = [(from_plain(RankSeen, about), environ) for about, environ in answer]
         shown = [(about.rank, about.pid, *_facts_of(about)) for about, _ in seen]
         self._wait = min(self._wait * _SLOWER, _LONGEST) if shown == self._last else _FIRST
         self._next, self._last = now + self._wait, shown
@@ -73,44 +75,25 @@ class RankLooks:
         seen = [each for each in seen if not _awaits_driver(each[0])]
         return [Saw("ranks", {"seen": seen})] if seen else []
 
-    def _look(self, now: float) -> Optional[List[Tuple[RankSeen, Mapping[str, str]]]]:
-        """In a child: a process that hangs in the kernel can block whoever reads about it."""
-        users, commands = self._users.read(now), self.commands()
-
-        def work() -> bytes:
-            return json.dumps(to_plain(look_at_ranks(self.run_id, self.node, self.gpus, users, commands))).encode()
-
-        answer = in_child(work, _LOOK_WITHIN, self.beat)
-        return (
-            None if answer is None else [(from_plain(RankSeen, seen), environ) for seen, environ in json.loads(answer)]
-        )
-
 
 class _GpuUsers:
-    """Asks the driver which processes compute on a GPU, in a child: a driver that hangs must not hold the agent."""
+    """Asks the driver which processes compute on a GPU."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
-        self.gpus = gpus
-        self._asked: Optional[float] = None  # for the first time
-        self._child: Optional[Forked] = None
+        self.gpus, self.asked = gpus, Asked(_ANSWER_WITHIN)
+        self._since: Optional[float] = None  # when it was asked first
         self._found: Optional[Users] = None
 
     def ask(self, now: float) -> None:
-        self._asked = now if self._asked is None else self._asked
-        if self._child is None and vendor_of(self.gpus).users_command:
-            try:
-                self._child = Forked(
-                    lambda: json.dumps(list(compute_users(self.gpus).items())).encode(), _ANSWER_WITHIN
-                )
-            except OSError:
-                pass  # no room for another process: the driver is asked at the next look
+        self._since = now if self._since is None else self._since
+        if vendor_of(self.gpus).users_command:
+            self.asked.ask(lambda: list(compute_users(self.gpus).items()))
 
     def read(self, now: float) -> Optional[Users]:
         """The driver's last answer. None: it has not answered yet."""
-        if self._child is not None and self._child.poll():
-            answer, self._child = self._child.answer, None
-            self._found = {pid: tuple(gpus) for pid, gpus in json.loads(answer)} if answer else self._found
-        late = self._asked is not None and (self._child is None or now - self._asked >= _PATIENCE)
+        answer = self.asked.take()
+        self._found = self._found if answer is None else {pid: tuple(gpus) for pid, gpus in answer}
+        late = self._since is not None and (not self.asked.busy or now - self._since >= _PATIENCE)
         return {} if self._found is None and late else self._found
 
 

@@ -39,7 +39,7 @@ def build_watchers(
         seats = Placement(scene, level)
         looks = RankLooks(
             order.run_id, scene.node, scene.facts, lambda: not seats.done,
-            lambda: () if scene.are_ranks() else scene.mains(), scene.beat,
+            lambda: () if scene.are_ranks() else scene.mains(),
         )  # fmt: skip
         seats.on_first_step = looks.look_soon
         watchers.append(seats)

@@ -145,5 +145,4 @@ class WatchedAttempt:
     mains: Callable[[], Sequence[int]]  # the processes that the agent started
     are_ranks: Callable[[], bool]  # whether these are ranks, and not the node's command, which starts them
     met: Callable[[], Optional[int]]  # launchers started through stand-ins so far; None where there are no stand-ins
-    beat: Callable[[], None]  # tells the guard that the agent is alive
     kernel_log: Sequence[Sensor] = ()  # what reads the kernel's log, where that makes sense

@@ -17,6 +17,7 @@ from drumbeat.base.ranges import named_commands, named_ranks
 from drumbeat.causes.table import NOT_ZERO
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import LIKELY, Evidence, Finding
+from drumbeat.inspector import activity
 from drumbeat.inspector.activity import FOR_A_CHILD, on_gpu_alone
 from drumbeat.inspector.ras import AHEAD, BEHIND, RasNote
 from drumbeat.inspector.record import Collective, RankLook
@@ -30,7 +31,6 @@ _BUSY = 0.15  # cores: a rank that computes gets at least this much, even on a c
 _MOVES = 64_000.0  # bytes per second read or written: it is loading or saving
 _GPU_BUSY, _GPU_AT_WORK = 10.0, 0.4  # per cent of the time; share of the power cap: below it, a busy GPU only waits
 _SLEEPS = ("nanosleep", "clock_nanosleep")
-_WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
 
 STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILENT, RAISED, GPU = (
     "stopped", "kernel", "asleep", "loop", "input", "waits", "busy", "early-exit", "desync", "all-idle", "no-answer", "raised",
@@ -60,7 +60,7 @@ def class_of(look: RankLook) -> str:
         return LOOP if look.spins or (look.asked is False and look.still >= PATIENCE) else BUSY
     if look.asked is False:
         return SILENT
-    if any("torch/utils/data" in frame or "data/dataloader" in frame for frame in look.stack[:6]):
+    if activity.in_loader(look.stack):
         return INPUT
     if look.call in _SLEEPS or "nanosleep" in look.waits_in:
         return ASLEEP
@@ -74,10 +74,9 @@ def moves(look: RankLook) -> bool:
 
 def in_collective(look: RankLook) -> bool:
     """Return true if its own stack, or torch's flight recorder, shows it inside a collective."""
-    for frame in look.stack[:8]:
-        if "distributed/" in frame or frame.rsplit(" ", 1)[-1] in _WAITING_FUNCTIONS:
-            return True
-    return not look.stack and (look.behind is False or any(not each.over for each in look.collectives))
+    if look.stack:
+        return activity.in_collective(look.stack)
+    return look.behind is False or any(not each.over for each in look.collectives)
 
 
 def doing(look: RankLook) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn, WatchedAttempt
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import start_time
-from drumbeat.base.processes import in_child
-from drumbeat.base.record import from_plain, to_plain
+from drumbeat.base.processes import Asked
+from drumbeat.base.record import from_plain
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.inspector.ranks import added, look
@@ -42,7 +41,7 @@ class CensusLooks:
             scene.port,
             shared_loopback,
         )
-        self.mains, self.are_ranks, self.beat, self.met = scene.mains, scene.are_ranks, scene.beat, scene.met
+        self.mains, self.are_ranks, self.met, self.asked = scene.mains, scene.are_ranks, scene.met, Asked(_LOOK_WITHIN)
         self._begin: Optional[float] = None
         self._next = 0.0
         self._news = 0.0  # when a look last showed something new
@@ -58,12 +57,18 @@ class CensusLooks:
     def poll(self, now: float, final: bool = False) -> List[Saw]:
         if self._begin is None:
             self._begin, self._news, self._next = now, now, now + _SOONEST
-        if final or now < self._next or self._is_done(now) or now - self._begin > _GIVE_UP:
+        if final or self._is_done(now) or now - self._begin > _GIVE_UP:
+            self.asked.end()
             return []
-        rows, cost = self._look()
-        if rows is None:
-            self._next = now + _LATEST
+        if not self.asked.busy:
+            if now >= self._next:
+                self._next = now + _LATEST
+                self._ask()
             return []
+        answer = self.asked.take()
+        if answer is None:
+            return []
+        rows, cost = [from_plain(Row, row) for row in answer[0]], answer[1]
         rows, before = self._with_earlier(rows), self._known
         self._known = {_process(row): row for row in rows}
         self._news = self._news if _steady(before.values()) == _steady(rows) else now
@@ -93,20 +98,11 @@ class CensusLooks:
             found = {**kept, **found}
         return sorted(found.values(), key=lambda row: row.pid)
 
-    def _look(self) -> Tuple[Optional[List[Row]], float]:
-        """Look in a child: a process that hangs in the kernel can block its readers. Also return the CPU time."""
+    def _ask(self) -> None:
+        """The answer is what was seen, and the CPU time that the look took: a child's counts from its fork."""
         mains = self.mains()
-        commands = () if self.are_ranks() else mains
-
-        def work() -> bytes:
-            rows = to_plain(look(self.node, mains, self.port, self.shared_loopback, commands))
-            return json.dumps({"rows": rows, "cost": time.process_time()}).encode()  # a child's counts from its fork
-
-        answer = in_child(work, _LOOK_WITHIN, self.beat)
-        if answer is None:
-            return None, 0.0
-        found: Dict[str, Any] = json.loads(answer)
-        return [from_plain(Row, row) for row in found["rows"]], found["cost"]
+        about = (self.node, mains, self.port, self.shared_loopback, () if self.are_ranks() else mains)
+        self.asked.ask(lambda: (look(*about), time.process_time()))
 
 
 def _process(row: Row) -> _Process:

@@ -194,6 +194,10 @@ def dial(
     strangers: Dict[str, None] = {}
     while time.monotonic() < deadline:
         address = resolve(host, beat)
+        if address and address.lower().startswith("fe80:") and "%" not in address:
+            raise WireError(
+                f"{address} is link-local and needs its interface ({address}%eth0), or give another address"
+            )
         if address:
             unknown_until = time.monotonic() + unresolved
         elif time.monotonic() > unknown_until:

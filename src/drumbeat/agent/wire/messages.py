@@ -208,9 +208,11 @@ class Beat:
     slowest: Optional[Pace] = None
     usual: Optional[float] = None  # median of the ranks' own seconds per step
     done: bool = False  # all ranks that report have made the steps that they announced
+    waits_least: Optional[Pace] = None  # the rank that waits least for the others; `seconds` of each second
+    waits: Optional[float] = None  # median share of the time that the node's other ranks wait
 
     def __post_init__(self) -> None:
-        for name in ("t", "silent", "stale", "every", "usual"):
+        for name in ("t", "silent", "stale", "every", "usual", "waits"):
             _within(name, getattr(self, name), -_LAST_DAY, _LAST_DAY)
 
 
