@@ -9,11 +9,11 @@ from typing import Any, List
 
 
 def names(package: str) -> List[str]:
-    """Return the YAML files of a package, without their ending."""
+    """Return the data files of a package, without their ending; some have only the JSON twin."""
     from importlib.resources import files
 
     found = (item.name for item in files(package).iterdir())
-    return sorted(name[: -len(".yaml")] for name in found if name.endswith(".yaml"))
+    return sorted({name.rpartition(".")[0] for name in found if name.endswith((".yaml", ".json"))})
 
 
 def load(package: str, name: str) -> Any:

@@ -25,7 +25,7 @@ def run(args: Any) -> int:
 
     from drumbeat.base.problem import Problem
     from drumbeat.cli.lint import read_script
-    from drumbeat.commands.interpreter import reader
+    from drumbeat.commands.program import reader
     from drumbeat.convert.convert import convert
     from drumbeat.convert.draft import job_file
     from drumbeat.jobfile.job import job_from_text

@@ -13,6 +13,7 @@ from drumbeat.commands.values import SUBMIT, without_marks
 from drumbeat.convert.compare import differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, job_file
+from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import OURS, STARTERS, Launch, peel, redirected, starts_training, unwrapped
 from drumbeat.convert.residue import keep
 from drumbeat.findings.model import Finding
@@ -41,7 +42,7 @@ def convert(
     for line in script.late:
         draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
     _unclosed(draft, script)
-    batch = Shell(slurm_variables(draft, script.directives), starts_training, arguments, draft.marks, read=read_file)
+    batch = JobShell(slurm_variables(draft, script.directives), starts_training, arguments, draft.marks, read=read_file)
     batch.run(without_marks(text))
     chosen = _chosen(draft, batch)
     if chosen:
