@@ -30,26 +30,10 @@ from drumbeat.commands.values import (
     without_marks,
 )
 
-
-def _words(text: str) -> FrozenSet[str]:
-    return frozenset(text.split())
-
-
 MAX_STEPS = 20_000
 MAX_ROUNDS = 256  # of one loop
 MAX_DEPTH = 20  # of functions and substitutions in each other
 EACH_TIME = frozenset(("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "$", "!", "?"))
-_PRINTS = _words(
-    "echo printf date hostname set wait sleep pwd nvidia-smi rocm-smi amd-smi ls env printenv true : "
-    "scontrol sinfo squeue sacct which type free df lscpu uname id whoami cat head tail grep wc numactl "
-    "lspci ibstat ibv_devinfo ifconfig ip ulimit_ nvcc gcc lstopo du history groups uptime tput clear"
-)
-_STATE = _words("ulimit umask shopt stty alias hash enable complete trap_ unset pushd popd dirs let")
-_ENVIRONMENTS = re.compile(
-    r"(?:source|\.)\s+\S*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
-    r"|(?:conda|mamba|micromamba|pyenv|spack|module|ml|source\s+activate)\b|eval\s.*(?:conda|mamba|spack|pyenv)"
-)
-_ASKING = _words("[ [[ test command which type grep egrep pgrep nvidia-smi ping nc hash cmp diff")
 _DECLARING = ("export", "declare", "typeset", "readonly", "local")
 
 
@@ -102,6 +86,11 @@ class _Return(Exception):
 
 class Shell:
     """The state of one shell that reads one text."""
+
+    prints: FrozenSet[str] = frozenset()  # programs that only print or wait
+    state: FrozenSet[str] = frozenset()  # programs that change the shell, but no variable
+    asks: FrozenSet[str] = frozenset(("[", "[[", "test"))  # programs whose exit code is an answer
+    environments = re.compile(r"\Z.")  # commands that bring an environment, and leave the script's own variables alone
 
     def __init__(
         self,
@@ -348,9 +337,9 @@ class Shell:
         names = {_name(each) for each in inside if each.kind == "simple"}
         writes = frozenset() if node.kind in ("subshell", "pipeline") or node.background else node.writes()
         state = writes or names & (
-            _STATE | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"}
+            self.state | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"}
         )
-        quiet = names <= _PRINTS and not writes and not any(_into_file(each) for each in inside)
+        quiet = names <= self.prints and not writes and not any(_into_file(each) for each in inside)
         kind = "print" if quiet else "shell" if state and node.kind not in ("subshell", "pipeline") else "once"
         self.events.append(Event(kind, node.line, text, names_read(text), writes))
         for name in writes:
@@ -406,7 +395,7 @@ class Shell:
         result = self._command(node.bodies[0][0])
         for place, joint in enumerate(node.joints):
             if result is None and (
-                names[place] in _ASKING or len(self.started) > started or node.bodies[place][0].kind != "simple"
+                names[place] in self.asks or len(self.started) > started or node.bodies[place][0].kind != "simple"
             ):
                 if len(self.started) > started:  # it has run: `&&` goes on, `||` is for when it fails
                     following = node.bodies[place + 1][0]
@@ -414,7 +403,9 @@ class Shell:
                         if len(self.events) > events and self.events[-1].kind == "started":
                             self.events[-1].text += " || exit"
                         result = self._command(following)
-                    elif not {_name(each) for each in following.walk() if each.kind == "simple"} <= _PRINTS | {"exit"}:
+                    elif not {_name(each) for each in following.walk() if each.kind == "simple"} <= self.prints | {
+                        "exit"
+                    }:
                         self._keep(following)
                         self._look_inside([following])
                     continue
@@ -601,14 +592,14 @@ class Shell:
             self.events.append(Event("started", node.line, written, names_read(text), words=tuple(words)))
             return None
         reads = names_read(text)
-        environment = _ENVIRONMENTS.match(text)
+        environment = self.environments.match(text)
         if environment:
             self.foreign = True
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
-        elif name in _STATE:
+        elif name in self.state:
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
         else:
-            quiet = (name in _PRINTS and not _into_file(node)) or node.background and name in _PRINTS
+            quiet = (name in self.prints and not _into_file(node)) or node.background and name in self.prints
             written = self._written(node)
             self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))
         return None if name not in ("echo", "printf", "mkdir", "export") else True
@@ -687,7 +678,7 @@ class Shell:
         return True
 
     def _source(self, words: List[str], node: Node, text: str) -> Optional[bool]:
-        soft = bool(_ENVIRONMENTS.match(text))
+        soft = bool(self.environments.match(text))
         self.foreign = True
         sourced = self.read(words[1]) if words[0] != "eval" and len(words) > 1 and not soft else ""
         if sourced:

@@ -18,10 +18,12 @@ from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.launch import (
+    PYTHON_MODULE,
     SHELLS,
     Found,
     environment_given,
     find_launcher,
+    launcher_in,
     python_module,
     runs_text,
     without_wrappers,
@@ -34,13 +36,6 @@ _VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}  # options of a sh
 _SHEBANG = regex(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(\w+)")
 _PYTHON = regex(r"(?:python|pypy)[\d.]*")
 _SILENT = frozenset(("echo", "printf", "which", "type", "command", "pip", "pip3", "man"))  # start no launcher
-_MODULE = r"(?:torch\.distributed\.(?:run|launch)|accelerate(?:\.commands\.launch)?|deepspeed(?:\.launcher\.runner)?)"
-_LAUNCHER = regex(
-    r"(?:^|[\s;&|(/=\"'`])"
-    r"(torchrun|accelerate(?:-|\s+)launch|deepspeed(?=\s+(?:-|\\|\S+\.py\b))|composer(?=\s+-)|fabric\s+run)"
-    r"(?=[\s\"'`;)]|$)",
-)
-_PYTHON_MODULE = regex(r"\s-\w*m\s*" + _MODULE + r"(?=[\s\"'\\]|$)")
 _PYTHON_NAME = regex(r"python3\.\d{1,2}")
 _PATH = regex(r"/(?:[\w.+@-]{1,100}/){1,20}([\w.-]{1,100})")
 _LAUNCHERS = frozenset(("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric"))
@@ -76,19 +71,15 @@ class Script:
     def launcher(self, environ: Mapping[str, str]) -> str:
         """Return the first launcher it starts, as written; '' if it names none."""
         for words in self.commands(environ):
-            text = " ".join(words)
-            found = _LAUNCHER.search(text)
+            found = launcher_in(words)
             if found:
-                return " ".join(found[1].split())
-            module = _PYTHON_MODULE.search(text)
-            if module:
-                return f"python {' '.join(module[0].split())}"
+                return found
         return ""
 
     def pythons(self, environ: Mapping[str, str]) -> List[str]:
         """Return interpreters that it calls by name, if it starts a launcher by `python -m`."""
         commands = self.commands(environ)
-        if not any(_PYTHON_MODULE.search(" ".join(words)) for words in commands):
+        if not any(PYTHON_MODULE.search(" ".join(words)) for words in commands):
             return []
         return sorted(
             {"python", "python3", *(word for words in commands for word in words if _PYTHON_NAME.fullmatch(word))}
@@ -98,7 +89,7 @@ class Script:
         """Return launchers, and interpreters of launchers' modules, that it calls by their absolute path."""
         launchers, pythons = set(), set()
         for words in self.commands(environ):
-            module = _PYTHON_MODULE.search(" ".join(words))
+            module = PYTHON_MODULE.search(" ".join(words))
             for word in words:
                 path = _PATH.fullmatch(word)
                 if path and path[1] in _LAUNCHERS:

@@ -14,6 +14,17 @@ def _words(text: str) -> FrozenSet[str]:
     return frozenset(text.split())
 
 
+_PRINTS = _words(
+    "echo printf date hostname set wait sleep pwd nvidia-smi rocm-smi amd-smi ls env printenv true : "
+    "scontrol sinfo squeue sacct which type free df lscpu uname id whoami cat head tail grep wc numactl "
+    "lspci ibstat ibv_devinfo ifconfig ip ulimit_ nvcc gcc lstopo du history groups uptime tput clear"
+)
+_STATE = _words("ulimit umask shopt stty alias hash enable complete trap_ unset pushd popd dirs let")
+_ENVIRONMENTS = re.compile(
+    r"(?:source|\.)\s+\S*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
+    r"|(?:conda|mamba|micromamba|pyenv|spack|module|ml|source\s+activate)\b|eval\s.*(?:conda|mamba|spack|pyenv)"
+)
+_ASKING = _words("[ [[ test command which type grep egrep pgrep nvidia-smi ping nc hash cmp diff")
 _FIRST_OF = re.compile(
     r"head\s+-(?:n\s*)?1\b|-f\s*1\b|\$1\b|sed\s+-n\s+['\"]?1p|NR\s*==\s*1|%%|\[0\]|head\s+--lines=1|tail\s+-n\s*1\b.*-1"
 )
@@ -39,6 +50,8 @@ _SITE = re.compile(
 
 
 class JobShell(Shell):
+    prints, state, asks, environments = _PRINTS, _STATE, _ASKING, _ENVIRONMENTS
+
     def outside(self, name: str) -> str:
         if name == "SLURM_SUBMIT_DIR":
             return self.mark("${PWD}", SUBMIT) if not self.cwd else self.mark("${SLURM_SUBMIT_DIR}", JOB)
