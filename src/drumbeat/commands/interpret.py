@@ -116,6 +116,7 @@ class Shell:
         self.defaults: Dict[str, str] = {}  # variables that the script takes from outside, and its default for each
         self.unread: List[Tuple[int, str, Tuple[str, ...]]] = []  # sourced, not to be read here, and what it may change
         self.cwd = ""
+        self.zero = ""  # $0, where it is known
         self.foreign = False  # something was sourced that may set any variable
         self.exports_all = False
         self.errexit: List[Tuple[int, bool]] = []  # from which event on `set -e` holds, or no longer
@@ -172,7 +173,7 @@ class Shell:
         if name in ("@", "*"):
             return list(self.arguments)
         if name == "0":
-            return self.mark("$0", JOB)
+            return self.zero or self.mark("$0", JOB)
         return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""
 
     def mark(self, text: str, kind: str, stable: bool = True) -> str:
@@ -349,8 +350,17 @@ class Shell:
             mark = self.marks.mark(Unknown(written, JOB, frozenset((name,)), False, text))
             before = bool(old and old.exported) or self.exports_all or name in self.exports
             maybe = not before and _exports(inside, name)
+            sure = (
+                maybe
+                and node.kind == "if"
+                and len(node.bodies) % 2
+                and all(_exports(body, name) for body in [*node.bodies[1:-1:2], node.bodies[-1]])
+            )
             self.variables[name] = Variable(
-                [mark] if is_list else mark, before or maybe, len(self.events) - 1, maybe or bool(old and old.maybe)
+                [mark] if is_list else mark,
+                before or maybe,
+                len(self.events) - 1,
+                not sure and (maybe or bool(old and old.maybe)),
             )
         self.foreign = self.foreign or bool(names & {"source", ".", "eval"})
 

@@ -84,6 +84,7 @@ def differences(script: Reached, job: Reached, marks: Marks, secrets: Dict[str, 
             found.append(
                 Difference(f"env {name}", one, other, "only a variable of the shell there" if one == _UNSET else "")
             )
-    if shown(script.cwd) != shown(job.cwd) and not {shown(script.cwd), shown(job.cwd)} <= {"", ".", "${PWD}"}:
-        found.append(Difference("working directory", shown(script.cwd), shown(job.cwd)))
+    folders = [re.sub(r"(?:^|/)\.?$", "", shown(each)) or "${PWD}" for each in (script.cwd, job.cwd)]
+    if folders[0] != folders[1]:
+        found.append(Difference("working directory", *folders))
     return found

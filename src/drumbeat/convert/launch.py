@@ -356,14 +356,14 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     words, shell = launch.words, launch.shell
     place = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-") or runs_text(word)), 0)
     if place and runs_text(words[place]) and len(words) > place + 1:
-        text, arguments = words[place + 1], words[place + 3 :]
+        text, zero, arguments = words[place + 1], "".join(words[place + 2 : place + 3]), words[place + 3 :]
     elif place and words[place] in shell.files:
-        text, arguments = shell.files[words[place]], words[place + 1 :]
+        text, zero, arguments = shell.files[words[place]], words[place], words[place + 1 :]
         launch.words = ["bash", "-c", text, words[place], *arguments]
     else:
         return False
     inner = JobShell(shell.known, lambda words: True, arguments, shell.marks, True, shell.read)
-    inner.hidden = shell.hidden
+    inner.hidden, inner.zero = shell.hidden, zero
     inner.steps, inner.files, inner.foreign, inner.cwd = shell.steps, shell.files, shell.foreign, shell.cwd
     inner.events, inner.variables = list(shell.events), dict(shell.variables)
     inner.wanted = _anything
