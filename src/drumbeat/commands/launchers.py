@@ -222,7 +222,8 @@ def read_config(path: str) -> str:
 
 def from_config(text: str) -> Dict[str, str]:
     """Return what a configuration file, YAML or JSON, says about nodes and ranks, as flags: plain values at its top."""
-    return {_FROM_CONFIG[key]: value for key, value in _CONFIG_ENTRY.findall(text) if value not in _NO_VALUE}
+    entries = dict(_CONFIG_ENTRY.findall(text))
+    return {flag: entries[key] for key, flag in _FROM_CONFIG.items() if entries.get(key, "null") not in _NO_VALUE}
 
 
 def refuse_cpu_ranks(flags: Mapping[str, str], script: Sequence[str], nodes: int, ranks_per_node: int) -> None:
