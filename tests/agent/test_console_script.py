@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.commands.interpreter import interpreter, interpreter_of
+from drumbeat.commands.program import interpreter, interpreter_of
 
 
 @pytest.mark.parametrize(

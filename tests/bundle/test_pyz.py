@@ -96,6 +96,14 @@ def test_runs_a_job_with_nothing_installed(version, pyz, home, tmp_path):
 
 
 @pytest.mark.parametrize("version", ENDS)
+def test_lints_and_converts_with_nothing_installed(version, pyz, home, tmp_path):
+    """Rules are read without the examples that only readers and tests need."""
+    (tmp_path / "x.sh").write_text("#!/bin/bash\n#SBATCH -N 2\nexport NCCL_SOKET_IFNAME=eth0\nsrun python train.py\n")
+    assert "variable-misspelt" in call(version, pyz, "lint", "x.sh", cwd=tmp_path).stdout
+    assert "command: python train.py" in call(version, pyz, "convert", "x.sh", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("version", ENDS)
 def test_every_command_of_the_bundle_answers(version, pyz, home):
     listed = [line.split()[0] for line in call(version, pyz, "--help").stdout.splitlines() if line.startswith("  ")]
     assert "run" in listed and len(listed) > 10

@@ -1,5 +1,6 @@
 """Batch scripts into job files: what is carried over, what is left out and why, and that the result is a job file."""
 
+import json
 import os
 import re
 import subprocess
@@ -78,8 +79,7 @@ def test_what_drumbeat_works_out_is_left_out_and_the_rest_kept():
     assert made.setup.split("\n") == [
         "set +e  # as in the script", "source env/bin/activate", 'export HF_HOME="${SCRATCH}/hf"',
         'export CACHE="${TMPDIR:-/tmp}/c"',
-        'if [ "${RANK:-${NODE_RANK:-0}}" = 0 ]; then  # once, as in the script',
-        "mkdir -p out", "fi",
+        "mkdir -p out",
     ]  # fmt: skip
     assert "abcdefgh" not in job_file(convert(text), "x")
     for word in ("MASTER_ADDR", "cpu-bind", "purge"):
@@ -284,14 +284,47 @@ def test_what_lint_finds_is_to_check_unless_the_conversion_takes_it_away():
         "export NCCL_SOKET_IFNAME=ib0", "pkill -f old", "srun torchrun --nnodes=2 train.py --out <folder> | tee log",
         sbatch=("-N 2", "--ntasks-per-node=8"),
     )  # fmt: skip
-    found = [(note.line, code) for note in convert(text).to_check for code in re.findall(r"\[(.*)\]", note.why)]
-    assert found == [
+    draft = convert(text)
+
+    def codes(notes):
+        return [(note.line, code) for note in notes for code in re.findall(r"\[(.*)\]", note.why)]
+
+    assert codes(draft.to_check) == [(10, "placeholder-left")]
+    # As true of the script: nothing that the conversion changes.
+    assert codes(draft.advice) == [
         (5, "debug-left-on"),
         (7, "rdma-off"),
         (8, "variable-misspelt"),
         (9, "kill-by-pattern"),
-        (10, "placeholder-left"),
     ]
+    assert "# True of the script too:" in job_file(draft, "x.sbatch")
+
+
+def test_what_every_rank_may_do_alike_needs_no_rank_0(tmp_path):
+    text = script(
+        "CONFIG=$PWD/out/ds.json", "mkdir -p out", "cat <<EOT > $CONFIG", '{"nodes": $SLURM_NNODES}', "EOT",
+        "srun python train.py --config $CONFIG",
+    )  # fmt: skip
+    draft = convert(text)
+    assert not draft.to_check and not draft.differences
+    setup = "\n".join(draft.setup)
+    for rank in "10":
+        subprocess.run(
+            ["bash", "-ec", setup], cwd=tmp_path, env={**os.environ, "RANK": rank, "SLURM_NNODES": "2"}, check=True
+        )
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["ds.json"]
+    assert json.loads((tmp_path / "out/ds.json").read_text()) == {"nodes": 2}
+    for other in (
+        "mkdir out",
+        "mkdir -p out-$RANDOM",
+        "cat <<E >> log\na\nE",
+        "cat <<E > x\n$(date)\nE",
+    ):
+        assert convert(script(other, "srun python train.py")).to_check, other
+
+
+def test_a_working_directory_of_dots_is_no_difference():
+    assert not convert(script("srun python train.py", sbatch=("-D .",))).differences
 
 
 def test_a_finding_cannot_break_out_of_its_comment():
@@ -397,3 +430,16 @@ def test_a_ray_cluster_is_not_dropped_in_silence():
 )
 def test_ranks_are_as_many_as_the_script_starts(line, ranks):
     assert job(script(line, sbatch=("--gres=gpu:4",))).ranks_per_node == ranks
+
+
+def test_dollars_that_are_no_arguments_of_the_script():
+    """`$5` in quotes is text, and `$0` of `bash -c` is the word behind its script."""
+    text = script("export PRICE='$5'", 'srun bash -c \'exec "$0" "$@"\' python train.py "$PRICE"')
+    draft = convert(text)
+    assert not draft.to_check and draft.keys["command"] == ["python", "train.py", "$5"]
+
+
+def test_a_variable_that_every_branch_exports_is_exported():
+    line = "if [ -e /proc/nowhere ]; then export FOUND=yes; else export FOUND=no; fi"
+    assert not convert(script(line, "srun python train.py $FOUND")).differences
+    assert convert(script(line.replace("else export", "else"), "srun python train.py $FOUND")).differences

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.commands.interpreter import reader
+from drumbeat.commands.program import reader
 from drumbeat.convert.convert import convert
 from drumbeat.convert.draft import job_file
 from drumbeat.convert.launch import OURS

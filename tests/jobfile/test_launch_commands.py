@@ -3,8 +3,8 @@
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.commands.shell import shell_syntax
 from drumbeat.desk.start.make_order import named_in_command
+from drumbeat.jobfile.check import shell_syntax
 from drumbeat.jobfile.job import job_from_text
 from tests.jobfile.test_resolve import order, refusal
 
@@ -19,20 +19,20 @@ def test_restarts_are_what_the_launcher_was_asked_for():
 def test_accelerates_configuration_file_counts():
     def read(path):
         return (
-            {"num_processes": 2, "num_machines": 1}
+            "compute_environment: LOCAL_MACHINE\nnum_processes: 2\nnum_machines: 1\n"
             if path == "/home/u/.cache/huggingface/accelerate/default_config.yaml"
-            else None
+            else ""
         )
 
-    counted = order("command: accelerate launch x.py", read_yaml=read)
+    counted = order("command: accelerate launch x.py", read_config=read)
     assert counted.ranks_per_node == 2
     assert counted.launcher_why.endswith("its configuration file says: --num-machines=1 --num-processes=2")
     assert order("command: accelerate launch x.py").ranks_per_node == 1
     asked = []
-    order("command: accelerate launch --config_file c.yaml x.py", read_yaml=asked.append)
+    order("command: accelerate launch --config_file c.yaml x.py", read_config=lambda path: asked.append(path) or "")
     assert asked == ["c.yaml"]
     asked.clear()
-    order("command: torchrun x.py", read_yaml=asked.append)
+    order("command: torchrun x.py", read_config=lambda path: asked.append(path) or "")
     assert asked == []
 
 

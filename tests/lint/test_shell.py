@@ -1,5 +1,7 @@
 """What the small shell reader understands: comments, strings, heredocs, substitutions, where a command runs."""
 
+import sys
+
 import pytest
 
 from drumbeat.commands.script import read
@@ -18,7 +20,7 @@ def test_comments_quotes_and_continuations():
 def test_pipelines_and_their_ends():
     script = read("a | b |\n c && d &\ne")
     assert [pipeline.text for pipeline in script.pipelines] == ["a | b | c", "d", "e"]
-    assert [command.ended_by for command in script.commands] == ["|", "|", "&&", "&", "\n"]
+    assert [command.background for command in script.commands] == [False, False, False, True, False]
 
 
 def test_substitutions_and_inner_shells_are_commands_too():
@@ -99,3 +101,34 @@ def test_a_secret_is_never_repeated():
     findings = lint(text).findings
     assert {finding.code for finding in findings} >= {"secret-in-script"}
     assert "qrstuv" not in str(findings) and "456789ab" not in str(findings)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "if true; then\n",
+        "if x; then ",
+        "case x in\n",
+        "(",
+        "{ ",
+        "for x in a\n",
+        "f() ",
+        "a && ",
+        "a | ",
+        "while ",
+        "! ",
+    ],
+)
+def test_what_never_ends_is_read_once(piece):
+    """Twice the text takes twice the steps, however deep it is nested; counted, not timed."""
+
+    def steps(times):
+        counted = []
+        sys.setprofile(lambda frame, event, arg: counted.append(1))
+        try:
+            assert len(read(piece * times).commands) <= times + 1
+        finally:
+            sys.setprofile(None)
+        return len(counted)
+
+    assert steps(1600) < 2.5 * steps(800)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.commands.inside import fallback
+from drumbeat.commands.program import fallback
 
 
 @pytest.mark.parametrize(

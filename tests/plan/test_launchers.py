@@ -1,14 +1,16 @@
 """Launch commands as people write them: found behind wrappers, read by each launcher's own rules, or refused."""
 
+import json
 import re
 from importlib import metadata
 
 import pytest
+import yaml
 
 from drumbeat.base.problem import Problem
 from drumbeat.commands import launchers
-from drumbeat.commands.inside import read_script
 from drumbeat.commands.launch import find_launcher
+from drumbeat.commands.program import read_script
 from drumbeat.plan.argv import choose_launcher
 
 RUN = "torch.distributed.run"
@@ -253,13 +255,15 @@ def test_another_job_stays_another(one, other):
 
 
 def test_accelerates_configuration_file():
-    said = launchers.from_config({"num_machines": 2, "num_processes": 8, "machine_rank": 1, "main_process_ip": "h",
-                                   "main_process_port": 29500, "debug": False, "same_network": True})  # fmt: skip
+    config = {"num_machines": 2, "num_processes": 8, "machine_rank": 1, "main_process_ip": "h", "main_process_port": 29500,
+              "max_restarts": None, "debug": False, "fsdp_config": {"fsdp_version": 1}}  # fmt: skip
+    said = launchers.from_config(yaml.safe_dump(config))
+    assert said == launchers.from_config(json.dumps(config, indent=2))
     found = find_launcher(["accelerate", "launch", "x.py"], said)
     assert (found.nodes, found.ranks_per_node, found.node_rank, found.master) == (2, 4, 1, "h:29500")
     flags = find_launcher(["accelerate", "launch", "--num_processes", "2", "--num_machines=1", "x.py"], said)
     assert (flags.nodes, flags.ranks_per_node) == (1, 2)
-    assert launchers.from_config("nonsense") == launchers.from_config({"num_processes": [1]}) == {}
+    assert launchers.from_config("nonsense") == launchers.from_config("num_processes: [1]\n") == {}
     assert launchers.config_path({}, {"HOME": "/h"}) == "/h/.cache/huggingface/accelerate/default_config.yaml"
     assert launchers.config_path({}, {"HF_HOME": "/s/hf"}) == "/s/hf/accelerate/default_config.yaml"
     assert launchers.config_path({"--config-file": "c.yaml"}, {}) == "c.yaml"

@@ -11,11 +11,11 @@ from typing import Any, Tuple
 
 @functools.lru_cache(None)  # inside drumbeat.pyz each look reads the list of all its files
 def names(package: str) -> Tuple[str, ...]:
-    """Return the YAML files of a package, without their ending."""
+    """Return the data files of a package, without their ending; some have only the JSON twin."""
     from importlib.resources import files
 
     found = (item.name for item in files(package).iterdir())
-    return tuple(sorted(name[: -len(".yaml")] for name in found if name.endswith(".yaml")))
+    return tuple(sorted({name.rpartition(".")[0] for name in found if name.endswith((".yaml", ".json"))}))
 
 
 def load(package: str, name: str) -> Any:

@@ -1,16 +1,16 @@
 """The part of drumbeat.pyz that travels to pods, in a config map or a secret, which hold 1 MiB.
 
 Nobody keeps a list of it: it is what the node's commands import, at the top of a file or inside a function, with the data of
-every package that those files name. Byte code and docstrings stay at the desk; every line keeps its number.
+every package that those files name. Byte code, docstrings and PyYAML stay at the desk; every line keeps its number.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import re
 import zipfile
+import zlib
 from typing import Iterator, Mapping, Set
 
 from drumbeat.base.problem import Problem
@@ -20,24 +20,21 @@ LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text it
 _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 # Read as text, copied beside the ranks or run there: no import leads to it.
 _IN_RANKS = "drumbeat/inrank/"
-# Nodes read YAML and write none: the larger half of PyYAML stays at the desk.
-_WRITE_YAML = ("yaml/emitter.py", "yaml/serializer.py", "yaml/representer.py")
-_NO_DUMPER = b"BaseDumper = SafeDumper = Dumper = None\n"
+_YAML = "yaml/"  # stays at the desk: what nodes read of YAML files has a JSON twin
 _DOCSTRING = regex(rb'(\A|:\n[ \t]+)"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n)', re.DOTALL)
+_INDENT = regex(rb'("""(?:[^"\\]|\\.|"(?!""))*""")|^(?: {4})+', re.DOTALL | re.MULTILINE)  # not inside a text
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
 _FINDINGS = "drumbeat/findings"
 _CATALOG = regex(rb'Catalog\("(\w+)"\)')
-_INDENT = regex(rb"(?m)^ +")
 _IMPORT = regex(rb"(?m)^[ \t]*from (drumbeat[\w.]*) import (?:\(([^)]*)\)|([^\n]*))")
 
 
 def packed(bundle: str) -> bytes:
     """Return the payload of a bundle, compressed: the same bytes for the same bundle."""
     with zipfile.ZipFile(bundle) as archive:
-        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".pyc")}
+        names = [name for name in archive.namelist() if not name.endswith(".pyc") and not name.startswith(_YAML)]
+        files = {name: archive.read(name) for name in names}
     files["__main__.py"] = files["__main__.py"].replace(_WHOLE.encode(), _ENTRY.encode())
-    files = {name: data for name, data in files.items() if name not in _WRITE_YAML}
-    files["yaml/dumper.py"] = _NO_DUMPER
     files["drumbeat/cli/__init__.py"] = b""  # the table of commands that people type
     needed = node_files(files)
     plain = io.BytesIO()
@@ -45,16 +42,11 @@ def packed(bundle: str) -> bytes:
         for name, data in sorted(files.items(), key=lambda item: (item[0].rpartition(".")[2], item[0])):
             if name in needed or not name.startswith("drumbeat/"):
                 text = without_docstrings(data) if name.endswith(".py") else data
-                if name == "drumbeat/lint/python.json":  # a node asks it only for names that newer versions lack
-                    rules = [each for each in json.loads(data) if each["id"].endswith("-gone")]
-                    text = json.dumps(rules, separators=(",", ":")).encode()
-                elif name.startswith("drumbeat/logs/rules/") and name.endswith(".json"):
+                if name.startswith("drumbeat/logs/rules/") and name.endswith(".json"):
                     text = _without_sources(data)
                 target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
-            elif name.endswith(".yaml") and name[: -len("yaml")] + "json" in needed:
-                # Its JSON twin is what is read; the name alone is looked for.
-                target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), b"")
-    whole = gzip.compress(plain.getvalue(), 9, mtime=0)
+    packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL + 1)  # gzip without a time
+    whole = packer.compress(plain.getvalue()) + packer.flush()
     if len(whole) > LARGEST:
         raise Problem(f"drumbeat.pyz is {len(whole)} bytes packed, more than travels to pods ({LARGEST})")
     return whole
@@ -94,12 +86,10 @@ def node_files(files: Mapping[str, bytes]) -> Set[str]:
 
 
 def without_docstrings(data: bytes) -> bytes:
-    """Replace each docstring by an empty one of as many lines, and indent by one blank: 10 kB less in all. A test compares
-    the syntax trees of all our files."""
+    """Replace each docstring by an empty one of as many lines, and indent with tabs. A test compares the syntax trees of
+    all our files."""
     data = _DOCSTRING.sub(lambda found: found[1] + b'""' + b"\n" * found[0][len(found[1]) :].count(b"\n"), data)
-    if b'"""' in data or b"'''" in data:
-        return data  # text of several lines keeps its blanks
-    return _INDENT.sub(lambda found: b" " * (len(found[0]) // 4), data)
+    return _INDENT.sub(lambda found: found[1] or b"\t" * (len(found[0]) // 4), data)
 
 
 def _imports(data: bytes) -> Iterator[str]:

@@ -25,7 +25,7 @@ def run(args: Any) -> int:
 
     from drumbeat.base.problem import Problem
     from drumbeat.cli.lint import read_script
-    from drumbeat.commands.interpreter import reader
+    from drumbeat.commands.program import reader
     from drumbeat.convert.convert import convert
     from drumbeat.convert.draft import job_file
     from drumbeat.jobfile.job import job_from_text
@@ -46,7 +46,7 @@ def run(args: Any) -> int:
         )
     job_from_text(text, "the converted job")
     if args.json:
-        notes = {"left_out": draft.left_out, "to_check": draft.to_check}
+        notes = {"left_out": draft.left_out, "to_check": draft.to_check, "advice": draft.advice}
         found = {name: [note._asdict() for note in each] for name, each in notes.items()}
         found["differences"] = [each._asdict() for each in draft.differences]
         print(json.dumps({"job": text, **found, "defaults": draft.defaults}))

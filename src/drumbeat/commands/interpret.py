@@ -27,46 +27,13 @@ from drumbeat.commands.values import (
     TASK,
     Marks,
     Unknown,
+    without_marks,
 )
-
-
-def _words(text: str) -> FrozenSet[str]:
-    return frozenset(text.split())
-
 
 MAX_STEPS = 20_000
 MAX_ROUNDS = 256  # of one loop
 MAX_DEPTH = 20  # of functions and substitutions in each other
-_TASK_VARIABLES = _words(
-    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURMD_NODENAME HOSTNAME RANK LOCAL_RANK NODE_RANK "
-    "GROUP_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMIX_RANK SLURM_TOPOLOGY_ADDR "
-    "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
-)
-_OF_DRUMBEAT = frozenset(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NNODES", "LOCAL_WORLD_SIZE"))
-_EACH_TIME = frozenset(("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "$", "!", "?"))
-_PRINTS = _words(
-    "echo printf date hostname set wait sleep pwd nvidia-smi rocm-smi amd-smi ls env printenv true : "
-    "scontrol sinfo squeue sacct which type free df lscpu uname id whoami cat head tail grep wc numactl "
-    "lspci ibstat ibv_devinfo ifconfig ip ulimit_ nvcc gcc lstopo du history groups uptime tput clear"
-)
-_STATE = _words("ulimit umask shopt stty alias hash enable complete trap_ unset pushd popd dirs let")
-_ENVIRONMENTS = re.compile(
-    r"(?:source|\.)\s+\S*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
-    r"|(?:conda|mamba|micromamba|pyenv|spack|module|ml|source\s+activate)\b|eval\s.*(?:conda|mamba|spack|pyenv)"
-)
-_ASKING = _words("[ [[ test command which type grep egrep pgrep nvidia-smi ping nc hash cmp diff")
-_FIRST_OF = re.compile(
-    r"head\s+-(?:n\s*)?1\b|-f\s*1\b|\$1\b|sed\s+-n\s+['\"]?1p|NR\s*==\s*1|%%|\[0\]|head\s+--lines=1|tail\s+-n\s*1\b.*-1"
-)
-_HOST_LIST = re.compile(r"scontrol\s+show\s+hostnames?|nodeset\s+-e|expand_hostlist|hostlist|PBS_NODEFILE|LSB_")
-_OWN_HOST = re.compile(
-    r"\s*srun\b[^|]*(?:-n ?1|--ntasks[= ]1|-w|--nodelist)\b[^|]*\bhostname\b"
-    r"|\s*(?:/bin/|/usr/bin/)?(?:hostname\b|uname\s+-n|ip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig\b)"
-    r"|\s*python3?\s+-c\b.*gethost"
-)
-_FILTERS = _words(
-    "awk cut head tr sed getent grep nslookup dig host echo hostname xargs printf ping tail egrep cat srun"
-)
+EACH_TIME = frozenset(("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "$", "!", "?"))
 _DECLARING = ("export", "declare", "typeset", "readonly", "local")
 
 
@@ -120,6 +87,11 @@ class _Return(Exception):
 class Shell:
     """The state of one shell that reads one text."""
 
+    prints: FrozenSet[str] = frozenset()  # programs that only print or wait
+    state: FrozenSet[str] = frozenset()  # programs that change the shell, but no variable
+    asks: FrozenSet[str] = frozenset(("[", "[[", "test"))  # programs whose exit code is an answer
+    environments = re.compile(r"\Z.")  # commands that bring an environment, and leave the script's own variables alone
+
     def __init__(
         self,
         known: Mapping[str, str],
@@ -144,13 +116,14 @@ class Shell:
         self.defaults: Dict[str, str] = {}  # variables that the script takes from outside, and its default for each
         self.unread: List[Tuple[int, str, Tuple[str, ...]]] = []  # sourced, not to be read here, and what it may change
         self.cwd = ""
+        self.zero = ""  # $0, where it is known
         self.foreign = False  # something was sourced that may set any variable
         self.exports_all = False
         self.errexit: List[Tuple[int, bool]] = []  # from which event on `set -e` holds, or no longer
         self.certain = True
         self.steps, self.depth = [0], 0
         self.text = ""
-        self.words = Expander(self.marks, self._lookup, self._substitute, self._unset, self._assign_default)
+        self.words = Expander(self.marks, self.lookup, self._substitute, self.unset, self._assign_default)
 
     def run(self, text: str, line: int = 1) -> Shell:
         """Read a text. Marks in it are what an outer shell has put in."""
@@ -163,7 +136,8 @@ class Shell:
 
     # Variables
 
-    def _lookup(self, name: str) -> Optional[Value]:
+    def lookup(self, name: str) -> Optional[Value]:
+        """Return a variable's value: a mark if it comes from outside and is not known."""
         found = self.variables.get(name)
         if found is not None:
             return found.value
@@ -172,54 +146,38 @@ class Shell:
         if name in self.hidden:
             return ""
         if name == "#":
-            return str(len(self.arguments)) if self.arguments is not None else self._mark("$#", SUBMIT)
+            return str(len(self.arguments)) if self.arguments is not None else self.mark("$#", SUBMIT)
         if name == "PWD":
-            return self.cwd or self._mark("${PWD}", SUBMIT)
-        if name == "SLURM_SUBMIT_DIR":
-            return self._mark("${PWD}", SUBMIT) if not self.cwd else self._mark("${SLURM_SUBMIT_DIR}", JOB)
-        if name in self.known and not (self.task and name in _TASK_VARIABLES):
+            return self.cwd or self.mark("${PWD}", SUBMIT)
+        return self.outside(name)
+
+    def outside(self, name: str) -> str:
+        """Return the value of a variable that the script does not set itself."""
+        if name in self.known:
             return self.known[name]
-        if name in _EACH_TIME:
-            return self._mark(f"${{{name}}}" if len(name) > 1 else f"${name}", ONCE, False)
-        if name in ("HOSTNAME", "SLURMD_NODENAME", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_SUBMIT_HOST") and not self.task:
-            return self._head()
-        if self.task and (name in _TASK_VARIABLES or name in _OF_DRUMBEAT):
-            return self._mark(f"${{{name}}}", TASK)
-        later = name.startswith("SLURM_") or (self.foreign and name not in ("HOME", "USER", "LOGNAME"))
-        return self._mark(f"${{{name}}}", JOB if later else SUBMIT)
+        if name in EACH_TIME:
+            return self.mark(f"${{{name}}}" if len(name) > 1 else f"${name}", ONCE, False)
+        later = self.foreign and name not in ("HOME", "USER", "LOGNAME")
+        return self.mark(f"${{{name}}}", JOB if later else SUBMIT)
+
+    def unset(self, name: str, default: str) -> Optional[bool]:
+        """Return true for a variable from outside that is taken to be unset; None if it may well be set."""
+        return True
 
     def _argument(self, name: str) -> Value:
         if self.arguments is None:
             if name in ("@", "*"):  # nobody gave any
                 self.defaults.setdefault("$@", "")
                 return []
-            return self._mark(f"${{{name}}}", SUBMIT)
+            return self.mark(f"${{{name}}}", SUBMIT)
         if name in ("@", "*"):
             return list(self.arguments)
         if name == "0":
-            return self._mark("$0", JOB)
+            return self.zero or self.mark("$0", JOB)
         return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""
 
-    def _mark(self, text: str, kind: str, stable: bool = True) -> str:
+    def mark(self, text: str, kind: str, stable: bool = True) -> str:
         return self.marks.mark(Unknown(text, kind, names_read(text), stable))
-
-    def _head(self) -> str:
-        return self.marks.mark(Unknown("${MASTER_ADDR}", HEAD))
-
-    def _unset(self, name: str, default: str) -> Optional[bool]:
-        """Return true for a variable of the submitting shell that is taken to be unset; None if it may well be set."""
-        if re.fullmatch(
-            r"(?:HOME|USER|PATH|TMPDIR|SCRATCH|WORK|PWD|SHELL|LANG|LOGNAME)|\w*PATH|XDG_\w+|CONDA_\w+|(?:SLURM|PBS)_\w+",
-            name,
-        ):
-            return None
-        if name in self.required:
-            return False
-        if name.isdigit():
-            self.defaults.setdefault(f"${name}", default)
-            return True
-        self.defaults.setdefault(name, default)
-        return True
 
     def _assign_default(self, name: str, value: str) -> None:
         self._assign(name, value, f'"${{{name}:={value}}}"', 0, False)
@@ -259,12 +217,12 @@ class Shell:
             value = items
         else:
             value = self.words.text(raw)
-        before = self._lookup(name) if more or index else ""
+        before = self.lookup(name) if more or index else ""
         if index:
             place = calculated(self.words.text(index[1:-1]))
             items = list(before) if isinstance(before, list) else []
             if place is None or isinstance(value, list) or not 0 <= place <= len(items):
-                value = [self._mark(f"${{{name}[@]}}", JOB, False)]
+                value = [self.mark(f"${{{name}[@]}}", JOB, False)]
             else:
                 value = [*items[:place], value, *items[place + 1 :]]
             raw = f"({' '.join(map(self.marks.quoted, value))})"
@@ -293,7 +251,7 @@ class Shell:
             if known is not None:
                 return known.rstrip("\n")
         if not self.task:
-            found = self._host(text, nodes, inner)
+            found = self.host_of(text, nodes, inner)
             if found:
                 return found
         names = {word.text.rsplit("/", 1)[-1] for node in nodes for each in node.walk() for word in each.words[:1]}
@@ -301,7 +259,7 @@ class Shell:
             r"\$\{?RANDOM|/urandom", text
         )
         reads = names_read(text)
-        values = "".join("".join(value) for value in (self._lookup(name) or "" for name in reads))
+        values = "".join("".join(value) for value in (self.lookup(name) or "" for name in reads))
         own = {"hostname", "nproc", "nvidia-smi", "rocm-smi", "taskset"} & names
         kind = ONCE if each_time else TASK if own else self.marks.kind(values) or JOB
         kind = JOB if kind in (SUBMIT, HEAD, HOSTS) else kind
@@ -315,9 +273,9 @@ class Shell:
         if name == "cat" and node.heredocs and len(words) == 1:
             return node.heredocs[0].text if node.heredocs[0].literal else inner.words.heredoc(node.heredocs[0].text)
         if name == "pwd":
-            return self.cwd or self._mark("${PWD}", SUBMIT)
+            return self.cwd or self.mark("${PWD}", SUBMIT)
         if name in ("whoami",) or words[:2] == ["id", "-un"]:
-            return self._mark("${USER}", SUBMIT)
+            return self.mark("${USER}", SUBMIT)
         if name == "expr" and decided:
             number = calculated(" ".join(words[1:]))
             return None if number is None else str(number)
@@ -331,29 +289,12 @@ class Shell:
             return (place.rpartition("/")[0] or ".") if name == "dirname" else place.rpartition("/")[2]
         return None
 
-    def _host(self, text: str, nodes: Sequence[Node], inner: Shell) -> str:
-        """Return a mark for a list of the job's nodes, or for the first of them."""
-        reads = "".join("".join(inner._lookup(name) or "") for name in names_read(text))
-        kinds = {unknown.kind for unknown in self.marks.of(reads)}
-        names = [
-            word.text.rsplit("/", 1)[-1]
-            for node in nodes
-            for each in node.walk()
-            for word in each.words[:1]
-            if each.kind == "simple"
-        ]
-        counted = re.search(r"\|\s*wc\s+(?:-[lw]|--(?:lines|words))\s*$", text)
-        if counted and (_HOST_LIST.search(text) or HOSTS in kinds) and len(names) == 2 and "SLURM_NNODES" in self.known:
-            return self.known["SLURM_NNODES"]
-        if _HOST_LIST.search(text) or (HOSTS in kinds and set(names) <= _FILTERS):
-            if _FIRST_OF.search(text):
-                return self._head()
-            return self.marks.mark(Unknown(f"$({text})", HOSTS, names_read(text), False))
-        if (HEAD in kinds and set(names) <= _FILTERS) or (
-            _OWN_HOST.match(text) and not re.search(r"\$\{?SLURM_(?:PROC|NODE|LOCAL)ID", text)
-        ):
-            return self._head()
+    def host_of(self, text: str, nodes: Sequence[Node], inner: Shell) -> str:
+        """Return a mark if this substitution gives the job's nodes, or the first of them: convert knows how jobs ask."""
         return ""
+
+    def name_hosts(self, words: Sequence[str], text: str, names: FrozenSet[str]) -> None:
+        """Mark variables that are read from a list of the job's nodes."""
 
     # Commands
 
@@ -362,7 +303,7 @@ class Shell:
         other = copy.copy(self)
         other.variables, other.files, other.events = dict(self.variables), dict(self.files), list(self.events)
         other.certain = self.certain and certain
-        other.words = Expander(other.marks, other._lookup, other._substitute, other._unset, other._assign_default)
+        other.words = Expander(other.marks, other.lookup, other._substitute, other.unset, other._assign_default)
         return other
 
     def _body(self, nodes: Sequence[Node]) -> Optional[bool]:
@@ -381,7 +322,7 @@ class Shell:
             )
         if node.background and node.kind != "simple":
             self._keep(node)
-            self._look_inside(node)
+            self._look_inside(*_bodies(node))
             return True
         result = self._simple(node, piped) if node.kind == "simple" else _COMPOUND[node.kind](self, node)
         return (not result if result is not None else None) if node.negated else result
@@ -397,9 +338,9 @@ class Shell:
         names = {_name(each) for each in inside if each.kind == "simple"}
         writes = frozenset() if node.kind in ("subshell", "pipeline") or node.background else node.writes()
         state = writes or names & (
-            _STATE | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"}
+            self.state | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"}
         )
-        quiet = names <= _PRINTS and not writes and not any(_into_file(each) for each in inside)
+        quiet = names <= self.prints and not writes and not any(_into_file(each) for each in inside)
         kind = "print" if quiet else "shell" if state and node.kind not in ("subshell", "pipeline") else "once"
         self.events.append(Event(kind, node.line, text, names_read(text), writes))
         for name in writes:
@@ -409,16 +350,24 @@ class Shell:
             mark = self.marks.mark(Unknown(written, JOB, frozenset((name,)), False, text))
             before = bool(old and old.exported) or self.exports_all or name in self.exports
             maybe = not before and _exports(inside, name)
+            sure = (
+                maybe
+                and node.kind == "if"
+                and len(node.bodies) % 2
+                and all(_exports(body, name) for body in [*node.bodies[1:-1:2], node.bodies[-1]])
+            )
             self.variables[name] = Variable(
-                [mark] if is_list else mark, before or maybe, len(self.events) - 1, maybe or bool(old and old.maybe)
+                [mark] if is_list else mark,
+                before or maybe,
+                len(self.events) - 1,
+                not sure and (maybe or bool(old and old.maybe)),
             )
         self.foreign = self.foreign or bool(names & {"source", ".", "eval"})
 
-    def _look_inside(self, node: Node) -> None:
+    def _look_inside(self, *bodies: Sequence[Node]) -> None:
         """Look for what is started inside a command that is left as it stands."""
-        for body in node.bodies if node.kind != "list" else [[part for each in node.bodies for part in each]]:
+        for body in bodies:
             inner = self._apart(certain=False)
-            inner.started = self.started
             try:
                 inner._body(body)
             except (_Exit, _Return):
@@ -434,7 +383,7 @@ class Shell:
 
     def _subshell(self, node: Node) -> Optional[bool]:
         started = len(self.started)
-        self._look_inside(node)
+        self._look_inside(*_bodies(node))
         if len(self.started) == started:
             self._keep(node)
         return None
@@ -443,10 +392,8 @@ class Shell:
         started = len(self.started)
         for place, body in enumerate(node.bodies):
             inner = self._apart()
-            inner.started = self.started
             rest = self.text[node.bodies[place + 1][0].start : node.end] if place + 1 < len(node.bodies) else ""
-            if body[0].kind == "simple":
-                inner._simple(body[0], rest)
+            inner._command(body[0], rest)
         if len(self.started) == started:
             self._keep(node)
         return None
@@ -458,7 +405,7 @@ class Shell:
         result = self._command(node.bodies[0][0])
         for place, joint in enumerate(node.joints):
             if result is None and (
-                names[place] in _ASKING or len(self.started) > started or node.bodies[place][0].kind != "simple"
+                names[place] in self.asks or len(self.started) > started or node.bodies[place][0].kind != "simple"
             ):
                 if len(self.started) > started:  # it has run: `&&` goes on, `||` is for when it fails
                     following = node.bodies[place + 1][0]
@@ -466,13 +413,16 @@ class Shell:
                         if len(self.events) > events and self.events[-1].kind == "started":
                             self.events[-1].text += " || exit"
                         result = self._command(following)
-                    elif not {_name(each) for each in following.walk() if each.kind == "simple"} <= _PRINTS | {"exit"}:
+                    elif not {_name(each) for each in following.walk() if each.kind == "simple"} <= self.prints | {
+                        "exit"
+                    }:
                         self._keep(following)
+                        self._look_inside([following])
                     continue
                 del self.events[events:]
                 self.variables = before.variables
                 self._keep(node)
-                self._look_inside(node)
+                self._look_inside(*_bodies(node))
                 return None
             taken = result is not False
             if (joint == "&&") == taken:
@@ -486,6 +436,7 @@ class Shell:
             started, defaults = len(self.started), set(self.defaults)
             result = self._body(condition)
             if len(self.started) > started:
+                self._look_inside(*node.bodies[1:])
                 return None
             fresh = set(self.defaults) - defaults
             if result and fresh and any(_name(each) == "exit" for each in body):  # it does not go on without them
@@ -497,7 +448,7 @@ class Shell:
                 del self.events[events:]
                 self.variables = before.variables
                 self._keep(node)
-                self._look_inside(node)
+                self._look_inside(*_bodies(node))
                 return None
             if result:
                 return self._body(body)
@@ -508,7 +459,7 @@ class Shell:
         patterns = [[self.words.text(each) for each in joint.split("\n")] for joint in node.joints]
         if MARK.search(value) or any(MARK.search(each) for some in patterns for each in some):
             self._keep(node)
-            self._look_inside(node)
+            self._look_inside(*_bodies(node))
             return None
         for some, body in zip(patterns, node.bodies):
             if any(fnmatch.fnmatchcase(value, each) for each in some):
@@ -531,14 +482,14 @@ class Shell:
 
             return self._inline(node, rounds)
         self._keep(node)
-        self._look_inside(node)
+        self._look_inside(*_bodies(node))
         return None
 
     def _for(self, node: Node) -> Optional[bool]:
         items = [each for word in node.words[1:] for each in self.words.fields(word.raw)]
         if any(MARK.search(each) for each in items) or len(items) > MAX_ROUNDS or (len(node.words) == 1):
             self._keep(node)
-            self._look_inside(node)
+            self._look_inside(*_bodies(node))
             return None
 
         def rounds(shell: Shell) -> None:
@@ -639,6 +590,7 @@ class Shell:
             return builtin(self, words, node, text)
         if words[0] in self.functions:
             return self._call(words[0], words, node)
+        self._remember_file(words, node)
         if self.wanted(words):
             prefix = {each[0]: self.words.text(each[3]) for each in assigned}
             started = Started(
@@ -649,16 +601,15 @@ class Shell:
             written = self._written(node)
             self.events.append(Event("started", node.line, written, names_read(text), words=tuple(words)))
             return None
-        self._remember_file(words, node)
         reads = names_read(text)
-        environment = _ENVIRONMENTS.match(text)
+        environment = self.environments.match(text)
         if environment:
             self.foreign = True
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
-        elif name in _STATE:
+        elif name in self.state:
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
         else:
-            quiet = (name in _PRINTS and not _into_file(node)) or node.background and name in _PRINTS
+            quiet = (name in self.prints and not _into_file(node)) or node.background and name in self.prints
             written = self._written(node)
             self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))
         return None if name not in ("echo", "printf", "mkdir", "export") else True
@@ -709,11 +660,11 @@ class Shell:
         return True
 
     def _cd(self, words: List[str], node: Node, text: str) -> Optional[bool]:
-        place = words[1] if len(words) > 1 else self._mark("${HOME}", SUBMIT)
+        place = words[1] if len(words) > 1 else self.mark("${HOME}", SUBMIT)
         if place == "-" or words[0] != "cd":
-            self.cwd = self._mark("${PWD}", JOB, False)
+            self.cwd = self.mark("${PWD}", JOB, False)
         else:
-            base = self.cwd or self._mark("${PWD}", SUBMIT)
+            base = self.cwd or self.mark("${PWD}", SUBMIT)
             absolute = place.startswith("/") or MARK.match(place)
             self.cwd = place if absolute else f"{base}/{place}" if place not in (".", "./") else self.cwd
         self.events.append(Event("cd", node.line, text, names_read(text), words=tuple(words)))
@@ -737,7 +688,7 @@ class Shell:
         return True
 
     def _source(self, words: List[str], node: Node, text: str) -> Optional[bool]:
-        soft = bool(_ENVIRONMENTS.match(text))
+        soft = bool(self.environments.match(text))
         self.foreign = True
         sourced = self.read(words[1]) if words[0] != "eval" and len(words) > 1 and not soft else ""
         if sourced:
@@ -783,17 +734,8 @@ class Shell:
 
     def _read(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         self._keep(node)
-        kept = self.events[-1]
-        hosts = _HOST_LIST.search(text)
-        for name in kept.writes if hosts and not self.task else ():
-            kind = HEAD if _FIRST_OF.search(text) else HOSTS
-            mark = (
-                self._head()
-                if kind == HEAD
-                else self.marks.mark(Unknown(f"${{{name}[@]}}", HOSTS, frozenset((name,)), False))
-            )
-            self.variables[name] = self.variables[name]._replace(value=[mark] if words[0] != "read" else mark)
-        kept.kind = "assign"
+        self.events[-1].kind = "assign"
+        self.name_hosts(words, text, self.events[-1].writes)
         return True
 
     def _echo(self, words: List[str], node: Node, text: str) -> Optional[bool]:
@@ -814,7 +756,7 @@ class Shell:
         if found and (found.kind == HEAD or found.text == "${SLURM_JOB_ID}"):
             return "1"  # not empty
         name = re.fullmatch(r"\$\{(\w+)\}", found.text) if found and found.kind == SUBMIT else None
-        return "" if name and not name[1].isdigit() and self._unset(name[1], "") else text
+        return "" if name and not name[1].isdigit() and self.unset(name[1], "") else text
 
     def _test(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         double = words[0] == "[["
@@ -832,6 +774,25 @@ class Shell:
                 for each in fields
             ]
         return _decide(list(zip(fields, quoted)), double)
+
+
+def commands_of(text: str, environ: Mapping[str, str], arguments: Optional[Sequence[str]]) -> List[List[str]]:
+    """Return the words of each command that a script may start, also in functions that it does not call itself and in
+    files that it writes."""
+    shell = Shell(environ, lambda words: True, arguments)
+    shell.run(without_marks(text))
+    shell.arguments = None
+    for body, source in list(shell.functions.values()):
+        shell.text = source
+        if not any(each.line >= body.line and each.text in source[body.start : body.end] for each in shell.started):
+            shell._look_inside([body])
+    for path in {word for each in shell.started for word in each.words} & set(shell.files):
+        shell.run(without_marks(shell.files[path]))
+    return [[shell.marks.shown(word) for word in each.words] for each in shell.started]
+
+
+def _bodies(node: Node) -> List[List[Node]]:
+    return node.bodies if node.kind != "list" else [[part for each in node.bodies for part in each]]
 
 
 def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:

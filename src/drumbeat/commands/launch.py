@@ -406,10 +406,21 @@ SELF_SPAWNING = {
 }
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-_LAUNCHER_WORD = regex(
-    r"(?:^|[\s;&|(/])(torchrun|accelerate(?:-|\s+)launch|deepspeed|torch\.distributed\.(?:run|launch)|composer|fabric\s+run)"
-    r"(?=\s)"
+_MODULE = r"(?:torch\.distributed\.(?:run|launch)|accelerate(?:\.commands\.launch)?|deepspeed(?:\.launcher\.runner)?)"
+_LAUNCHER = regex(
+    r"(?:^|[\s;&|(/=\"'`])"
+    r"(torchrun|accelerate(?:-|\s+)launch|deepspeed(?=\s+(?:-|\\|\S+\.py\b))|composer(?=\s+(?:-|\S+\.py\b))|fabric\s+run)"
+    r"(?=[\s\"'`;)]|$)",
 )
+PYTHON_MODULE = regex(r"\s-\w*m\s*" + _MODULE + r"(?=[\s\"'\\]|$)")
+
+
+def launcher_in(words: Sequence[str]) -> str:
+    """Return the first launcher that these words name, as written; '' if they name none."""
+    text = " ".join(words)
+    found = _LAUNCHER.search(text)
+    module = None if found else PYTHON_MODULE.search(text)
+    return " ".join(found[1].split()) if found else f"python {' '.join(module[0].split())}" if module else ""
 
 
 def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
@@ -431,12 +442,11 @@ def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
             "write what its component runs: torchrun --nnodes N --nproc-per-node M SCRIPT",
         )
     if name in _CONTAINERS:
-        launcher = _LAUNCHER_WORD.search(" ".join(outer[1:]))
+        launcher = launcher_in(outer[1:])
         if launcher:
             return (
-                f"{launcher.group(1)} is started by {name}, where drumbeat cannot give it its nodes",
-                f"name the image (container: IMAGE, or --container IMAGE) and write the command without {name}: "
-                f"{launcher.group(1)} …",
+                f"{launcher} is started by {name}, where drumbeat cannot give it its nodes",
+                f"name the image (container: IMAGE, or --container IMAGE) and write the command without {name}: {launcher} …",
             )
     return None
 

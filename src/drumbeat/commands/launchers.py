@@ -6,12 +6,14 @@ script or the script for an option's value. Names are written with '-', and comp
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import field
-from typing import Any, Dict, FrozenSet, List, Mapping, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
 
 
 def names(text: str) -> FrozenSet[str]:
@@ -193,6 +195,9 @@ _FROM_CONFIG = {
     "main_process_port": "--main-process-port",
     "max_restarts": "--max-restarts",
 }
+_CONFIG_ENTRY = regex(rf"""^[ ]{{0,4}}["']?({"|".join(_FROM_CONFIG)})["']?[ ]*:[ ]*["']?([\w.:-]+)""", re.M)
+_NO_VALUE = ("null", "true", "false")
+_CONFIG_LIMIT = 1 << 20
 
 
 def config_path(flags: Mapping[str, str], environ: Mapping[str, str]) -> str:
@@ -204,12 +209,21 @@ def config_path(flags: Mapping[str, str], environ: Mapping[str, str]) -> str:
     return f"{home}/accelerate/default_config.yaml" if home else ""
 
 
-def from_config(config: Any) -> Dict[str, str]:
-    """Return what a configuration file says about nodes and ranks, as flags."""
-    if not isinstance(config, dict):
-        return {}
-    said = {flag: config[key] for key, flag in _FROM_CONFIG.items() if isinstance(config.get(key), (str, int))}
-    return {flag: str(value) for flag, value in said.items() if not isinstance(value, bool) and str(value)}
+def read_config(path: str) -> str:
+    """Return the text of a configuration file, '' if it is not there. One that cannot be read is the user's to fix."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(_CONFIG_LIMIT)
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Problem(f"{path}: cannot be read: {error}") from None
+
+
+def from_config(text: str) -> Dict[str, str]:
+    """Return what a configuration file, YAML or JSON, says about nodes and ranks, as flags: plain values at its top."""
+    entries = dict(_CONFIG_ENTRY.findall(text))
+    return {flag: entries[key] for key, flag in _FROM_CONFIG.items() if entries.get(key, "null") not in _NO_VALUE}
 
 
 def refuse_cpu_ranks(flags: Mapping[str, str], script: Sequence[str], nodes: int, ranks_per_node: int) -> None:

@@ -1,24 +1,22 @@
-"""Tokens into commands, pipelines, assignments and #SBATCH lines, inside `$(...)` and `bash -c '...'` too."""
+"""A script as a list: its commands, pipelines, assignments and #SBATCH lines, inside `$(...)` and `bash -c '...'` too."""
 
 from __future__ import annotations
 
 import functools
 import re
 from dataclasses import field
-from typing import Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.commands.shell import MAX_DEPTH, Fault, Heredoc, Lexer, Token, Word
+from drumbeat.commands.syntax import Node, parse_loosely
 
 # Where a command stands, outermost first.
 SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file"
 
-MAX_COMMANDS = 10_000  # more is no script that a person wrote; what is left out is said
+MAX_COMMANDS = MAX_LINES = 10_000  # more is no script that a person wrote; what is left out is said
 MAX_TEXT = 8000  # of one command that patterns see
 MAX_WORDS = 400  # of one command that are looked at for what it starts
-_RESERVED = frozenset(
-    ["if", "then", "else", "elif", "fi", "do", "done", "while", "until", "!", "{", "}", "time", "esac"]
-)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=")
 _DECLARE = frozenset(("export", "declare", "typeset", "readonly", "local"))
 _CONTAINER_ENV = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)")
@@ -53,8 +51,9 @@ class Command:
     redirects: Tuple[Token, ...]
     line: int
     within: Tuple[str, ...] = ()
-    follows: str = ""  # the operator before it: || && | ; or a line's end
-    ended_by: str = "\n"
+    follows: str = ""  # && or || before it
+    background: bool = False
+    heredocs: Tuple[Heredoc, ...] = ()
 
     @functools.cached_property
     def text(self) -> str:
@@ -151,9 +150,10 @@ def options(words: Sequence[str]) -> Iterator[Tuple[str, str]]:
             yield _SHORT[word[1]], word[2:].lstrip("=") or after
 
 
-def read(text: str, line: int = 1, column: int = 0) -> Script:
-    script = Script(text, line)
-    _read(script, text, line, column, (), 0)
+def read(text: str, line: int = 1) -> Script:
+    lines = text.split("\n", MAX_LINES)
+    script = Script("\n".join(lines[:MAX_LINES]), line, cut=line + MAX_LINES if lines[MAX_LINES:] else 0)
+    _read(script, script.text, line, 0, (), 0)
     script.faults.sort(key=lambda fault: (fault.line, fault.column))
     return script
 
@@ -161,21 +161,20 @@ def read(text: str, line: int = 1, column: int = 0) -> Script:
 def _read(script: Script, text: str, line: int, column: int, within: Tuple[str, ...], depth: int) -> None:
     lexer = Lexer(text, line, column).run()
     script.faults += lexer.faults
-    heredocs = {heredoc.owner: heredoc for heredoc in lexer.heredocs}
     if not within:
         script.comments = [token for token in lexer.tokens if token.kind == "comment"]
         _directives(script, lexer.tokens)
-    for pipeline in _pipelines(lexer.tokens, within):
+    for pipeline in _pipelines(parse_loosely(lexer), within):
         if len(script.pipelines) >= MAX_COMMANDS:
             script.cut = script.cut or pipeline.line
             return
         script.pipelines.append(pipeline)
         if depth < MAX_DEPTH:
             for command in pipeline.commands:
-                _descend(script, command, heredocs, depth + 1)
+                _descend(script, command, depth + 1)
 
 
-def _descend(script: Script, command: Command, heredocs: Mapping[int, Heredoc], depth: int) -> None:
+def _descend(script: Script, command: Command, depth: int) -> None:
     words = [*(each.value for each in command.assignments if each.how in ("plain", "prefix")), *command.words]
     for word in words:
         for part in word.parts:
@@ -190,9 +189,7 @@ def _descend(script: Script, command: Command, heredocs: Mapping[int, Heredoc], 
         if re.fullmatch(r"python[\d.]*", name) and names[place + 1] == "-c":
             word = command.words[place + 2]
             script.python.append(Heredoc(word.nested, word.line, True, command.line))
-    for heredoc in (
-        heredocs[token.line] for token in command.redirects if token.text[:2] == "<<" and token.line in heredocs
-    ):
+    for heredoc in command.heredocs:
         target = " ".join(token.word.text for token in command.redirects if token.word and token.text[0] == ">")
         text = heredoc.text if heredoc.literal else heredoc.text.replace("\\$", "$").replace("\\`", "`")
         if any(re.fullmatch(r"python[\d.]*", name) for name in names) or target.endswith(".py"):
@@ -244,43 +241,35 @@ def _directives(script: Script, tokens: Sequence[Token]) -> None:
             begun = True
 
 
-def _pipelines(tokens: Sequence[Token], within: Tuple[str, ...]) -> Iterator[Pipeline]:
-    line: List[Command] = []
-    words: List[Word] = []
-    redirects: List[Token] = []
-    follows = ""
-    for token in [*tokens, Token("operator", "\n", 0)]:
-        if token.kind == "word":
-            assert token.word is not None
-            words.append(token.word)
-        elif token.kind == "redirect":
-            redirects.append(token)
-        elif token.kind == "operator":
-            while words and words[0].raw in _RESERVED:
-                words.pop(0)
-            piped = token.text in ("|", "|&")
-            if words or redirects:
-                line.append(_command(words, redirects, within, follows, token.text))
-            elif piped and line:
-                continue
-            elif token.text == "\n" and line and follows in ("|", "|&"):
-                continue  # the pipeline goes on after the line's end
-            words, redirects, follows = [], [], token.text
-            if line and not piped:
-                yield Pipeline(tuple(line))
-                line = []
+def _pipelines(nodes: Sequence[Node], within: Tuple[str, ...], follows: str = "") -> Iterator[Pipeline]:
+    for node in nodes:
+        if node.kind == "simple":
+            yield Pipeline((_command(node, within, follows),))
+        elif node.kind == "list":
+            node.bodies[-1][0].background |= node.background
+            for joint, body in zip((follows, *node.joints), node.bodies):
+                yield from _pipelines(body, within, joint)
+        elif node.kind == "pipeline":
+            parts = [part for body in node.bodies for part in body]
+            parts[-1].background |= node.background
+            yield from _pipelines([part for part in parts if part.kind != "simple"], within)
+            commands = tuple(_command(part, within, follows) for part in parts if part.kind == "simple")
+            if commands:
+                yield Pipeline(commands)
+        else:
+            if node.kind == "for" and node.words:
+                name, *items = node.words
+                head = (name._replace(text="for", raw="for"), name, name._replace(text="in", raw="in"), *items)
+                yield Pipeline((Command(head, (), (), node.line, within),))
+            for body in node.bodies:
+                yield from _pipelines(body, within)
+            if node.redirects:
+                yield Pipeline((Command((), (), node.redirects, node.redirects[0].line, within),))
 
 
-def _command(
-    words: Sequence[Word], redirects: Sequence[Token], within: Tuple[str, ...], follows: str, ended_by: str
-) -> Command:
-    line = words[0].line if words else redirects[0].line
-    rest = list(words)
-    leading: List[Word] = []
-    while rest and _ASSIGNMENT.match(rest[0].raw):
-        leading.append(rest.pop(0))
-    how = "prefix" if rest else "plain"
-    assignments = [_assignment(word, how) for word in leading]
+def _command(node: Node, within: Tuple[str, ...], follows: str) -> Command:
+    rest = node.words
+    assignments = [_assignment(word, "prefix" if rest else "plain") for word in node.assigned]
     if rest and rest[0].text in _DECLARE:
         flag = rest[1].text if len(rest) > 1 else ""
         exported = rest[0].text == "export" or (flag.startswith("-") and "x" in flag)
@@ -292,7 +281,8 @@ def _command(
             assignments.append(_assignment(word, "option"))
         elif word.text.startswith("--env=") and _ASSIGNMENT.match(word.text[6:]):
             assignments.append(_assignment(word._replace(text=word.text[6:]), "option"))
-    return Command(tuple(rest), tuple(assignments), tuple(redirects), line, within, follows, ended_by)
+    line = (rest[0] if rest else node).line
+    return Command(rest, tuple(assignments), node.redirects, line, within, follows, node.background, node.heredocs)
 
 
 def _assignment(word: Word, how: str) -> Assignment:

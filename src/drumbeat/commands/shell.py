@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import bisect
 import re
-import shlex
-from typing import List, NamedTuple, NoReturn, Optional, Sequence, Tuple
-
-from drumbeat.base.problem import Problem
-from drumbeat.base.regex import regex
+from typing import List, NamedTuple, Optional, Tuple
 
 # Output of the lexer: words, tokens, heredocs, and faults.
 
@@ -409,67 +405,3 @@ class Lexer:
         shown.append(raw)
         nested.append("_" + "\n" * raw.count("\n"))
         return end
-
-
-# Shell syntax in a job's command: no shell reads it, so its words would all become arguments.
-
-
-_WHOLE_OPERATOR = regex(r"(&&|\|\||\||;|&|\|&|\d?>>?|\d?<|<<<?|&>>?|\d?>&\d|\(|\))$")
-
-_ASSIGNMENT = regex(r"[A-Za-z_]\w*=")
-
-
-def shell_syntax(text: str) -> Optional[str]:
-    """Return the first word, or line break, that only a shell understands; None if there is none. What is quoted is text."""
-    word, quote, whole = "", "", True
-    index = 0
-    text = text.strip()
-    while index < len(text):
-        char = text[index]
-        if char == "\\" and quote != "'":
-            whole = whole and text[index + 1 : index + 2] == "\n"
-            index += 2
-            continue
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote, whole = char, False
-        elif char == "#" and not word and whole:
-            return "#"
-        elif char.isspace():
-            found = _operator(word, whole)
-            if found:
-                return found
-            if char == "\n":
-                return "a line break"
-            word, whole = "", True
-            index += 1
-            continue
-        word += char
-        index += 1
-    return _operator(word, whole)
-
-
-def refuse_shell(found: str, place: str) -> NoReturn:
-    why = "a line break does not end it" if found == "a line break" else f"{found} would be passed as an argument"
-    raise Problem(
-        f"{place}: not run by a shell; {why}",
-        "put what comes before the command into setup; or write a shell line: bash -c 'first && second'"
-        + ("; one command over several lines is written with >- instead of |" if found == "a line break" else ""),
-    )
-
-
-def refuse_assignment(command: Sequence[str], place: str) -> None:
-    """Refuse `NAME=value program`: only a shell takes the first word for anything but the program's name."""
-    if _ASSIGNMENT.match(command[0]):
-        raise Problem(
-            f"{place}: not run by a shell; {command[0]} would be taken for the program's name",
-            f"put env before it: env {shlex.join(command)}",
-        )
-
-
-def _operator(word: str, whole: bool) -> Optional[str]:
-    """Return true for an operator of the shell. `whole` says that nothing in the word was quoted."""
-    if whole and _WHOLE_OPERATOR.match(word):
-        return word
-    return ";" if whole and len(word) > 1 and word.endswith(";") else None

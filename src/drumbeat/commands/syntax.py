@@ -65,7 +65,12 @@ class Node:
 
 def parse(text: str, line: int = 1) -> List[Node]:
     """Parse shell text. What cannot be parsed is one node of kind `unknown` up to the end."""
-    return _Parser(text, line).top()
+    return _Parser(Lexer(text, line).run()).top()
+
+
+def parse_loosely(lexer: Lexer) -> List[Node]:
+    """Parse text that need not be a whole script: a word that belongs nowhere is skipped, and the end closes all."""
+    return _Parser(lexer, loose=True).body(frozenset())
 
 
 def assignment(word: Word) -> Optional[Tuple[str, str, bool, str]]:
@@ -79,11 +84,10 @@ class _Broken(Exception):
 
 
 class _Parser:
-    def __init__(self, text: str, line: int) -> None:
-        self.text = text
-        lexer = Lexer(text, line).run()
+    def __init__(self, lexer: Lexer, loose: bool = False) -> None:
+        self.text, self.loose = lexer.text, loose
         self.tokens = [token for token in lexer.tokens if token.kind != "comment"]
-        self.tokens.append(Token("operator", "\n", line, None, len(text), len(text)))
+        self.tokens.append(Token("operator", "\n", lexer.line, None, len(self.text), len(self.text)))
         self.heredocs = list(lexer.heredocs)
         self.at, self.depth = 0, 0
 
@@ -107,15 +111,26 @@ class _Parser:
             elif self.is_word(*ends) or (token.text in ends and token.kind == "operator"):
                 return nodes
             elif self.is_word(*_ENDS) or (token.kind == "operator" and token.text in (")", ";;", "&", "|", "&&", "||")):
-                raise _Broken
+                self.broken()
+                self.at += 1
             else:
-                node = self.chain()
+                start = self.at
+                try:
+                    node = self.chain()
+                except _Broken:
+                    self.broken()
+                    self.at = max(start + 1, self.at)
+                    continue
                 if self.take("&"):
                     node.background = True
                 nodes.append(node)
         if ends:
-            raise _Broken
+            self.broken()
         return nodes
+
+    def broken(self) -> None:
+        if not self.loose:
+            raise _Broken
 
     def is_word(self, *texts: str) -> bool:
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
@@ -129,23 +144,34 @@ class _Parser:
         return False
 
     def need(self, text: str) -> None:
-        if not self.is_word(text) and not (self.peek().kind == "operator" and self.peek().text == text):
-            raise _Broken
-        self.at += 1
+        if self.is_word(text) or (self.peek().kind == "operator" and self.peek().text == text):
+            self.at += 1
+        else:
+            self.broken()
 
     def peek(self) -> Token:
         if self.at >= len(self.tokens):
-            raise _Broken
+            self.broken()
+            return self.tokens[-1]
         return self.tokens[self.at]
+
+    @property
+    def ended(self) -> bool:
+        return self.at >= len(self.tokens)
 
     def chain(self) -> Node:
         first = self.pipeline()
         parts, joints = [first], []
         while self.at < len(self.tokens) and self.peek().kind == "operator" and self.peek().text in ("&&", "||"):
-            joints.append(self.peek().text)
+            joint = self.peek().text
             self.at += 1
             self.skip_lines()
-            parts.append(self.pipeline())
+            try:
+                parts.append(self.pipeline())
+            except _Broken:
+                self.broken()
+                break
+            joints.append(joint)
         if not joints:
             return first
         return Node(
@@ -164,7 +190,11 @@ class _Parser:
         parts = [self.command()]
         while self.at < len(self.tokens) and (self.take("|") or self.take("|&")):
             self.skip_lines()
-            parts.append(self.command())
+            try:
+                parts.append(self.command())
+            except _Broken:
+                self.broken()
+                break
         if len(parts) == 1:
             parts[0].negated, parts[0].start = negated, start
             return parts[0]
@@ -173,11 +203,13 @@ class _Parser:
     def command(self) -> Node:
         token = self.peek()
         self.depth += 1
-        if self.depth > MAX_NESTING:
-            raise Problem(
-                f"line {token.line}: commands are nested more than {MAX_NESTING} deep", "no person wrote that"
-            )
         try:
+            if self.depth > MAX_NESTING:
+                if self.loose:
+                    return self.simple()
+                raise Problem(
+                    f"line {token.line}: commands are nested more than {MAX_NESTING} deep", "no person wrote that"
+                )
             node = self.compound(token)
             if node is None:
                 return self.simple()
@@ -185,7 +217,7 @@ class _Parser:
             while self.at < len(self.tokens) and self.tokens[self.at].kind == "redirect":
                 redirects.append(self.tokens[self.at])
                 self.at += 1
-            node.redirects, node.end = tuple(redirects), self.tokens[self.at - 1].end
+            node.redirects, node.end = tuple(redirects), self.tokens[min(self.at, len(self.tokens)) - 1].end
             self.bring_heredocs(node)
             return node
         finally:
@@ -241,7 +273,7 @@ class _Parser:
         name = self.peek().word
         node.kind = "for"
         if name is None:  # for ((i = 0; …))
-            while not self.is_word("do"):
+            while not self.is_word("do") and not self.ended:
                 self.at += 1
                 self.peek()
             node.kind, node.words = "while", ()
@@ -272,11 +304,11 @@ class _Parser:
         bodies: List[List[Node]] = []
         while True:
             self.skip_lines()
-            if self.is_word("esac"):
+            if self.is_word("esac") or self.ended:
                 break
             self.take("(")
             some: List[str] = []
-            while not self.take(")"):
+            while not self.take(")") and not self.ended:
                 some += [self.peek().word.raw] if self.peek().word else []  # type: ignore[union-attr]
                 self.at += 1
             patterns.append("\n".join(some))
@@ -302,7 +334,7 @@ class _Parser:
 
     def arithmetic(self, node: Node) -> Node:
         level = 1
-        while level:
+        while level and not self.ended:
             level += (self.peek().text == "(") - (self.peek().text == ")")
             self.at += 1
         node.kind = "unknown"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Dict, List, NamedTuple, Optional
 
-from drumbeat.commands.interpret import Shell, Variable
+from drumbeat.commands.interpret import Variable
 from drumbeat.commands.values import MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
+from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import OURS, Launch
 from drumbeat.jobfile.job import Job
 
@@ -32,7 +33,7 @@ def from_script(launch: Launch) -> Reached:
 
 def from_job(job: Job, marks: Marks, launch: Launch) -> Reached:
     """Read the job file as drumbeat will: `env`, then `setup`, then the command."""
-    shell = Shell(launch.shell.known, lambda words: True, (), marks, True, launch.shell.read)
+    shell = JobShell(launch.shell.known, lambda words: True, (), marks, True, launch.shell.read)
     shell.cwd = _expanded(job.workdir or "", marks)
     if shell.cwd and not shell.cwd.startswith("/") and not MARK.match(shell.cwd):
         shell.cwd = _expanded("$PWD/", marks) + shell.cwd
@@ -43,7 +44,7 @@ def from_job(job: Job, marks: Marks, launch: Launch) -> Reached:
     shell.run(job.setup)
     words = [_expanded(word, marks) for word in job.command]
     if words[:2] == ["bash", "-c"] and len(words) == 3 and not _same(marks, words[2:], launch.words[2:3]):
-        inner = Shell(launch.shell.known, lambda words: True, (), marks, task=True)
+        inner = JobShell(launch.shell.known, lambda words: True, (), marks, task=True)
         inner.variables = {name: each for name, each in shell.variables.items() if each.exported}
         inner.cwd, inner.foreign = shell.cwd, shell.foreign
         inner.run(words[2])
@@ -83,6 +84,7 @@ def differences(script: Reached, job: Reached, marks: Marks, secrets: Dict[str, 
             found.append(
                 Difference(f"env {name}", one, other, "only a variable of the shell there" if one == _UNSET else "")
             )
-    if shown(script.cwd) != shown(job.cwd) and not {shown(script.cwd), shown(job.cwd)} <= {"", ".", "${PWD}"}:
-        found.append(Difference("working directory", shown(script.cwd), shown(job.cwd)))
+    folders = [re.sub(r"(?:^|/)\.?$", "", shown(each)) or "${PWD}" for each in (script.cwd, job.cwd)]
+    if folders[0] != folders[1]:
+        found.append(Difference("working directory", *folders))
     return found

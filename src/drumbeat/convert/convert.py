@@ -13,9 +13,10 @@ from drumbeat.commands.values import SUBMIT, without_marks
 from drumbeat.convert.compare import differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, job_file
+from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import OURS, STARTERS, Launch, peel, redirected, starts_training, unwrapped
 from drumbeat.convert.residue import keep
-from drumbeat.findings.model import Finding
+from drumbeat.findings.model import ERROR, Finding
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.lint.context import rules
 from drumbeat.lint.engine import lint
@@ -41,7 +42,7 @@ def convert(
     for line in script.late:
         draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
     _unclosed(draft, script)
-    batch = Shell(slurm_variables(draft, script.directives), starts_training, arguments, draft.marks, read=read_file)
+    batch = JobShell(slurm_variables(draft, script.directives), starts_training, arguments, draft.marks, read=read_file)
     batch.run(without_marks(text))
     chosen = _chosen(draft, batch)
     if chosen:
@@ -133,14 +134,14 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
 
 def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
     """Put a word in place of the script's own arguments, which nobody gave."""
-    used = [word for word in launch.words if _ARGUMENT.search(draft.marks.shown(word))]
+    used = [word for word in launch.words if any(_ARGUMENT.search(each.text) for each in draft.marks.of(word))]
     if used:
         draft.question(
             launch.line, " ".join(used), "an argument of the batch script: give it to convert, after the script's name"
         )
         marks = draft.marks
         launch.words = [
-            _ARGUMENT.sub("ARGUMENT", marks.shown(word, lambda unknown: unknown.text)) if word in used else word
+            marks.shown(word, lambda unknown: _ARGUMENT.sub("ARGUMENT", unknown.text)) if word in used else word
             for word in launch.words
         ]
 
@@ -238,7 +239,8 @@ def ask_about_findings(draft: Draft, script: Script) -> None:
         place = finding.evidence[0]
         line = place.line or 0
         if finding.code not in gone and line not in dropped and not _asked(draft, finding, line):
-            draft.question(line, place.text, redact(f"{finding.title}; {finding.fix} [{finding.code}]"))
+            why = redact(f"{finding.title}; {finding.fix} [{finding.code}]")
+            draft.question(line, place.text, why, advice=finding.severity != ERROR)
 
 
 def _carried(draft: Draft, script: Script) -> Set[int]:

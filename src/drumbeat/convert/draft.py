@@ -42,6 +42,7 @@ class Draft:
     ended_at: int = 0  # the line of an exit that is reached before anything is started
     left_out: List[LeftOut] = field(default_factory=list)
     to_check: List[LeftOut] = field(default_factory=list)  # carried over, but a person should look
+    advice: List[LeftOut] = field(default_factory=list)  # true of the script as well: nothing changes
     differences: List[Difference] = field(default_factory=list)
     defaults: Dict[str, str] = field(default_factory=dict)  # variables from outside, taken to be unset
 
@@ -55,11 +56,12 @@ class Draft:
         if note not in self.left_out:
             self.left_out.append(note)
 
-    def question(self, line: int, text: str, why: str) -> None:
+    def question(self, line: int, text: str, why: str, advice: bool = False) -> None:
+        notes = self.advice if advice else self.to_check
         text = " ".join(shown(self.marks.shown(text)).split())[:100]
         note = LeftOut(line, redact(text), " ".join(shown(self.marks.shown(why)).split()))
-        if note not in self.to_check:
-            self.to_check.append(note)
+        if note not in notes:
+            notes.append(note)
 
     def in_job_file(self, value: Any) -> Any:
         """Write a value for a job file, which expands `$NAME` and reads `$$` as a plain `$`."""
@@ -103,7 +105,11 @@ def job_file(draft: Draft, source: str) -> str:
     ]
     for key in [*(key for key in _ORDER if key in keys), *(key for key in keys if key not in _ORDER)]:
         lines += _entry(key, keys[key], f"  # line {draft.lines[key]}" if key in draft.lines else "")
-    for title, notes in (("Please check", draft.to_check), ("Left out", draft.left_out)):
+    for title, notes in (
+        ("Please check", draft.to_check),
+        ("Left out", draft.left_out),
+        ("True of the script too", draft.advice),
+    ):
         if notes:
             lines += ["", f"# {title}:"]
             for why in dict.fromkeys(note.why for note in notes):

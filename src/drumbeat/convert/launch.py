@@ -14,6 +14,7 @@ from drumbeat.commands.launch import find_launcher, runs_text
 from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import MARK, SUBMIT, whole_marks
 from drumbeat.convert.draft import Draft
+from drumbeat.convert.job_shell import JobShell
 
 # Variables that drumbeat works out on each node.
 OURS = {
@@ -115,7 +116,7 @@ def _is_utility(text: str) -> bool:
 
 def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     """Peel the wrappers off, with what each of them gives to the command behind it."""
-    shell = Shell(_in_task(batch.known), lambda words: True, (), batch.marks, True, batch.read)
+    shell = JobShell(_in_task(batch.known), lambda words: True, (), batch.marks, True, batch.read)
     shell.steps, shell.files, shell.foreign = batch.steps, batch.files, batch.foreign
     shell.hidden = frozenset(name for name, each in started.variables.items() if not each.exported)
     events = batch.events[: started.before]
@@ -334,7 +335,7 @@ def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
         if found[2] is None:
             binds += [each for each in variable.value.split(",") if each and not _own_name(launch, each, name)]
         elif found[2] in ("PREPEND_PATH", "APPEND_PATH"):
-            path = launch.shell._lookup("PATH")
+            path = launch.shell.lookup("PATH")
             parts = [variable.value, str(path)]
             _give(launch, {"PATH": ":".join(parts if found[2] == "PREPEND_PATH" else parts[::-1])})
         else:
@@ -355,14 +356,14 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     words, shell = launch.words, launch.shell
     place = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-") or runs_text(word)), 0)
     if place and runs_text(words[place]) and len(words) > place + 1:
-        text, arguments = words[place + 1], words[place + 3 :]
+        text, zero, arguments = words[place + 1], "".join(words[place + 2 : place + 3]), words[place + 3 :]
     elif place and words[place] in shell.files:
-        text, arguments = shell.files[words[place]], words[place + 1 :]
+        text, zero, arguments = shell.files[words[place]], words[place], words[place + 1 :]
         launch.words = ["bash", "-c", text, words[place], *arguments]
     else:
         return False
-    inner = Shell(shell.known, lambda words: True, arguments, shell.marks, True, shell.read)
-    inner.hidden = shell.hidden
+    inner = JobShell(shell.known, lambda words: True, arguments, shell.marks, True, shell.read)
+    inner.hidden, inner.zero = shell.hidden, zero
     inner.steps, inner.files, inner.foreign, inner.cwd = shell.steps, shell.files, shell.foreign, shell.cwd
     inner.events, inner.variables = list(shell.events), dict(shell.variables)
     inner.wanted = _anything

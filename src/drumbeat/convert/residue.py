@@ -12,6 +12,7 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
 from drumbeat.commands.interpret import Event
+from drumbeat.commands.syntax import names_read, parse
 from drumbeat.commands.values import HOSTS, MARK, ONCE, SUBMIT, TASK, Marks
 from drumbeat.convert.draft import Draft
 from drumbeat.convert.launch import OURS, WORKED_OUT, Launch
@@ -202,7 +203,13 @@ class _Residue:
                 place = 0 if first else len(self.lines)
                 self.lines.insert(place, f"set {'-' if stops else '+'}e  # as in the script")
             first = first and not (acts and lines)
-            if outside and event.kind == "once" and lines and not _in_every_node(event):
+            if (
+                outside
+                and event.kind == "once"
+                and lines
+                and lines != self._by_every_rank(event)
+                and not _in_every_node(event)
+            ):
                 once += lines
                 continue
             self._flush(once)
@@ -241,10 +248,32 @@ class _Residue:
             self.draft.question(event.line, event.text, _BY_EACH_NODE if every else _BY_RANK_0)
             return [f"if {_FIRST_HERE}; then {text}; fi" if every else text]
         if event.kind == "once" and outside:
+            alike = self._by_every_rank(event)
+            if alike:
+                return alike
             self.draft.question(event.line, event.text, _BY_RANK_0)
         if event.kind in ("once", "shell") and re.search(r"\b(?:srun|sbatch)\b", event.text):
             draft.question(event.line, event.text, "asks Slurm on every node, inside the job: write its value")
         return [event.text]
+
+    def _by_every_rank(self, event: Event) -> List[str]:
+        """Return a statement that may run in every rank with the same effect, so that none has to wait for rank 0: `mkdir -p`,
+        and a text written into a file, which then appears whole. Nothing for any other."""
+        node = next(iter(parse(event.text)), None)
+        names = names_read(event.text)
+        values = "".join("".join(self.launch.shell.lookup(name) or "") for name in names) + "".join(event.words)
+        if node is None or node.kind != "simple" or node.background or self.marks.kind(values) in (TASK, ONCE):
+            return []
+        if event.words[:1] == ("mkdir",) and not node.redirects:
+            return [event.text] if any(re.fullmatch(r"-\w*p\w*|--parents", word) for word in event.words) else []
+        files = [token for token in node.redirects if token.text == ">" and token.word]
+        asks = any("$(" in each.text or "`" in each.text for each in node.heredocs if not each.literal)
+        if event.words != ("cat",) or len(node.heredocs) != 1 or len(node.redirects) != 2 or len(files) != 1 or asks:
+            return []
+        path = event.text[files[0].start : files[0].end].lstrip("> ")
+        own = f"{path}.$HOSTNAME.$$"
+        text = f"{event.text[: files[0].start]}> {own}{event.text[files[0].end :]}"
+        return [text, f"mv -f {own} {path}"]
 
     def _assignment(self, event: Event) -> str:
         name = next(iter(event.writes)) if len(event.writes) == 1 else ""

@@ -16,8 +16,7 @@ from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wra
 from drumbeat.base.problem import Problem
 from drumbeat.commands import launchers
 from drumbeat.commands.launch import Found, find_launcher
-from drumbeat.commands.shell import refuse_assignment, refuse_shell
-from drumbeat.jobfile.check import check_limits
+from drumbeat.jobfile.check import check_limits, refuse_assignment, refuse_shell
 from drumbeat.jobfile.fields import expand, keys_of, least_of
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import Here, container, environment, flag_of, image_of, places, resources
@@ -323,7 +322,7 @@ def _existing_launch(command: Tuple[str, ...], here: Here) -> Optional[Found]:
     if found is None or found.kind != "accelerate":
         return found
     path = launchers.config_path(found.flags, here.environ)
-    return find_launcher(command, launchers.from_config(here.read_yaml(path)) if path else {})
+    return find_launcher(command, launchers.from_config(here.read_config(path)) if path else {})
 
 
 def _ranks_of_launch(job: Job, launch: Optional[Found], here: Here) -> Optional[int]:

@@ -13,7 +13,7 @@ from drumbeat.base.order import Container, EnvVar, Option, Resources
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import in_text, in_words, is_secret
 from drumbeat.base.regex import regex
-from drumbeat.commands.inside import Script
+from drumbeat.commands.program import Script
 from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.jobfile.check import check_variable_name
 from drumbeat.jobfile.fields import expand
@@ -144,7 +144,7 @@ class Here:
     step_id: Optional[str] = None
     hosts: Tuple[str, ...] = ()  # in the scheduler's order
     master: str = ""  # HOST or HOST:PORT of node 0, where the user or the scheduler names it
-    read_yaml: Callable[[str], Any] = lambda path: None  # a launcher's configuration file; None: it is not there
+    read_config: Callable[[str], str] = lambda path: ""  # a launcher's configuration file; '' if it is not there
     script: Callable[[Tuple[str, ...], str], Script] = lambda command, workdir: Script()  # what the command runs
 
 

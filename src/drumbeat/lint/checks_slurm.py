@@ -171,7 +171,7 @@ def monitor_on_one_node(context: Context) -> Iterator[Hit]:
     if not context.batch or (context.nodes or 1) < 2:
         return
     for command in context.script.commands:
-        if command.within or command.ended_by != "&" or set(command.names) & set(_STARTERS):
+        if command.within or not command.background or set(command.names) & set(_STARTERS):
             continue
         if command.name in ("nvidia-smi", "rocm-smi", "amd-smi", "dcgmi"):
             yield Hit(command.line, {"name": command.name})
@@ -191,9 +191,9 @@ def not_waited_for(context: Context) -> Iterator[Hit]:
     for command in context.script.commands:
         if command.within:
             continue
-        if command.ended_by == "&" and set(command.names) & {"srun", "torchrun", "mpirun"}:
+        if command.background and set(command.names) & {"srun", "torchrun", "mpirun"}:
             started = command
-        elif command.ended_by != "&" and command.name and command.name not in _QUICK:
+        elif not command.background and command.name and command.name not in _QUICK:
             started = None  # wait, or work in the foreground for which the other is only a service
     if started:
         yield Hit(started.line, {"name": started.name})

@@ -11,8 +11,8 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order, Wrap
 from drumbeat.base.problem import Problem
-from drumbeat.commands.inside import Script
 from drumbeat.commands.launch import Found, find_launcher, refusal, starts_its_own_ranks
+from drumbeat.commands.program import Script
 from drumbeat.machine.model import Peers
 
 # The command line of a launcher that drumbeat starts in the place of the user's own, once per node. Where the

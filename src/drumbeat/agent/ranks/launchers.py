@@ -27,9 +27,8 @@ from drumbeat.base import clock
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.base.regex import regex
 from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
-from drumbeat.commands.inside import Script, fallback
-from drumbeat.commands.interpreter import launcher_interpreter, script_of
 from drumbeat.commands.launch import find_launcher, starts_its_own_ranks
+from drumbeat.commands.program import Script, fallback, launcher_interpreter, script_of
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, WARNING, shown
 from drumbeat.machine.model import Peers

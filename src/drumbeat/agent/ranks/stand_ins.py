@@ -26,15 +26,13 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
 from drumbeat.commands import launchers
-from drumbeat.commands.inside import Script
-from drumbeat.commands.interpreter import interpreter_of
 from drumbeat.commands.launch import Found, find_launcher, refusal
+from drumbeat.commands.program import Script, interpreter_of
 from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.plan.argv import STAND_INS, WITH_DRIVER, Tools, launcher_argv
 
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "composer")
 OUTSIDE = ("mpirun", "mpiexec", "horovodrun")  # never replaced
-_CONFIG_LIMIT = 1 << 20
 _ASKS = {"--help", "--version"}  # a script may try with these whether the launcher is there
 _MODULES = ("-m torch.distributed.", "-mtorch.distributed.", "-m accelerate", "-m deepspeed")
 
@@ -172,7 +170,8 @@ def _argv(
     if found is None or _ASKS & set(found.flags):
         return [real, *command[1:]]
     if found.kind == "accelerate":
-        found = replace(found, config=_accelerate_config(found, environ))
+        config = launchers.read_config(launchers.config_path(found.flags, environ))
+        found = replace(found, config=launchers.from_config(config))
     if not settings.once:
         raise Problem(
             f"the command was started once for each rank, and starts {found.words} itself: every rank would become "
@@ -205,20 +204,6 @@ def _argv(
     if settings.node == 0 and said and found.kind in WITH_DRIVER:
         print(f"drumbeat: {found.words}: {said} (drumbeat sets these itself)", file=sys.stderr, flush=True)
     return list(launcher_argv(found, peers, settings.node, tools))
-
-
-def _accelerate_config(found: Found, environ: Mapping[str, str]) -> Dict[str, str]:
-    """Read nodes and ranks from accelerate's configuration file."""
-    from yaml import YAMLError, safe_load
-
-    path = launchers.config_path(found.flags, environ)
-    try:
-        with open(path, encoding="utf-8") as file:
-            return launchers.from_config(safe_load(file.read(_CONFIG_LIMIT)))
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, YAMLError, RecursionError) as error:
-        raise Problem(f"{path}: cannot be read: {error}") from None
 
 
 def _counts(settings: StandInSettings, found: Found) -> Tuple[int, ...]:

@@ -13,8 +13,8 @@ from drumbeat.backends.contract import Backend
 from drumbeat.base.folders import users_folder
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
-from drumbeat.commands.interpreter import script_at
 from drumbeat.commands.launch import find_launcher
+from drumbeat.commands.program import script_at
 from drumbeat.desk.start.code_sync import with_code
 from drumbeat.desk.start.place import ALLOCATION, HERE, INSIDE, LOGIN, Place, look_around
 from drumbeat.jobfile.fields import Count, expand

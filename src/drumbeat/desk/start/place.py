@@ -22,8 +22,9 @@ from drumbeat import backends
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
-from drumbeat.commands.interpreter import launcher_interpreter, script_at
+from drumbeat.commands import launchers
 from drumbeat.commands.launch import find_launcher
+from drumbeat.commands.program import launcher_interpreter, script_at
 from drumbeat.jobfile.resources import Here
 from drumbeat.jobfile.site import Site
 from drumbeat.machine import identity as identities
@@ -138,9 +139,6 @@ def _by_hand(
 # The place where an order is made.
 
 
-_CONFIG_LIMIT = 1 << 20
-
-
 def _user() -> str:
     try:
         return getpass.getuser()
@@ -161,7 +159,7 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
         now=time.time(),
         entropy=secrets.token_hex(16),
         master=master,
-        read_yaml=_read_yaml,
+        read_config=launchers.read_config,
         script=script_at,
     )
     return dataclasses.replace(here, **given)
@@ -170,19 +168,6 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
 def _cores() -> int:
     """Count the cores that this process may use; outside Linux, all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _read_yaml(path: str) -> Any:
-    """Read a launcher's configuration file; None if it is not there. One that cannot be read is the user's to fix."""
-    from yaml import YAMLError, safe_load
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            return safe_load(file.read(_CONFIG_LIMIT))
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError, YAMLError, RecursionError) as error:
-        raise Problem(f"{path}: cannot be read: {error}") from None
 
 
 def _programs(order: Order) -> List[str]:

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from drumbeat.commands.inside import Script, read_script
+from drumbeat.commands.program import Script, read_script
 from drumbeat.plan.argv import choose_launcher
 
 RUN = "torch.distributed.run"
@@ -21,7 +21,14 @@ RUN = "torch.distributed.run"
         ("accelerate-launch train.py", "accelerate-launch"),
         ("deepspeed --num_gpus 2 train.py", "deepspeed"),
         ("$TORCHRUN_PATH --nnodes=2 x.py", "torchrun"),
-        ("'${TORCHRUN_PATH}' x.py", "torchrun"),
+        ('"${TORCHRUN_PATH}" x.py', "torchrun"),
+        ("'${TORCHRUN_PATH}' x.py", ""),  # a name with a dollar sign
+        ("L=torchrun\nexec $L x.py", "torchrun"),
+        ("again() { torchrun x.py; }\ntrap again USR1\nwait", "torchrun"),
+        ('tried() { for i in 1 2; do "$@" && break; done; }\ntried torchrun x.py', "torchrun"),
+        ("cat > r.sh <<'E'\ntorchrun x.py\nE\nbash r.sh", "torchrun"),
+        ("grep -q x y || { if [ -e z ]; then torchrun x.py; fi; }", "torchrun"),
+        ("{ torchrun x.py; } 2>&1 | tee log", "torchrun"),
         ("(cd x; exec /opt/bin/torchrun train.py)", "torchrun"),
         ("# torchrun train.py\npython train.py", ""),
         ("echo torchrun is not used\npython train.py", ""),
@@ -68,8 +75,8 @@ def test_number_of_ranks_that_a_script_says():
         ("env NGPU=2 bash v.sh", 2),
         ("nice env NGPU=3 timeout 9 bash v.sh", 3),
         ("bash v.sh", 8),
-        ("bash shifts.sh train.py 2", None),  # which argument $2 is, only the shell knows
-        ("bash calls.sh train.py 2", None),
+        ("bash shifts.sh train.py 2", 4),
+        ("bash calls.sh train.py 2", 1),
     ],
 )
 def test_a_scripts_arguments_and_variables_of_its_command(command, ranks):
@@ -90,10 +97,11 @@ def test_a_scripts_arguments_and_variables_of_its_command(command, ranks):
         ("export V='/opt/env'  # mine\n${V}/bin/torchrun x.py", ["/opt/env/bin/torchrun"]),
         ("B=${BASE:-/opt/base}; ls\nV=$B/env\n$V/bin/torchrun x.py", ["/opt/base/env/bin/torchrun"]),
         ("V=$HOME/env\nexec $V/bin/torchrun x.py", ["/home/u/env/bin/torchrun"]),
-        ("V=/a\n[ -d /b ] && V=/b\nV=/b\n$V/bin/torchrun x.py", []),  # which of them?
+        ("V=/a\n[ -d /b ] && V=/b\n$V/bin/torchrun x.py", []),  # which of them?
+        ("V=/a\n[ -d /b ] && V=/b\nV=/c\n$V/bin/torchrun x.py", ["/c/bin/torchrun"]),
         ("V=$(pwd)/env\n$V/bin/torchrun x.py", []),
         ("V=`pwd`\n$V/bin/torchrun x.py", []),
-        ("HOME=/other\n$HOME/bin/torchrun x.py", []),  # exported as something else
+        ("HOME=/other\n$HOME/bin/torchrun x.py", ["/other/bin/torchrun"]),
     ],
 )
 def test_paths_that_a_script_puts_together_from_plain_values(text, paths):

@@ -1,0 +1,375 @@
+"""The program that a command runs: its script, the launchers that the script starts, and the Python behind a `#!`.
+
+A script's commands are worked out by the interpreter (`interpret`). They only decide how the command is started: once per
+node, or once per rank. Which world its processes really form is looked at when they run.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+from drumbeat.commands.launch import (
+    PYTHON_MODULE,
+    SHELLS,
+    Found,
+    environment_given,
+    find_launcher,
+    launcher_in,
+    python_module,
+    runs_text,
+    without_wrappers,
+)
+from drumbeat.commands.syntax import Node, flat, parse
+
+Read = Callable[[str], str]  # the text of a file that the command names; '' if there is none
+
+_VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}  # options of a shell that take a value
+_SHEBANG = regex(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(\w+)")
+_PYTHON = regex(r"(?:python|pypy)[\d.]*")
+_SILENT = frozenset(("echo", "printf", "which", "type", "command", "pip", "pip3", "man"))  # start no launcher
+_PYTHON_NAME = regex(r"python3\.\d{1,2}")
+_PATH = regex(r"/(?:[\w.+@-]{1,100}/){1,20}([\w.-]{1,100})")
+_LAUNCHERS = frozenset(("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric"))
+_RANKS = regex(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
+_LONGEST_SCRIPT = 1 << 16  # characters; a longer one is no script that a person wrote
+
+_SPAWN = regex(
+    r"\b(?:mp|multiprocessing|xmp)\.spawn\s*\(|^from torch\.multiprocessing import [^\n#]{0,200}\bspawn\b", re.M
+)
+_READS_RANK = regex(
+    r"""environ\.get\(\s*["'](?:LOCAL_)?RANK|getenv\(\s*["'](?:LOCAL_)?RANK|environ\[["'](?:LOCAL_)?RANK["']\](?!\s*=[^=])"""
+    r"|is_torchelastic_launched"
+)
+_IMPORTS = (
+    r"^[ \t]*(?:from|import)[ \t]+(?:[\w. \t]{1,100},[ \t]*){0,10}"  # also behind others: import torch, lightning as L
+)
+_LIGHTNING = regex(_IMPORTS + r"(?:lightning|pytorch_lightning)\b", re.M)
+_MPI4PY = regex(_IMPORTS + r"mpi4py\b", re.M)
+_RAY = regex(_IMPORTS + r"ray\b", re.M)
+_DEVICES = regex(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
+
+
+@dataclass(frozen=True)
+class Script:
+    """The command's own script, if it could be read."""
+
+    shell: str = ""  # the shell that reads it: bash, sh; '' where the command is no shell script
+    text: str = ""
+    python: str = ""  # the text of a Python program
+    arguments: Optional[Tuple[str, ...]] = None  # of a shell script: $1, $2, …; none: not known
+    given: Tuple[Tuple[str, str], ...] = ()  # variables that the command itself sets: env NAME=VALUE
+
+    def launcher(self, environ: Mapping[str, str]) -> str:
+        """Return the first launcher it starts, as written; '' if it names none."""
+        for words in self.commands(environ):
+            found = launcher_in(words)
+            if found:
+                return found
+        return ""
+
+    def pythons(self, environ: Mapping[str, str]) -> List[str]:
+        """Return interpreters that it calls by name, if it starts a launcher by `python -m`."""
+        commands = self.commands(environ)
+        if not any(PYTHON_MODULE.search(" ".join(words)) for words in commands):
+            return []
+        return sorted(
+            {"python", "python3", *(word for words in commands for word in words if _PYTHON_NAME.fullmatch(word))}
+        )
+
+    def paths(self, environ: Mapping[str, str]) -> Tuple[List[str], List[str]]:
+        """Return launchers, and interpreters of launchers' modules, that it calls by their absolute path."""
+        launchers, pythons = set(), set()
+        for words in self.commands(environ):
+            module = PYTHON_MODULE.search(" ".join(words))
+            for word in words:
+                path = _PATH.fullmatch(word)
+                if path and path[1] in _LAUNCHERS:
+                    launchers.add(word)
+                elif path and module and _PYTHON.fullmatch(path[1]):
+                    pythons.add(word)
+        return sorted(launchers), sorted(pythons)
+
+    def ranks_per_node(self, environ: Mapping[str, str]) -> Optional[int]:
+        """Return the number in its launchers' flags; None if they give none, or several."""
+        counts = {int(count) for words in self.commands(environ) for count in _RANKS.findall(" ".join(words))}
+        return counts.pop() if len(counts) == 1 else None
+
+    def commands(self, environ: Mapping[str, str]) -> List[List[str]]:
+        """Return the words of each command that it may start, variables and arguments filled in as far as they are known."""
+        from drumbeat.commands.interpret import commands_of
+
+        if not self.text or len(self.text) > _LONGEST_SCRIPT:
+            return []
+        try:
+            started = commands_of(self.text, {**environ, **dict(self.given)}, self.arguments)
+        except Problem:  # too long, or nested too deep
+            return []
+        return [words for words in started if os.path.basename(words[0]) not in _SILENT and "pip" not in words[1:3]]
+
+    @property
+    def spawns(self) -> str:
+        """Say how a Python program starts its own ranks; '' if it does not, or also takes ranks from outside."""
+        if self.has_ranks_apart:
+            return "the program starts its ranks itself (multiprocessing spawn)"
+        if _READS_RANK.search(self.python):
+            return ""
+        if _RAY.search(self.python):
+            return "the program starts its own workers (Ray)"
+        if _LIGHTNING.search(self.python) and _DEVICES.search(self.python):
+            return "the program starts its ranks itself (Lightning, devices=)"
+        return ""
+
+    @property
+    def has_ranks_apart(self) -> bool:
+        """Return true if each rank of a Python program is a process that it spawns, and the program itself is none."""
+        return bool(_SPAWN.search(self.python)) and not _READS_RANK.search(self.python)
+
+    @property
+    def about_mpi(self) -> str:
+        """Say what to know before a program that uses MPI is started; '' for any other."""
+        if not _MPI4PY.search(self.python):
+            return ""
+        return "; it imports mpi4py: MPI sees one world only with mpirun -n N before drumbeat"
+
+
+def read_script(command: Sequence[str], read: Read) -> Script:
+    """Read the script that the command runs, behind any wrapper."""
+    inner = without_wrappers(command)
+    if not inner:
+        return Script()
+    name = os.path.basename(inner[0])
+    given = environment_given(command)
+    if name in SHELLS:
+        text, arguments = _shell_text(inner, read)
+        return Script(name, text, arguments=arguments, given=given)
+    if _PYTHON.fullmatch(name):
+        return Script(python=_python_text(inner, read))
+    text = read(inner[0])
+    shebang = _SHEBANG.match(text)
+    if shebang and shebang[1] in SHELLS:
+        return Script(shebang[1], text, arguments=inner[1:], given=given)
+    return Script(python=text) if shebang and _PYTHON.match(shebang[1]) else Script()
+
+
+def _shell_text(command: Tuple[str, ...], read: Read) -> Tuple[str, Tuple[str, ...]]:
+    """Return the text that a shell reads, and its arguments."""
+    index = 1
+    while index < len(command) and command[index][:1] in ("-", "+") and len(command[index]) > 1:
+        if runs_text(command[index]):  # the word behind the text is $0
+            return (command[index + 1] if index + 1 < len(command) else ""), command[index + 3 :]
+        index += 2 if command[index] in _VALUED else 1
+    return (read(command[index]) if index < len(command) else ""), command[index + 1 :]
+
+
+def _python_text(command: Tuple[str, ...], read: Read) -> str:
+    if python_module(command)[1]:
+        return ""
+    index = 1
+    while index < len(command) and command[index].startswith("-"):
+        if command[index] in ("-c", "-"):
+            return command[index + 1] if command[index] == "-c" and index + 1 < len(command) else ""
+        index += 2 if command[index] in ("-W", "-X", "--check-hash-based-pycs") else 1
+    return read(command[index]) if index < len(command) else ""
+
+
+# The fallback of a shell script for a launcher that failed: `torchrun train.py || python train.py`, or `if !
+# torchrun train.py; then python train.py; fi`. A script's exit code 0 says little in general: it may be that of a
+# pipe into tee, or of a last echo. It proves that the fallback ended well where one of these is the last thing that
+# the script does, nothing ends the script before, and the fallback is a program that trains; and only then.
+
+
+_ENDS_EARLY = frozenset(("exit", "return", "exec", "trap"))
+_PYTHON_FLAGS = regex(r"-[uOBEsSIqvb]+")
+_NO_TRAINING = frozenset(("pip", "ensurepip", "venv", "virtualenv"))  # modules
+_CALLS_TO_TRAIN = regex(r"train|pretrain|finetune|fit|backward|run_path|run_module")
+_LONGEST_TEXT = 4000
+_ASKS = frozenset(("-h", "--help", "--version"))
+
+
+def fallback(text: str, launcher: str) -> str:
+    """Return what the last statement of this script runs if `launcher` (its first word) has failed; '' if the script's
+    exit code 0 does not prove that it ended well."""
+    try:
+        shlex.split(text, comments=True)
+        nodes = parse(text)
+    except (Problem, ValueError):  # nested too deep; a quote that is never closed
+        return ""
+    if nodes and _words(nodes[-1]) in (["exit"], ["exit", "$?"]):
+        nodes.pop()
+    everything = list(flat(nodes))
+    if not nodes or any(node.kind == "unknown" or _ENDS_EARLY & set(_words(node)[:1]) for node in everything):
+        return ""  # the last statement may not have been reached
+    named = [node for node in everything if any(os.path.basename(word) == launcher for word in _words(node))]
+    last = nodes[-1]
+    if len(named) != 1 or not _starts(named[0], launcher) or last.background or last.negated:
+        return ""  # another one may be the one that failed
+    if last.kind == "if":
+        before, instead = _of_if(last)
+    elif last.kind == "list" and last.joints.count("||") == 1:
+        place = last.joints.index("||") + 1
+        parts = [part for body in last.bodies for part in body]
+        before, instead = parts[:place], [] if any(part.negated for part in parts) else parts[place:]
+        if len(instead) == 1 and instead[0].kind == "group":
+            instead = instead[0].bodies[0]
+            instead = instead[-1:] if _are_simple(instead) else []
+    else:
+        return ""
+    if not before or before[-1] is not named[0] or not instead or not _are_simple([*before, *instead]):
+        return ""
+    return text[instead[0].start : instead[-1].end] if _trains(_words(instead[0])) else ""
+
+
+def _of_if(node: Node) -> Tuple[List[Node], List[Node]]:
+    """Return the commands of a condition, and the last one that runs if it fails: `if ! LAUNCHER; then`, commands, `fi`; or
+    `if LAUNCHER; then`, commands, `else`, commands, `fi`."""
+    condition, *branches = node.bodies
+    if len(condition) != 1 or not all(map(_are_simple, branches)):
+        return [], []
+    first = condition[0]
+    before = [part for body in first.bodies for part in body] if set(first.joints) == {"&&"} else [first]
+    negated = before[0].negated
+    if len(branches) != (1 if negated else 2) or (negated and len(before) > 1):
+        return [], []
+    return before, branches[-1][-1:]
+
+
+def _are_simple(nodes: Sequence[Node]) -> bool:
+    return bool(nodes) and all(node.kind == "simple" and not node.background and not node.heredocs for node in nodes)
+
+
+def _words(node: Node) -> List[str]:
+    return [word.text for word in node.words] if node.kind == "simple" else []
+
+
+def _starts(node: Node, launcher: str) -> bool:
+    found = _launcher(_words(node))
+    return found is not None and os.path.basename(found.program) == launcher
+
+
+def _trains(words: Sequence[str]) -> bool:
+    """Return true for a command that is known to train: a Python program, or a launcher. Any other program behind
+    `||` may only report the failure, or clean up after it."""
+    if not words or _ASKS & set(words):
+        return False
+    found = _launcher(words)
+    if found is not None:
+        return not found.prefix and bool(found.script)
+    return _PYTHON.fullmatch(os.path.basename(words[0])) is not None and _names_program(words)
+
+
+def _names_program(words: Sequence[str]) -> bool:
+    """Return true if this call of an interpreter names a script or a module, or gives it a text that trains."""
+    module = python_module(words)[1]
+    if module:
+        return module.partition(".")[0] not in _NO_TRAINING
+    rest = list(words[1:])
+    while rest and rest[0].startswith("-"):
+        if rest[0] == "-c":
+            return len(rest) > 1 and _text_trains(rest[1])
+        if rest[0] in ("-W", "-X"):
+            del rest[0]
+        elif not _PYTHON_FLAGS.fullmatch(rest[0]):
+            return False
+        del rest[:1]
+    return bool(rest) and (rest[0].endswith(".py") or "$" in rest[0])
+
+
+def _text_trains(text: str) -> bool:
+    """Return true if a Python text calls what trains, by its name: `app.train()`, `model.fit(x)`, `loss.backward()`. Any
+    other text may only report the failure, or clean up after it."""
+    try:
+        tree = ast.parse(text) if len(text) <= _LONGEST_TEXT else ast.Module([], [])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # the shell fills something in, say
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    names = (func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in calls)
+    return any(_CALLS_TO_TRAIN.fullmatch(name) for name in names)
+
+
+def _launcher(words: Sequence[str]) -> Optional[Found]:
+    try:
+        return find_launcher(words)
+    except Problem:
+        return None
+
+
+# The interpreter that a console script names: pip and conda write the path of their own Python into its first line.
+
+
+_LONG_PATH = regex(r"""^'''exec' (.+?) "\$0" "\$@"$""", re.MULTILINE)  # for paths longer than a kernel's limit
+
+
+def interpreter(start: str) -> Tuple[str, ...]:
+    """Return the Python in the first lines of a script, with its options; empty if it names none."""
+    if not start.startswith("#!"):
+        return ()
+    try:
+        words = shlex.split(start.partition("\n")[0][2:])
+        long_path = _LONG_PATH.search(start)
+        if long_path and words[:1] == ["/bin/sh"]:
+            words = shlex.split(long_path.group(1))
+    except ValueError:
+        return ()
+    if words and words[0].endswith("/env"):
+        words = words[2:] if words[1:2] == ["-S"] else words[1:]
+    name = words[0].rsplit("/", 1)[-1] if words else ""
+    return tuple(words) if name.startswith(("python", "pypy")) else ()
+
+
+def interpreter_of(program: str, workdir: str, path: str) -> Tuple[str, ...]:
+    """Return the Python that this program's first line names; empty if it is not there, is no script, or names another."""
+    place = os.path.join(workdir, program) if "/" in program else shutil.which(program, path=path)
+    try:
+        with open(place or "", encoding="utf-8", errors="replace") as file:
+            return interpreter(file.read(4096))
+    except OSError:
+        return ()
+
+
+def launcher_interpreter(order: Order) -> Tuple[str, ...]:
+    """Return the interpreter of the order's launcher by its `#!`; empty if a `setup` or a wrapper decides which one it is."""
+    found = find_launcher(order.command)
+    if found is None or found.python or found.other_python or (order.setup and "/" not in found.program):
+        return ()
+    return interpreter_of(found.program, order.workdir, os.environ.get("PATH", os.defpath))
+
+
+# The text of the script that a command runs, if it can be read on this machine.
+
+
+_LIMIT = 1 << 18  # bytes
+
+
+def reader(workdir: str, path: str) -> Callable[[str], str]:
+    """Return a reader of scripts by the word that the command has for them: a path from the working directory, or a name
+    in PATH."""
+
+    def read(word: str) -> str:
+        place = os.path.join(workdir, word)
+        if not os.path.isfile(place):
+            place = ("" if "/" in word else shutil.which(word, path=path)) or ""
+        try:
+            with open(place, "rb") as file:
+                data = file.read(_LIMIT)
+        except OSError:
+            return ""
+        return "" if b"\0" in data[:4096] else data.decode("utf-8", "replace")
+
+    return read
+
+
+def script_of(order: Order) -> Script:
+    return script_at(order.command, order.workdir)
+
+
+def script_at(command: Sequence[str], workdir: str) -> Script:
+    return read_script(command, reader(workdir, os.environ.get("PATH", os.defpath)))

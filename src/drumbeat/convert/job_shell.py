@@ -1,0 +1,111 @@
+"""The shell of a batch job: its variables, those of its tasks, and how scripts ask for the job's nodes."""
+
+from __future__ import annotations
+
+import re
+from typing import FrozenSet, Optional, Sequence
+
+from drumbeat.commands.interpret import Shell
+from drumbeat.commands.syntax import Node, names_read
+from drumbeat.commands.values import HEAD, HOSTS, JOB, SUBMIT, TASK, Unknown
+
+
+def _words(text: str) -> FrozenSet[str]:
+    return frozenset(text.split())
+
+
+_PRINTS = _words(
+    "echo printf date hostname set wait sleep pwd nvidia-smi rocm-smi amd-smi ls env printenv true : "
+    "scontrol sinfo squeue sacct which type free df lscpu uname id whoami cat head tail grep wc numactl "
+    "lspci ibstat ibv_devinfo ifconfig ip ulimit_ nvcc gcc lstopo du history groups uptime tput clear"
+)
+_STATE = _words("ulimit umask shopt stty alias hash enable complete trap_ unset pushd popd dirs let")
+_ENVIRONMENTS = re.compile(
+    r"(?:source|\.)\s+\S*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
+    r"|(?:conda|mamba|micromamba|pyenv|spack|module|ml|source\s+activate)\b|eval\s.*(?:conda|mamba|spack|pyenv)"
+)
+_ASKING = _words("[ [[ test command which type grep egrep pgrep nvidia-smi ping nc hash cmp diff")
+_FIRST_OF = re.compile(
+    r"head\s+-(?:n\s*)?1\b|-f\s*1\b|\$1\b|sed\s+-n\s+['\"]?1p|NR\s*==\s*1|%%|\[0\]|head\s+--lines=1|tail\s+-n\s*1\b.*-1"
+)
+_HOST_LIST = re.compile(r"scontrol\s+show\s+hostnames?|nodeset\s+-e|expand_hostlist|hostlist|PBS_NODEFILE|LSB_")
+_OWN_HOST = re.compile(
+    r"\s*srun\b[^|]*(?:-n ?1|--ntasks[= ]1|-w|--nodelist)\b[^|]*\bhostname\b"
+    r"|\s*(?:/bin/|/usr/bin/)?(?:hostname\b|uname\s+-n|ip\s+(?:-\S+\s+)*(?:a|addr|address|route)\b|ifconfig\b)"
+    r"|\s*python3?\s+-c\b.*gethost"
+)
+_FILTERS = _words(
+    "awk cut head tr sed getent grep nslookup dig host echo hostname xargs printf ping tail egrep cat srun"
+)
+_TASK_VARIABLES = _words(
+    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURMD_NODENAME HOSTNAME RANK LOCAL_RANK NODE_RANK "
+    "GROUP_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMIX_RANK SLURM_TOPOLOGY_ADDR "
+    "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
+)
+_OF_DRUMBEAT = frozenset(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NNODES", "LOCAL_WORLD_SIZE"))
+_OF_HEAD = _words("HOSTNAME SLURMD_NODENAME SLURM_LAUNCH_NODE_IPADDR SLURM_SUBMIT_HOST")
+_SITE = re.compile(
+    r"(?:HOME|USER|PATH|TMPDIR|SCRATCH|WORK|PWD|SHELL|LANG|LOGNAME)|\w*PATH|XDG_\w+|CONDA_\w+|(?:SLURM|PBS)_\w+"
+)
+
+
+class JobShell(Shell):
+    prints, state, asks, environments = _PRINTS, _STATE, _ASKING, _ENVIRONMENTS
+
+    def outside(self, name: str) -> str:
+        if name == "SLURM_SUBMIT_DIR":
+            return self.mark("${PWD}", SUBMIT) if not self.cwd else self.mark("${SLURM_SUBMIT_DIR}", JOB)
+        of_task = name in _TASK_VARIABLES
+        if self.task and (of_task or (name in _OF_DRUMBEAT and name not in self.known)):
+            return self.mark(f"${{{name}}}", TASK)
+        if name not in self.known and not self.task and name in _OF_HEAD:
+            return self.head()
+        if name not in self.known and name.startswith("SLURM_"):
+            return self.mark(f"${{{name}}}", JOB)
+        return super().outside(name)
+
+    def unset(self, name: str, default: str) -> Optional[bool]:
+        if _SITE.fullmatch(name):
+            return None
+        if name in self.required:
+            return False
+        self.defaults.setdefault(f"${name}" if name.isdigit() else name, default)
+        return True
+
+    def head(self) -> str:
+        return self.marks.mark(Unknown("${MASTER_ADDR}", HEAD))
+
+    def host_of(self, text: str, nodes: Sequence[Node], inner: Shell) -> str:
+        """Return a mark for a list of the job's nodes, or for the first of them."""
+        reads = "".join("".join(inner.lookup(name) or "") for name in names_read(text))
+        kinds = {unknown.kind for unknown in self.marks.of(reads)}
+        names = [
+            word.text.rsplit("/", 1)[-1]
+            for node in nodes
+            for each in node.walk()
+            for word in each.words[:1]
+            if each.kind == "simple"
+        ]
+        counted = re.search(r"\|\s*wc\s+(?:-[lw]|--(?:lines|words))\s*$", text)
+        if counted and (_HOST_LIST.search(text) or HOSTS in kinds) and len(names) == 2 and "SLURM_NNODES" in self.known:
+            return self.known["SLURM_NNODES"]
+        if _HOST_LIST.search(text) or (HOSTS in kinds and set(names) <= _FILTERS):
+            if _FIRST_OF.search(text):
+                return self.head()
+            return self.marks.mark(Unknown(f"$({text})", HOSTS, names_read(text), False))
+        if (HEAD in kinds and set(names) <= _FILTERS) or (
+            _OWN_HOST.match(text) and not re.search(r"\$\{?SLURM_(?:PROC|NODE|LOCAL)ID", text)
+        ):
+            return self.head()
+        return ""
+
+    def name_hosts(self, words: Sequence[str], text: str, names: FrozenSet[str]) -> None:
+        if self.task or not _HOST_LIST.search(text):
+            return
+        for name in names:
+            mark = (
+                self.head()
+                if _FIRST_OF.search(text)
+                else self.marks.mark(Unknown(f"${{{name}[@]}}", HOSTS, frozenset((name,)), False))
+            )
+            self.variables[name] = self.variables[name]._replace(value=mark if words[0] == "read" else [mark])
