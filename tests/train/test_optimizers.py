@@ -1,4 +1,5 @@
-"""Muon, running means of weights, and schedules: right in one process, the same on several ranks, exact after a resume."""
+"""Muon, smaller AdamWs, running means of weights and schedules: right in one process, alike on several ranks, exact after a
+resume."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from drumbeat import train
 from drumbeat.train import schedules
-from drumbeat.train.optim import Muon
+from drumbeat.train.optim import AdamW8, Muon, OffloadedAdamW
 
 TEXT = ["model=test", "steps=6", "batch=8", "report_every=1", "validation=8", "lr=1e-2"]
 
@@ -36,6 +37,31 @@ def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest() -> None:
             optimizer.step()
     for a, b in zip(both[0].parameters(), both[1].parameters()):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_smaller_adamws_learn_as_adamw_does(dtype: torch.dtype) -> None:
+    kinds: List[Any] = [torch.optim.AdamW, OffloadedAdamW, AdamW8]
+    last = {}
+    for kind in kinds:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 300), nn.GELU(), nn.Linear(300, 16))
+        model.to(torch.float32 if kind is torch.optim.AdamW else dtype)
+        optimizer = kind(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        for i in range(60):
+            x = torch.randn(128, 64, generator=torch.Generator().manual_seed(i))
+            loss = (model(x.to(model[0].weight.dtype)).float() - x[:, :16]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        last[kind] = loss.item()
+        state = optimizer.state[model[0].weight]
+    assert last[torch.optim.AdamW] < 0.1
+    assert last[OffloadedAdamW] == pytest.approx(last[torch.optim.AdamW], rel=1e-4 if dtype == torch.float32 else 0.05)
+    assert last[AdamW8] == pytest.approx(last[torch.optim.AdamW], rel=0.05)
+    moments = sum(value.nbytes for name, value in state.items() if name != "master")
+    assert moments < 2.2 * model[0].weight.numel()
+    assert ("master" in state) == (dtype != torch.float32)
 
 
 def losses(*more: str) -> List[float]:
@@ -71,9 +97,11 @@ def resumed(folder: str, more: List[str]) -> bool:
 
 def test_they_resume_exactly(world: GlooWorld, tmp_path: Path) -> None:
     alone = [["optimizer=muon", "rate=cosine"], ["ema=0.9", "rate=linear", "precision=bf16-master"]]
+    alone += [["optimizer=adamw-offload"], ["optimizer=adamw-8bit", "precision=bf16-master"]]
     for more in alone:
         assert world.run(resumed, str(tmp_path), more, size=1) == [True]
-    assert world.run(resumed, str(tmp_path), ["optimizer=muon", "ema=0.9", "layout=fsdp"], size=2) == [True, True]
+    for more in (["optimizer=muon", "ema=0.9", "layout=fsdp"], ["optimizer=adamw-8bit", "layout=fsdp"]):
+        assert world.run(resumed, str(tmp_path), more, size=2) == [True, True]
 
 
 def test_a_running_mean_is_that_of_the_weights_and_leaves_them() -> None:

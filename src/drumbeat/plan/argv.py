@@ -162,6 +162,7 @@ WHY = {
     "DRUMBEAT_ATTEMPT": "counts the starts of this run",
     "DRUMBEAT_METRICS": "where drumbeat.metrics writes; one file per node",
     "DRUMBEAT_FOLDER": "this attempt's part of the run folder: profiles go there",
+    "DRUMBEAT_MEMORY": "the agent's files in memory, PID:FD,...: snapshots of the training state outlive the ranks there",
 }
 IDENTITY = tuple(WHY)
 ADAPTERS = "DRUMBEAT_ADAPTERS"
@@ -184,12 +185,15 @@ _NCCL_LOG = (
 AT_START = {**WHO, **{f"NCCL_DEBUG{name}": _NCCL_LOG for name in ("", "_SUBSYS", "_FILE")}}
 
 
-def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: str, folder: str) -> List[EnvVar]:
+def node_identity(
+    order: Order, peers: Peers, node: int, attempt: int, metrics: str, folder: str, memory: str
+) -> List[EnvVar]:
     """Return the variables that all processes of a node share."""
     values = {
         "NNODES": len(peers.nodes), "NODE_RANK": node, "GROUP_RANK": node, "LOCAL_WORLD_SIZE": peers.nodes[node].ranks,
         "WORLD_SIZE": peers.world_size, "MASTER_ADDR": peers.master_addr, "MASTER_PORT": peers.master_port,
         "DRUMBEAT_RUN": order.run_id, "DRUMBEAT_ATTEMPT": attempt, "DRUMBEAT_METRICS": metrics, "DRUMBEAT_FOLDER": folder,
+        "DRUMBEAT_MEMORY": memory,
     }  # fmt: skip
     return [_var(name, value, WHY[name]) for name, value in values.items()]
 

@@ -21,6 +21,7 @@ from drumbeat.predict.shapes import Model
 from drumbeat.train.refusal import Refusal
 
 _STATE_BYTES = 16
+SAVED_BYTES = {"adamw-8bit": 6, "adamw-offload": 12}  # per parameter, by optimizers that keep less of it on the device
 _USABLE = 0.9  # of a device's memory
 _MOST_AT_ONCE = 8  # samples of a micro-batch: more is no faster on any GPU we measured
 _ORDER = ("none", "selective", "full")  # from the fastest to the smallest
@@ -78,11 +79,13 @@ def fit(
     recompute: str = "auto",
     micro: int = 0,
     least: int = 1,
+    saved: int = 0,
 ) -> Fit:
     """`pieces`: over how many ranks the state is divided; `share`: samples of one rank and step, of which a micro-batch
-    is a divisor; `least`: micro-batches that there must be. `recompute` and `micro` are kept where they are given."""
+    is a divisor; `least`: micro-batches that there must be; `saved`: bytes of state per parameter that the optimizer does not
+    need. `recompute` and `micro` are kept where they are given."""
     size = 4 if precision in ("fp32", "tf32") else 2
-    state = (_STATE_BYTES + 2 * (precision in ("bf16", "fp16") and not sharded)) * shape.parameters / pieces
+    state = (_STATE_BYTES - saved + 2 * (precision in ("bf16", "fp16") and not sharded)) * shape.parameters / pieces
     ways = _ORDER if recompute == "auto" else (recompute,)
     most = share if memory is None else min(share, _MOST_AT_ONCE)
     sizes = [n for n in range(most, 0, -1) if share % n == 0 and share // n >= least] or [1]
@@ -94,7 +97,7 @@ def fit(
         raise Refusal(
             f"weights, gradients and optimizer state of {shape.parameters:,} parameters take {state / 2**30:.0f} GiB per "
             f"GPU, which has {memory / 2**30:.0f}",
-            "share them between more GPUs (layout fsdp), or choose a smaller model",
+            "share them between more GPUs (layout fsdp), use optimizer=adamw-8bit, or choose a smaller model",
         )
     return next((one for one in found if one.state + one.activations <= _USABLE * memory), found[-1])
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from drumbeat.base.signals import EXIT_REQUEUE
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, Saved
 from drumbeat.train.checkpoint.digest import Digest, digest
+from drumbeat.train.checkpoint.snapshots import Snapshots
 from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.deterministic import deterministic
@@ -19,6 +20,7 @@ from drumbeat.train.measure.communication import Communication
 from drumbeat.train.measure.meter import VALIDATION, Meter
 from drumbeat.train.measure.mfu import Utilisation
 from drumbeat.train.measure.reporting import Reporter
+from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
 from drumbeat.train.step import Outcome
 from drumbeat.train.step_report import report_step, setup_words
@@ -75,9 +77,10 @@ def _train(
     figures: Dict[str, float] = {}
     digests: List[Digest] = []
     checkpoints = trainer.checkpoints(settings.checkpoint, settings.keep) if settings.checkpoint else None
+    snapshots = _snapshots(settings, trainer)
     done = first = trainer.load(settings.checkpoint) if checkpoints is not None else 0
     if done:
-        reporter.say(f"resumed after step {done}")
+        reporter.say(f"resumed after step {done}{trainer.loaded_from}")
         if settings.deterministic:
             digests.append(_digest(reporter, trainer, stream))
     reporter.figures("setup", done, {}, setup_words(unit, trainer, utilisation))
@@ -125,6 +128,8 @@ def _train(
                         _saved(reporter, saved)
                         if saved.waited > 1 and saved.copied and not (stopped or last):
                             reporter.say(_too_often(saved))
+                elif snapshots is not None and _due(settings.snapshot_every, done) and not last:
+                    _take(snapshots, reporter, trainer)
                 meter.mark("checkpoint")
             if validate is not None and not stopped and (last or _due(settings.validate_every, done)):
                 checks.append(_validated(validate, reporter, done))
@@ -142,6 +147,8 @@ def _train(
                 break
         if checkpoints is not None:
             _saved(reporter, checkpoints.finish())
+        if snapshots is not None:
+            snapshots.finish()
         if settings.deterministic:
             digests.append(_digest(reporter, trainer, stream))
     finally:
@@ -190,6 +197,28 @@ def _save(checkpoints: Checkpoints, reporter: Reporter, trainer: Trainer, wait: 
     ended = checkpoints.save(trainer.steps, trainer.state(), wait=wait)
     reporter.figures("checkpoint", trainer.steps, {"seconds": round(time.perf_counter() - began, 3)}, {})
     return ended
+
+
+def _snapshots(settings: Settings, trainer: Trainer) -> Optional[Snapshots]:
+    if not settings.snapshot_every:
+        return None
+    if not settings.checkpoint:
+        raise Refusal("snapshot_every without checkpoints", "give checkpoint=FOLDER: memory does not outlive the run")
+    return trainer.use_snapshots(settings.checkpoint)
+
+
+def _take(snapshots: Snapshots, reporter: Reporter, trainer: Trainer) -> None:
+    began = time.perf_counter()
+    snapshots.take(trainer.steps, trainer.state())
+    reporter.figures("checkpoint", trainer.steps, {"seconds": round(time.perf_counter() - began, 3)}, {})
+    for saved in snapshots.poll():
+        if saved.error:
+            reporter.say(f"the snapshot of step {saved.step} FAILED: {saved.error}; training goes on without it")
+        elif saved.waited > 1:
+            reporter.say(
+                f"training waited {saved.waited:.1f} s for the snapshot of step {saved.step}, which took "
+                f"{saved.seconds:.0f} s: take them less often"
+            )
 
 
 def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:

@@ -1,4 +1,5 @@
-"""Optimizers. AdamW for weights that are kept in bf16 holds an fp32 master of each; Muon is for matrices.
+"""Optimizers. AdamW for weights that are kept in bf16 holds an fp32 master of each; AdamW8 keeps its moments in 8 bits,
+OffloadedAdamW all of its state in the host's memory; Muon is for matrices.
 
 The usual way (fp32 weights, autocast) casts every weight to bf16 and every gradient back to fp32 once per step: 40 bytes
 of memory traffic a parameter and step, against 28 here. The update is one pointwise pass, compiled once on a GPU.
@@ -6,11 +7,14 @@ of memory traffic a parameter and step, against 28 here. The update is one point
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from drumbeat.train.weights import own_cuts
 
@@ -47,15 +51,134 @@ class MasterAdamW(torch.optim.Optimizer):
                     state["exp_avg_sq"] = torch.zeros_like(state["master"])
                 if p.device not in numbers:
                     numbers[p.device] = _numbers(group, p.device)
-                unit = numbers[p.device][0]
                 _kernel(p.device)(
                     _own(p).view(-1),
                     _own(_placed_like(p.grad, p)).reshape(-1),
                     *(_own(state[name]).view(-1) for name in ("master", "exp_avg", "exp_avg_sq")),
                     numbers[p.device],
-                    unit if scale is None else scale,
-                    unit - 1 if skip is None else skip,
+                    torch.ones((), device=p.device) if scale is None else scale,
+                    torch.zeros((), device=p.device) if skip is None else skip,
                 )
+
+
+class AdamW8(MasterAdamW):
+    """AdamW whose moments take 2 bytes per parameter, not 8: each block of 256 in a row has a scale of its own. Mean and square
+    are rounded on scales that are finer near zero, and no square to zero, which would divide a step by too little. Vectors and
+    small matrices stay in fp32; weights in bf16 get an fp32 master, as in MasterAdamW."""
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: None = None, *, scale: Optional[Tensor] = None, skip: Optional[Tensor] = None
+    ) -> None:
+        for group in self.param_groups:
+            numbers: Dict[torch.device, Tensor] = {}
+            group["count"] = group.get("count", 0) + 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.device not in numbers:
+                    numbers[p.device] = _numbers(group, p.device)
+                state = self.state[p] or self._begin(p)
+                self._update(
+                    _own(p),
+                    _own(_placed_like(p.grad, p)),
+                    {name: _own(value) for name, value in state.items()},
+                    numbers[p.device],
+                    torch.ones((), device=p.device) if scale is None else scale,
+                    torch.zeros((), device=p.device) if skip is None else skip,
+                )
+
+    def _begin(self, p: Tensor) -> Dict[str, Tensor]:
+        state: Dict[str, Tensor] = self.state[p]
+        if p.dtype != torch.float32:
+            state["master"] = p.detach().float().clone()
+        small = p.ndim < 2 or p.numel() < _SMALL
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = torch.zeros_like(p, dtype=torch.float32 if small else torch.uint8)
+            if not small:
+                state[f"{name}_scale"] = _scales(p.detach())
+        return state
+
+    @staticmethod
+    def _update(
+        p: Tensor, grad: Tensor, state: Dict[str, Tensor], numbers: Tensor, scale: Tensor, skip: Tensor
+    ) -> None:
+        if not p.numel():
+            return
+        kernel, master = _kernel(p.device), state.get("master", p).view(-1)
+        names = ("exp_avg", "exp_avg_sq")
+        if "exp_avg_scale" not in state:
+            moments = [state[name].view(-1) for name in names]
+            kernel(p.view(-1), grad.reshape(-1), master, *moments, numbers, scale, skip)
+            return
+        mean, square = (_decoded(state[name], state[f"{name}_scale"], name == "exp_avg") for name in names)
+        kernel(p.view(-1), grad.reshape(-1), master, mean.view(-1), square.view(-1), numbers, scale, skip)
+        for name, moment in zip(names, (mean, square)):
+            _encode(moment, state[name], state[f"{name}_scale"], name == "exp_avg")
+
+
+_BLOCK, _SMALL = 256, 4096
+
+
+def _scales(p: Tensor) -> Tensor:
+    """A scale for each block of a row, cut between the ranks as the rows are."""
+    blocks = lambda shape: (*shape[:-1], -(-shape[-1] // _BLOCK))  # noqa: E731
+    own = torch.zeros(blocks(_own(p).shape), device=_own(p).device)
+    if not isinstance(p, DTensor):
+        return own
+    pieces = [size for placement, size in zip(p.placements, p.device_mesh.shape) if placement.is_shard(p.ndim - 1)]
+    shape = (*p.shape[:-1], own.shape[-1] * math.prod(pieces))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(own, p.device_mesh, p.placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def _blocks(x: Tensor) -> Tensor:
+    return F.pad(x, (0, -x.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+
+
+def _decoded(codes: Tensor, scale: Tensor, signed: bool) -> Tensor:
+    """Means lie on +-(i / 127)^2, squares on (i / 255)^4 of the largest of their block."""
+    x = codes.float()
+    x = (x - 127) / 127 if signed else x / 255
+    x = x * x.abs() if signed else x.square().square()
+    return (_blocks(x) * scale.unsqueeze(-1)).flatten(-2)[..., : codes.shape[-1]].contiguous()
+
+
+def _encode(x: Tensor, codes: Tensor, scale: Tensor, signed: bool) -> None:
+    blocks = _blocks(x)
+    scale.copy_(blocks.abs().amax(-1))
+    part = blocks / scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
+    part = (
+        part.abs().sqrt().copysign(part).mul(127).round().add(127)
+        if signed
+        else part.sqrt().sqrt().mul(255).round().clamp(1)
+    )
+    codes.copy_(part.flatten(-2)[..., : codes.shape[-1]])
+
+
+class OffloadedAdamW(torch.optim.AdamW):
+    """AdamW whose state, fp32 masters included, is in the host's memory: 12 bytes per parameter less on the device. Gradients go
+    to the host, which makes the update, and weights come back."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["master"] = p.detach().to("cpu", torch.float32, copy=True)
+                    state["exp_avg"] = torch.zeros_like(state["master"])
+                    state["exp_avg_sq"] = torch.zeros_like(state["master"])
+                beta1, beta2 = group["betas"]
+                adamw(
+                    [state["master"]], [p.grad.to("cpu", torch.float32)], [state["exp_avg"]], [state["exp_avg_sq"]], [],
+                    [torch.tensor(float(group["count"] - 1))], fused=True, amsgrad=False, beta1=beta1, beta2=beta2,
+                    lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+                )  # fmt: skip
+                p.copy_(state["master"], non_blocking=True)
 
 
 class Muon(torch.optim.AdamW):
@@ -125,14 +248,14 @@ def _numbers(group: Dict[str, Any], device: torch.device) -> Tensor:
     """Return what changes from step to step as one small tensor: as Python floats it would recompile the kernel."""
     beta1, beta2 = group["betas"]
     grown1, grown2 = 1 - beta1 ** group["count"], 1 - beta2 ** group["count"]
-    row = (1.0, group["lr"], group["weight_decay"], beta1, beta2, grown1, grown2, group["eps"])
+    row = (group["lr"], group["weight_decay"], beta1, beta2, grown1, grown2, group["eps"])
     return torch.tensor(row, dtype=torch.float32).to(device, non_blocking=True)
 
 
 def _update(
     p: Tensor, grad: Tensor, master: Tensor, mean: Tensor, square: Tensor, numbers: Tensor, scale: Tensor, skip: Tensor
 ) -> None:
-    _, lr, decay, beta1, beta2, grown1, grown2, eps = numbers.unbind()
+    lr, decay, beta1, beta2, grown1, grown2, eps = numbers.unbind()
     go = skip == 0
     g = grad.float() / scale
     new_mean = mean * beta1 + g * (1 - beta1)

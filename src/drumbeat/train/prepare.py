@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import SequenceParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_attention, without_cache
-from drumbeat.train.optim import MasterAdamW
+from drumbeat.train.optim import AdamW8, MasterAdamW, OffloadedAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
@@ -208,8 +208,10 @@ def rebind(optimizer: torch.optim.Optimizer, names: Dict[int, str], parts: Seque
             group["fused"] = False  # torch has no such kernel for shards
 
 
-def with_masters(optimizer: torch.optim.Optimizer, precision: str) -> MasterAdamW:
+def with_masters(optimizer: torch.optim.Optimizer, precision: str) -> torch.optim.Optimizer:
     """The same groups, so that a scheduler made for the given optimizer drives this one too."""
+    if isinstance(optimizer, (AdamW8, OffloadedAdamW)):
+        return optimizer  # it keeps masters itself
     if type(optimizer) is not torch.optim.AdamW or any(group["amsgrad"] for group in optimizer.param_groups):
         raise Refusal(
             f"precision {precision} keeps fp32 copies of the weights in the optimizer, which is built for AdamW",

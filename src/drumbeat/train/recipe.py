@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from drumbeat.train.checkpoint.generators import seed_generators
 from drumbeat.train.data.stream import Samples
-from drumbeat.train.fit import Transformer, best_precision, device_bytes, fit
+from drumbeat.train.fit import SAVED_BYTES, Transformer, best_precision, device_bytes, fit
 from drumbeat.train.layers.cross_entropy import IGNORE
-from drumbeat.train.optim import Muon
+from drumbeat.train.optim import AdamW8, Muon, OffloadedAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import RECOMPUTE, shards
@@ -35,9 +35,13 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
     least = 100 if shape is not None and shape.parameters > _LARGE else 10
     warmup = settings.warmup if settings.warmup >= 0 else max(least, min(2000, settings.steps // 10))
     precision, accumulate, recompute = settings.precision, settings.accumulate or 1, settings.recompute
+    optimizer = getattr(settings, "optimizer", "adamw")
+    if optimizer == "adamw-offload" and (sharded or layout.tp > 1):
+        raise Refusal(
+            "optimizer=adamw-offload updates whole weights", "with shards use optimizer=adamw and offload=yes"
+        )
     if precision == "auto":
-        plain = sharded or shape is None or getattr(settings, "optimizer", "adamw") != "adamw"
-        precision = best_precision(world.device, plain)
+        precision = best_precision(world.device, sharded or shape is None or optimizer == "muon")
     if recompute not in ("auto", *RECOMPUTE):
         raise Refusal(f"recompute '{recompute}' is unknown", f"known: auto, {', '.join(RECOMPUTE)}")
     share = settings.batch // layout.data_ranks
@@ -55,6 +59,7 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
             recompute=recompute,
             micro=share // settings.accumulate if settings.accumulate else 0,
             least=2 * layout.pp if layout.pp > 1 else 1,
+            saved=SAVED_BYTES.get(optimizer, 0),
         )
         accumulate = settings.accumulate or max(1, share // found.micro)
         recompute = found.recompute
@@ -99,6 +104,9 @@ def decaying(model: nn.Module, decay: float) -> List[Dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
+_SMALLER: Dict[str, Any] = {"adamw-8bit": AdamW8, "adamw-offload": OffloadedAdamW}
+
+
 def optimizer_of(settings: TokenSettings, model: nn.Module) -> torch.optim.Optimizer:
     if settings.optimizer == "muon":
         matrices = [p for p in model.get_submodule("blocks").parameters() if p.ndim == 2]
@@ -106,6 +114,8 @@ def optimizer_of(settings: TokenSettings, model: nn.Module) -> torch.optim.Optim
         groups = decaying(model, settings.decay)
         groups = [{**group, "params": [p for p in group["params"] if id(p) not in taken]} for group in groups]
         return Muon(matrices, groups, settings.lr, settings.decay)
+    if settings.optimizer in _SMALLER:
+        return _SMALLER[settings.optimizer](decaying(model, settings.decay), lr=settings.lr, betas=(0.9, 0.95))
     return torch.optim.AdamW(
         decaying(model, settings.decay), lr=settings.lr, betas=(0.9, 0.95), fused=not settings.offload
     )

@@ -18,7 +18,7 @@ _LEAST = {"warmup": -1, **dict.fromkeys(("batch", "report_every", "size", "class
 WORDS = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"),
     "context": ("auto", "ulysses", "ring"),
-    "optimizer": ("adamw", "muon"),
+    "optimizer": ("adamw", "adamw-8bit", "adamw-offload", "muon"),
     "rate": ("wsd", "cosine", "linear", "constant"),
 }
 
@@ -61,6 +61,9 @@ class Settings:
     checkpoint: str = option("", "folder to save to and to resume from")
     save_every: int = option(0, "steps between checkpoints; 0: only when stopped by a signal")
     keep: int = option(2, "how many checkpoints stay")
+    snapshot_every: int = option(
+        0, "steps between snapshots in the memory of this node and the next, from which a run comes back; 0: none"
+    )
     report_every: int = option(10, "steps between lines")
     validate_every: int = option(0, "steps between validations; 0: at the end")
     on_nan: str = option(
@@ -85,7 +88,10 @@ class TokenSettings(Settings):
 
     token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
-    optimizer: str = option("adamw", "adamw, or muon for the matrices of the blocks")
+    optimizer: str = option(
+        "adamw",
+        "adamw, adamw-8bit (small moments), adamw-offload (state in CPU memory), or muon for matrices of blocks",
+    )
     rate: str = option("wsd", "learning rate after the warm-up: wsd (level, then down), cosine, linear, constant")
     ema: float = option(0.0, "validate with a running mean of the weights that keeps this share per step; 0: none")
     lr: float = option(0.0, "highest learning rate; 0: the shape's")

@@ -70,6 +70,20 @@ class Loaded(NamedTuple):
     notes: Sequence[str]  # on rank 0: what is to be said of it, and of newer ones that could not be read
 
 
+class Snapshots(Protocol):
+    """Copies of the state in memory that outlives the ranks (snapshots.py)."""
+
+    keeps_state: bool  # weights and optimizer, too; else another rank of this node keeps them
+
+    def prepare(self) -> None: ...
+
+    def take(
+        self, step: int, more: Dict[str, Any], shared: Optional[Dict[str, Tensor]] = None
+    ) -> Tuple[Dict[str, Any], Callable[[], None]]: ...
+
+    def read_by(self, save: Future[Saved]) -> None: ...
+
+
 class HasState(Protocol):
     def state_dict(self) -> Dict[str, Any]: ...
 
@@ -101,11 +115,18 @@ class Checkpoints:
         self._copies: Optional[bool] = (
             None  # whether the state is copied before it is written; not known before it is there
         )
+        self._copied = True  # for the last save
+        self.snapshots: Optional[Snapshots] = None  # in memory; a save takes one, and reads it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-checkpoint")
 
     def prepare(self) -> str:
         """Make room for the copies now, while training warms up: gigabytes of pinned memory take seconds to get. Returns what
         is to be said where there is no room."""
+        if self.snapshots is not None:
+            self.snapshots.prepare()
+            if self.snapshots.keeps_state:
+                self._copies = False
+                return ""
         state = self.state.now()
         size, free = held_bytes(state), free_bytes()
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -128,15 +149,20 @@ class Checkpoints:
         if self._copies is None:
             self.prepare()
         shared = self.shared() if self.shared is not None else {}
-        state, arrived = self.state.copied(shared) if self._copies else self.state.as_it_is(shared)
-        state["extra"] = dict(more)
-        if self.others:
-            state["others"] = {name: other.state_dict() for name, other in self.others.items()}
-        # One key per rank: under one common key torch would keep rank 0's generators and buffers for everybody.
-        own = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.rank_state.items()}
-        state[self._own] = {"generators": generators(), "buffers": state.pop("buffers"), "state": own}
+        taken = self.snapshots.take(step, more, shared) if self.snapshots is not None and not wait else None
+        slot = (
+            self.snapshots if taken is not None and self.snapshots is not None and self.snapshots.keeps_state else None
+        )
+        if taken is not None and slot is not None:
+            state, arrived = taken
+        else:
+            state, arrived = self.state.copied(shared) if self._copies else self.state.as_it_is(shared)
+            state = self.complete(state, more)
+        self._copied = slot is not None or bool(self._copies)
         self._saving = self._thread.submit(self._in_background, step, state, arrived, began)
-        if wait or not self._copies:
+        if slot is not None:
+            slot.read_by(self._saving)
+        if wait or not self._copied:
             saved = self.finish()
             assert saved is not None
             if saved.error and wait:
@@ -145,6 +171,16 @@ class Checkpoints:
                 )
             ended.append(saved)
         return [saved for saved in ended if saved is not None]
+
+    def complete(self, state: Dict[str, Any], more: Dict[str, Any]) -> Dict[str, Any]:
+        """Add to weights and optimizer what else a resumed run needs."""
+        state["extra"] = dict(more)
+        if self.others:
+            state["others"] = {name: other.state_dict() for name, other in self.others.items()}
+        # One key per rank: under one common key torch would keep rank 0's generators and buffers for everybody.
+        own = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.rank_state.items()}
+        state[self.own] = {"generators": generators(), "buffers": state.pop("buffers"), "state": own}
+        return state
 
     def poll(self) -> Optional[Saved]:
         """Return the result of the background save, once; None while it runs. Costs nothing."""
@@ -157,7 +193,7 @@ class Checkpoints:
         pending, self._saving = self._saving, None
         began = time.monotonic()
         saved = pending.result()
-        return saved._replace(waited=time.monotonic() - began, copied=self._copies is not False)
+        return saved._replace(waited=time.monotonic() - began, copied=self._copied)
 
     def _in_background(self, step: int, state: Dict[str, Any], arrived: Callable[[], None], began: float) -> Saved:
         """A save that fails is reported and costs nothing but itself: the marker is not written, `latest` stays."""
@@ -172,25 +208,25 @@ class Checkpoints:
         return Saved(step, self.path_of(step), time.monotonic() - began, error)
 
     def _write(self, step: int, state: Dict[str, Any]) -> None:
-        place: str = self._told_by_rank_0(place_for(self.path_of(step)) if self.rank == 0 else None)
+        place: str = self.told_by_rank_0(place_for(self.path_of(step)) if self.rank == 0 else None)
         if self.rank == 0:
             shutil.rmtree(place, ignore_errors=True)
         self._meet()
         writer = FileSystemWriter(place, thread_count=writers(state), per_thread_copy_ahead=0)
         writer.fs = written = SummedFileSystem()
         save(state, storage_writer=writer, planner=OneAtATime(), process_group=self.group)
-        every = self._gathered((written.checksums, first_line(written.error) if written.error else ""))
+        every = self.gathered((written.checksums, first_line(written.error) if written.error else ""))
         error = next((error for _, error in every if error), "")
         if self.rank == 0 and not error:
             try:
                 count = sum(p.numel() for part in self.parts for p in part.parameters())
                 files = {name: sums for checksums, _ in every for name, sums in checksums.items()}
                 marker = {"step": step, "ranks": self.size, "model": self.fingerprint, "parameters": count}
-                marker["optimizer"] = self._optimizer
+                marker["optimizer"] = self.optimizer
                 commit(self.folder, {**marker, "files": files}, self.keep, place)
             except OSError as problem:
                 error = str(problem)
-        if error := self._told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
+        if error := self.told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
             raise OSError(error)
 
     def load(self, wanted: Sequence[str], at_most: Optional[int] = None) -> Optional[Loaded]:
@@ -200,7 +236,7 @@ class Checkpoints:
         one can be."""
         if self.rank == 0:
             clear(self.folder)
-        steps: List[int] = self._told_by_rank_0(candidates(self.folder) if self.rank == 0 else None)
+        steps: List[int] = self.told_by_rank_0(candidates(self.folder) if self.rank == 0 else None)
         for step in [step for step in steps if at_most is not None and step > at_most]:
             steps.remove(step)
             if self.rank == 0:
@@ -244,14 +280,19 @@ class Checkpoints:
         """Those of the `wanted` extras that it has, and whether it has checksums. Unreadable on all ranks or none; what
         was written into the state till then is overwritten by the next that can be loaded."""
         reader = Reader(path)
-        marker = self._together(lambda: self._marker(path))
+        marker = self.together(lambda: self._marker(path))
         if marker["files"] is not None:  # each rank checks a share of the files; the load begins once all are whole
-            self._together(lambda: check_files(path, marker["files"], self.rank, self.size))
-        saved = self._together(lambda: contents(path, reader))
-        state = self._ready_for(path, saved, marker["ranks"] == self.size)
+            self.together(lambda: check_files(path, marker["files"], self.rank, self.size))
+        saved = self.together(lambda: contents(path, reader))
+        state = self.ready_for(path, saved, marker["ranks"] == self.size)
         state["extra"] = {name: 0 for name in wanted if f"extra.{name}" in saved}
-        self._together(lambda: load_into(state, reader, self.group, path))
-        own = state.pop(self._own, {})
+        self.together(lambda: load_into(state, reader, self.group, path))
+        self.restore(state)
+        return state["extra"], marker["files"] is not None
+
+    def restore(self, state: Dict[str, Any]) -> None:
+        """Put a loaded state, whose tensors are the live ones, where it belongs."""
+        own = state.pop(self.own, {})
         self.state.restore({**state, "buffers": own.get("buffers", {})})
         for name, values in state.get("others", {}).items():
             self.others[name].load_state_dict(values)
@@ -259,7 +300,6 @@ class Checkpoints:
             self.rank_state[name].copy_(value)
         if own:
             restore_generators(own["generators"])
-        return state["extra"], marker["files"] is not None
 
     def _marker(self, path: str) -> Dict[str, Any]:
         marker = read_marker(path)
@@ -268,18 +308,18 @@ class Checkpoints:
                 f"{path} was saved from another model ({marker['parameters']:,} parameters)",
                 "give another checkpoint folder, or the settings it was made with",
             )
-        if marker["optimizer"] not in ("", self._optimizer):
+        if marker["optimizer"] not in ("", self.optimizer):
             raise Refusal(
-                f"{path} holds the state of {marker['optimizer']}, and this run uses {self._optimizer}",
+                f"{path} holds the state of {marker['optimizer']}, and this run uses {self.optimizer}",
                 "resume with the optimizer and precision it was saved with, or give another checkpoint folder",
             )
         return marker
 
     @property
-    def _optimizer(self) -> str:
+    def optimizer(self) -> str:
         return type(self.state.optimizer).__name__
 
-    def _together(self, work: Callable[[], T]) -> T:
+    def together(self, work: Callable[[], T]) -> T:
         """Do it on all ranks. Where it is refused on one, it is on all, for the same reason: the first rank's."""
         refusal: Optional[Refusal] = None
         try:
@@ -287,11 +327,11 @@ class Checkpoints:
         except Refusal as problem:
             refusal = problem
         told = (type(refusal), refusal.what, refusal.fix) if refusal else None
-        for kind, what, fix in filter(None, self._gathered(told)):
+        for kind, what, fix in filter(None, self.gathered(told)):
             raise kind(what, fix) from refusal
         return done
 
-    def _ready_for(self, path: str, saved: Dict[str, Optional[torch.dtype]], same_ranks: bool) -> Dict[str, Any]:
+    def ready_for(self, path: str, saved: Dict[str, Optional[torch.dtype]], same_ranks: bool) -> Dict[str, Any]:
         """Live tensors and placeholders to load into. On another number of ranks, generators are drawn anew from the seed
         and every rank starts with the buffers that all agreed on."""
         try:
@@ -299,20 +339,20 @@ class Checkpoints:
         except Refusal as refusal:
             raise Refusal(f"{path}: {refusal.what}", refusal.fix) from None
         buffers = state.pop("buffers")
-        mine = [name for name in buffers if f"{self._own}.buffers.{name}" in saved]
+        mine = [name for name in buffers if f"{self.own}.buffers.{name}" in saved]
         if same_ranks:
-            here = {name: value for name, value in generators().items() if f"{self._own}.generators.{name}" in saved}
-            state[self._own] = {
+            here = {name: value for name, value in generators().items() if f"{self.own}.generators.{name}" in saved}
+            state[self.own] = {
                 "generators": here,
                 "buffers": {name: buffers[name].clone() for name in mine},
-                "state": saved_part(self.rank_state, f"{self._own}.state", saved),
+                "state": saved_part(self.rank_state, f"{self.own}.state", saved),
             }
         others = {name: other.state_dict() for name, other in self.others.items()}
         state["others"] = saved_part(others, "others", saved)
         return state
 
     @property
-    def _own(self) -> str:
+    def own(self) -> str:
         return f"rank_{self.rank}"
 
     def path_of(self, step: int) -> str:
@@ -322,7 +362,7 @@ class Checkpoints:
         if self.group is not None:
             dist.barrier(group=self.group)
 
-    def _gathered(self, value: Any) -> List[Any]:
+    def gathered(self, value: Any) -> List[Any]:
         """The values of all ranks."""
         if self.group is None:
             return [value]
@@ -330,7 +370,7 @@ class Checkpoints:
         dist.all_gather_object(every, value, group=self.group)
         return every
 
-    def _told_by_rank_0(self, value: Any) -> Any:
+    def told_by_rank_0(self, value: Any) -> Any:
         if self.group is None:
             return value
         box = [value]

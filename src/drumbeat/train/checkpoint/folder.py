@@ -168,6 +168,14 @@ def sealed(marker: Dict[str, Any]) -> str:
     return json.dumps({**marker, "checksum": _checksum(marker)})
 
 
+def open_sealed(text: str) -> Any:
+    """Return what a sealed marker says; ValueError if it is damaged."""
+    marker = json.loads(text)
+    if ("files" in marker or "checksum" in marker) and marker.pop("checksum", None) != _checksum(marker):
+        raise ValueError(DAMAGED)
+    return marker
+
+
 def _checksum(marker: Dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(marker, sort_keys=True).encode())
 
@@ -177,9 +185,7 @@ def read_marker(path: str) -> Dict[str, Any]:
     none were recorded."""
     try:
         with open(os.path.join(path, MARKER), encoding="utf-8") as file:
-            marker = json.load(file)
-        if ("files" in marker or "checksum" in marker) and marker.pop("checksum", None) != _checksum(marker):
-            raise ValueError(DAMAGED)
+            marker = open_sealed(file.read())
         version = int(marker.get("version", 1))
         found = {"model": marker["model"], "optimizer": str(marker.get("optimizer", ""))}
         found.update({key: int(marker[key]) for key in ("step", "ranks", "parameters")})

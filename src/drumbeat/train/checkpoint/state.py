@@ -42,6 +42,7 @@ class TrainingState:
     def __init__(self, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
         self.parts, self.optimizer = list(parts), optimizer
         self._walked: Optional[_Walked] = None
+        self._made_optimizer_state = False
         self._copies: Dict[str, Entries] = {}
         self._stream: Optional[torch.cuda.Stream] = None
         self._copied: Optional[torch.cuda.Event] = None
@@ -94,7 +95,8 @@ class TrainingState:
         for kind in _KINDS:
             old = self._copies.get(kind, {})
             self._copies[kind] = {
-                name: old[name] if _fits(old.get(name), value) else _room(value) for name, value in state[kind].items()
+                name: old[name] if _fits(old.get(name), value) else room_for(value)
+                for name, value in state[kind].items()
             }
 
     def _copy_from_device(self, pairs: List[Tuple[Tensor, Tensor]]) -> Callable[[], None]:
@@ -125,13 +127,26 @@ class TrainingState:
             torch.cuda.current_stream().wait_event(self._copied)
             self._copied = None
 
+    def make_optimizer_state(self) -> None:
+        """Make what a load fills, if there is none. Which parameters have none in a checkpoint, `ready_for` finds out."""
+        if not self.optimizer.state:
+            _make_optimizer_state(self.optimizer)
+            self._made_optimizer_state = True
+
+    def drop_made_state(self) -> None:
+        """Nothing was loaded into what `make_optimizer_state` made: the first step is still to come."""
+        if self._made_optimizer_state:
+            self._made_optimizer_state = False
+            self.optimizer.state.clear()
+
     def ready_for(self, saved: Mapping[str, Optional[torch.dtype]]) -> Dict[str, Any]:
         """The live state to load into: as `now()`, with exactly the entries that a checkpoint holds for this rank.
 
         `saved`: names of a checkpoint's entries and the dtypes of those that are tensors.
         """
-        if not self.optimizer.state:
-            _make_optimizer_state(self.optimizer)
+        self.make_optimizer_state()
+        if self._made_optimizer_state:
+            self._made_optimizer_state = False
             for name, parameter in named_parameters(self.parts):
                 begin = f"optimizer.state.{name}."
                 if parameter in self.optimizer.state and not any(key.startswith(begin) for key in saved):
@@ -240,16 +255,16 @@ def _leaves(values: Any, path: str) -> Iterator[Tuple[str, Any, Any]]:
 
 def _make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer make its state as it would in its first step: gradients and learning rates of zero move nothing."""
-    rates = [group.get("lr") for group in optimizer.param_groups]
+    before = [dict(group) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         for p in group["params"]:
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         if "lr" in group:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
     optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates):
-        if "lr" in group:
-            group["lr"] = rate
+    for group, values in zip(optimizer.param_groups, before):  # steps may be counted there, too
+        group.clear()
+        group.update(values)
     optimizer.zero_grad(set_to_none=True)
 
 
@@ -277,12 +292,13 @@ def _fits(room: Any, value: Any) -> bool:
     return here.shape == there.shape and here.dtype == there.dtype and here.stride() == there.stride()
 
 
-def _room(value: Any) -> Any:
-    """Host memory for a copy; pinned where a GPU writes into it."""
+def room_for(value: Any, room: Optional[Tensor] = None) -> Any:
+    """Host memory for a copy: `room`, or new memory, pinned where a GPU writes into it."""
     if not isinstance(value, Tensor):
         return value
     own = own_part(value.detach())
-    room = torch.empty_like(own, device="cpu", pin_memory=own.is_cuda and own.numel() > 0)
+    if room is None:
+        room = torch.empty_like(own, device="cpu", pin_memory=own.is_cuda and own.numel() > 0)
     if not isinstance(value, DTensor):
         return room
     # from_local would go back to the GPU

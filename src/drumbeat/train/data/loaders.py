@@ -80,7 +80,10 @@ class Batches:
             if self._own is None:
                 self._own = _OwnIndices(self.source.batch_sampler, self.data_rank, self.data_ranks)
                 self._loader = _with_indices(self.source, self._own, self.device)
-            _set_seed(self.source, (self.seed << 20) + self.epoch)
+            seed = (self.seed << 20) + self.epoch
+            _set_seed(self.source, seed)
+            # Else each start of an epoch would draw a number that dropout gets in a run that was not resumed.
+            self._loader.generator = torch.Generator().manual_seed(seed)
             self._own.begin(done)
             for batch in self._loader:
                 yield batch, *self._own.handed_out.popleft()
