@@ -10,6 +10,8 @@ import sys
 from typing import Any, List, Optional
 
 from drumbeat.base.signals import EXIT_STORAGE
+from drumbeat.cli.output import print_json as print_json
+from drumbeat.cli.output import write_file as write_file
 from drumbeat.cli.streams import OutputError, open_streams
 
 # A command is listed here only if it works.
@@ -135,6 +137,12 @@ def _call(name: str, rest: List[str]) -> int:
 
     heed_interrupts()
     parser, module = parser_for(name)
+    if "--json-schema" in rest[: rest.index("--") if "--" in rest else None]:
+        from drumbeat.cli.schemas import SHAPES, schema_of
+
+        if name in SHAPES:
+            print_json(schema_of(name))
+            return 0
     # Cut here, because argparse would take the first word after `--` for the job file.
     own, after = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, None)
     args = parser.parse_args(own)
@@ -176,23 +184,18 @@ def _nearest(name: str) -> str:
 
 
 def add_json(parser: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text; --json-schema describes it")
+    add_json_schema(parser)
+
+
+def add_json_schema(parser: Any) -> None:
+    """Add --json-schema, which needs no other argument, like --help; the help of --json names it."""
+    from argparse import SUPPRESS
+
+    parser.add_argument("--json-schema", action="store_true", help=SUPPRESS)
 
 
 def add_run(parser: Any, default: str) -> None:
     """Add the RUN argument. `default` says which run is meant if none is named."""
     words = f"run id or the start of one, run folder, or scheduler job; {default}"
     parser.add_argument("run", nargs="?", metavar="RUN", help=words)
-
-
-def write_file(path: str, text: str) -> None:
-    """Write a file that the user named, and say so."""
-    from drumbeat.base.problem import Problem
-    from drumbeat.base.redact import printable
-
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise Problem(f"cannot write {path}: {error.strerror}") from None
-    print(f"written to {printable(path)}", file=sys.stderr)

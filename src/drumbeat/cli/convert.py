@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumbeat.cli import add_json
+from drumbeat.cli import add_json, print_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -19,7 +19,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import json
     import os
     import sys
 
@@ -49,7 +48,7 @@ def run(args: Any) -> int:
         notes = {"left_out": draft.left_out, "to_check": draft.to_check}
         found = {name: [note._asdict() for note in each] for name, each in notes.items()}
         found["differences"] = [each._asdict() for each in draft.differences]
-        print(json.dumps({"job": text, **found, "defaults": draft.defaults}))
+        print_json({"job": text, **found, "defaults": draft.defaults}, None)
         return 0
     print(text, end="")
     if not sys.stdout.isatty():

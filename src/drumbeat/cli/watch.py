@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drumbeat.cli import add_json, add_run
+from drumbeat.cli import add_json, add_run, print_json
 
 if TYPE_CHECKING:
     from drumbeat.watch.session import Session
@@ -48,10 +47,8 @@ def run(args: Any) -> int:
     if args.web:
         return _page(session, args)
     if args.json:
-        from drumbeat.base.record import to_plain
-
         session.load()
-        print(json.dumps(to_plain(session.head()), indent=2))
+        print_json(session.head())
         return 0
     return _terminal(session, args)
 
