@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Any
+from typing import Any, Dict
 
 from drumbeat.cli import add_json, print_json, write_file
 
@@ -21,6 +21,7 @@ _RUNS = (
 def add_arguments(parser: Any, runs: str = _RUNS) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help=runs)
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
+    parser.add_argument("--svg", metavar="FOLDER", help="write each figure as an SVG file, for a paper")
     parser.add_argument("--table", choices=_FORMATS, help="with several runs: print only the table, for a paper")
     parser.add_argument(
         "--export", metavar="WHERE", help="write a run's metrics: csv=FILE, tensorboard=FOLDER or wandb=PROJECT"
@@ -38,15 +39,17 @@ def run(args: Any) -> int:
     if args.export:
         return _export(args)
     from drumbeat.report.gather import read_figures
-    from drumbeat.report.tables import page_of
+    from drumbeat.report.tables import charts_of, page_of
     from drumbeat.report.text import lines_of
 
     figures = read_figures(args.runs[0] if args.runs else None, os.environ)
     if args.html:
         write_file(args.html, page_of(figures))
+    if args.svg:
+        _write_charts(args.svg, charts_of(figures))
     if args.json:
         print_json(figures)
-    elif not args.html:
+    elif not (args.html or args.svg):
         print("\n".join(lines_of(figures, shutil.get_terminal_size((80, 24)).columns)))
     return 0
 
@@ -62,14 +65,28 @@ def _several(args: Any) -> int:
     comparison = compare_named(args.runs, os.environ)
     if args.html:
         write_file(args.html, tables.page(comparison))
+    if args.svg:
+        _write_charts(args.svg, tables.charts_of_comparison(comparison))
     if args.json:
         print_json({**to_plain(comparison), "fair": comparison.fair})
-    elif not args.html or args.table:
+    elif args.table or not (args.html or args.svg):
         print(tables.rendered(comparison, args.table, shutil.get_terminal_size((80, 24)).columns), end="")
         if args.table and not comparison.fair:
             for each in comparison.differences:
                 print(f"drumbeat report: not a fair comparison: {each.text()}", file=sys.stderr)
     return 0
+
+
+def _write_charts(folder: str, charts: Dict[str, str]) -> None:
+    from drumbeat.base.problem import Problem
+    from drumbeat.report.chart import standalone
+
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise Problem(f"cannot make {folder}: {error.strerror}") from None
+    for name, chart in charts.items():
+        write_file(os.path.join(folder, f"{name}.svg"), standalone(chart))
 
 
 def _export(args: Any) -> int:

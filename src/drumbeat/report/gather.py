@@ -16,7 +16,18 @@ from drumbeat.desk.state import state_of
 from drumbeat.findings.model import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
-from drumbeat.report.figures import Figures, GpuUse, Note, Phases, Slowest, Speed, Traffic, Utilisation
+from drumbeat.report.figures import (
+    LOSS,
+    VALIDATION,
+    Figures,
+    GpuUse,
+    Note,
+    Phases,
+    Slowest,
+    Speed,
+    Traffic,
+    Utilisation,
+)
 from drumbeat.report.intervals import Reports, error_of_mean, quantile, thinned
 from drumbeat.report.predicted import compared, remember_run
 from drumbeat.report.printed_log import figures_of_log
@@ -493,12 +504,13 @@ def _curves(
     reports: Reports, devices: Devices, begin: float, speed: Optional[Speed]
 ) -> Dict[str, List[Tuple[float, float]]]:
     curves = {
-        "loss": reports.loss,
+        LOSS: reports.loss,
+        VALIDATION: list(dict.fromkeys(reports.validation)),
         f"throughput, {speed.unit}" if speed else "throughput": [] if not speed or speed.no_spread else reports.rates(),
         "GPU busy, mean, %": devices.curve("busy"),
         "GPU power, mean, W": devices.curve("power"),
     }
-    shifted = {name: [(t - begin, value) for t, value in sorted(points)] for name, points in curves.items()}
+    shifted = {name: [(max(0.0, t - begin), value) for t, value in sorted(points)] for name, points in curves.items()}
     return {name: thinned(points) for name, points in shifted.items() if len(points) > 1}
 
 
