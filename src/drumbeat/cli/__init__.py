@@ -10,8 +10,6 @@ import sys
 from typing import Any, List, Optional
 
 from drumbeat.base.signals import EXIT_STORAGE
-from drumbeat.cli.output import print_json as print_json
-from drumbeat.cli.output import write_file as write_file
 from drumbeat.cli.streams import OutputError, open_streams
 
 # A command is listed here only if it works.
@@ -20,6 +18,7 @@ COMMANDS = {
     "submit": "hand a job to the cluster's scheduler, or to this machine's queue",
     "plan": "show what would happen: each variable with its reason, binding",
     "lint": "check a batch script or launch command",
+    "init": "look at a folder, and write the job file of what trains there",
     "convert": "turn a batch script into a job file; lists what was left out",
     "doctor": "check this node and say what is wrong and how to fix it",
     "facts": "show what this node has; --capture packs it for support",
@@ -36,6 +35,7 @@ COMMANDS = {
     "shell": "open a shell on a node of a running job",
     "nodes": "show each node's record; keep jobs off bad nodes",
     "site": "list, show, create and check cluster profiles",
+    "demo": "train on 2 emulated nodes here; needs nothing but Python",
     "completion": "print shell completion for bash, zsh or fish",
     "tune": "find the fastest batch, hook or layout with short runs",
     "train": "train a built-in recipe (llama, bert, resnet, wide-resnet)",
@@ -138,10 +138,11 @@ def _call(name: str, rest: List[str]) -> int:
     heed_interrupts()
     parser, module = parser_for(name)
     if "--json-schema" in rest[: rest.index("--") if "--" in rest else None]:
-        from drumbeat.cli.schemas import SHAPES, schema_of
+        import importlib  # by name: what travels to pods follows the imports of this file
 
-        if name in SHAPES:
-            print_json(schema_of(name))
+        schemas = importlib.import_module("drumbeat.cli.schemas")
+        if name in schemas.SHAPES:
+            schemas.print_schema(name)
             return 0
     # Cut here, because argparse would take the first word after `--` for the job file.
     own, after = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, None)

@@ -6,7 +6,8 @@ import argparse
 import shutil
 
 from drumbeat.base.problem import Problem
-from drumbeat.cli import add_json, print_json
+from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List
 
-from drumbeat.cli import add_json, print_json
+from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: Any) -> None:

@@ -7,7 +7,8 @@ import os
 import sys
 
 from drumbeat.base.redact import printable
-from drumbeat.cli import add_json, print_json
+from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

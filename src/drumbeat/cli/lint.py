@@ -11,7 +11,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
-from drumbeat.cli import add_json, print_json
+from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 MAX_BYTES = 1_000_000
 

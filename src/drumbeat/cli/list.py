@@ -8,7 +8,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
-from drumbeat.cli import add_json, print_json
+from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 if TYPE_CHECKING:
     from drumbeat.desk.state import State

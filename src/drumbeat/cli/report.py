@@ -7,7 +7,8 @@ import shutil
 import sys
 from typing import Any, Dict
 
-from drumbeat.cli import add_json, print_json, write_file
+from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json, write_file
 
 _FORMATS = ("markdown", "csv", "latex")  # as in drumbeat.report.tables
 

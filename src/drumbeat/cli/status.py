@@ -8,7 +8,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Tuple
 
-from drumbeat.cli import add_json, add_run, print_json
+from drumbeat.cli import add_json, add_run
+from drumbeat.cli.output import print_json
 
 if TYPE_CHECKING:
     from drumbeat.desk.state import State

@@ -6,7 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drumbeat.cli import add_json, add_run, print_json
+from drumbeat.cli import add_json, add_run
+from drumbeat.cli.output import print_json
 
 if TYPE_CHECKING:
     from drumbeat.watch.session import Session
@@ -54,6 +55,7 @@ def run(args: Any) -> int:
 
 
 def _page(session: Session, args: Any) -> int:
+    from drumbeat.base.installed import pip_install
     from drumbeat.base.problem import Problem
 
     try:
@@ -61,7 +63,7 @@ def _page(session: Session, args: Any) -> int:
     except ModuleNotFoundError as error:
         missing = str(error.name)
         what = "drumbeat.pyz does not bring the page" if missing.startswith("drumbeat") else f"the page needs {missing}"
-        raise Problem(what, "pip install '.[web]' in drumbeat's source tree") from None
+        raise Problem(what, pip_install("web")) from None
     return serve(session, args.listen or "127.0.0.1", args.port)
 
 

@@ -334,6 +334,7 @@ def _read(reader: Reader, source: Source, progress: Progress) -> None:
 def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
     """Read topology, ports, GIDs and jobs that people paste beside a log. Standard input is read once, as a log."""
     from drumbeat.doctor.dumps import judged
+    from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
     from drumbeat.machine.dumps import MAX_BYTES, read_dumps
 
     if source.path == "-" or start.startswith(GZIP) or os.path.getsize(source.path) > MAX_BYTES:
@@ -341,7 +342,8 @@ def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
     with open(source.path, encoding=encoding_of(start) or "utf-8-sig", errors="replace") as file:
         text = file.read(MAX_BYTES)
     reader.pasted.extend(judged(dump) for dump in read_dumps(text, source.name))
-    reader.add_pasted_jobs(text, source.name)
+    jobs = read_pasted_jobs(text, source.name)
+    reader.pasted += [jobs] if jobs else []
 
 
 def _add_record(reader: Reader, run: Run) -> None:

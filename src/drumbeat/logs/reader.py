@@ -157,12 +157,6 @@ class Reader:
             more = f" (and of {len(numbers) - 1} more)" if len(numbers) > 1 else ""
             self._unseen.append(f"the middle of {file}:{numbers[0]}{more}: more than {MAX_LINE // 1024} kB on one line")
 
-    def add_pasted_jobs(self, text: str, file: str) -> None:
-        from drumbeat.logs.read.scontrol import read_scontrol
-
-        jobs = read_scontrol(text, file)
-        self.pasted += [jobs] if jobs else []
-
     def add_dump(self, dump: Dump) -> None:
         """A flight-recorder dump of one rank."""
         if len(self.dumps) < MAX_FILES:
