@@ -3,12 +3,15 @@
 import time
 
 import pytest
-from selenium.webdriver import ActionChains, Keys
 
 from drumbeat.watch.page_data import outliers
 from tests.runfolder.folders import events
 from tests.watch.pages import browser, running, served, until
 from tests.watch.recorded import gpu, recorded, sample
+
+pytest.importorskip("starlette")
+pytest.importorskip("plotly")
+keys = pytest.importorskip("selenium.webdriver")
 
 WIDTHS = (1440, 1024, 390)
 HANG = {
@@ -141,7 +144,7 @@ def keyboard(driver):
     for place in ("#nodes tbody tr", "#heat canvas"):
         assert until(lambda place=place: script("return Boolean(document.querySelector(arguments[0]))", place))
         script("document.querySelector(arguments[0]).focus()", place)
-        ActionChains(driver).send_keys(Keys.ARROW_RIGHT, Keys.ENTER).perform()
+        keys.ActionChains(driver).send_keys(keys.Keys.ARROW_RIGHT, keys.Keys.ENTER).perform()
         assert until(lambda: not script(hidden)) and script(focused) == "close"
-        ActionChains(driver).send_keys(Keys.ESCAPE).perform()
+        keys.ActionChains(driver).send_keys(keys.Keys.ESCAPE).perform()
         assert until(lambda: script(hidden)) and script(focused) in ("TR", "CANVAS")

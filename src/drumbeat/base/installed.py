@@ -1,4 +1,4 @@
-"""How this drumbeat was installed, for messages that say what to type."""
+"""Tells how this drumbeat was installed, for messages that say what to type."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _WORLDS = (
 
 
 class Look(NamedTuple):
-    """What a training program shows before it runs."""
+    """Impression of a training program, before it runs."""
 
     world: str  # how its ranks become one training; empty: they do not
     advice: str  # the one change that helps most; empty: none
