@@ -98,7 +98,7 @@ docs-search: .venv-docs/.done $(VENV)/.dev
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
-# dist/: the wheel and drumbeat.pyz, each tried in an environment of its own.
+# dist/: sdist, wheel and drumbeat.pyz, checked, and each tried in an environment of its own.
 dist: $(VENV)/.cpu
 	$(PYTHON) tools/dist.py
 

@@ -1,4 +1,4 @@
-"""Build the wheel and drumbeat.pyz into dist/, install them where nothing else is, and try them. `make dist`."""
+"""Build the sdist, the wheel and drumbeat.pyz into dist/, check and install them where nothing else is. `make dist`."""
 
 import glob
 import os
@@ -12,6 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DIST = os.path.join(ROOT, "dist")
 TRIED = (
     ("--version",),
+    ("demo",),
     ("site", "show", "lumi"),
     ("plan", "--site", "olivia", "--nodes", "2", "--", "python3", "train.py"),
     ("run", "--site", "localhost", "--nodes", "2", "--ranks-per-node", "1", "--", sys.executable, "-c", "pass"),
@@ -23,41 +24,51 @@ TRIED = (
 def main():
     shutil.rmtree(DIST, ignore_errors=True)
     own = os.path.join(ROOT, ".venv", "bin", "python")
-    done([own, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", DIST, ROOT])
-    (wheel,) = glob.glob(os.path.join(DIST, "*.whl"))
     pyz = os.path.join(DIST, "drumbeat.pyz")
-    done([own, "-m", "drumbeat.bundle.build", pyz])
-    compare_with_source(wheel)
     with tempfile.TemporaryDirectory() as place:
+        tools = make_tools(place)
+        # The wheel is built from the sdist, as an index would.
+        done([os.path.join(tools, "python"), "-m", "build", "--outdir", DIST, ROOT], quiet=True)
+        (wheel,), (source,) = glob.glob(os.path.join(DIST, "*.whl")), glob.glob(os.path.join(DIST, "*.tar.gz"))
+        done([os.path.join(tools, "twine"), "check", "--strict", wheel, source])
+        done([own, "-m", "drumbeat.bundle.build", pyz])
+        compare_with_source(wheel)
         python = os.path.join(place, "venv", "bin", "python")
         done([sys.executable, "-m", "venv", os.path.join(place, "venv")])
         done([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel])
         attempt("wheel", [os.path.join(place, "venv", "bin", "drumbeat")], place)
         attempt("drumbeat.pyz", [sys.executable, "-I", "-S", pyz], place)
-        try_tools(place, wheel)
-    print(f"{wheel}\n{pyz}")
+        try_tools(place, tools, wheel)
+        resolve_extras(tools, python, wheel)
+    print(f"{source}\n{wheel}\n{pyz}")
 
 
-def try_tools(place, wheel):
-    """`pipx install` and `uvx`, as people install command line tools today; both come into an environment of their own."""
+def make_tools(place):
+    """What builds, checks and installs packages, in an environment of its own; its bin folder."""
     tools = os.path.join(place, "tools")
     done([sys.executable, "-m", "venv", tools])
-    done(
-        [
-            os.path.join(tools, "bin", "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "pipx",
-            "uv",
-        ]
-    )
-    attempt("uvx", [os.path.join(tools, "bin", "uvx"), "--from", wheel, "drumbeat"], place, TRIED[:2])
-    homes = {name: os.path.join(place, "pipx-home", name) for name in ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR")}
-    done([os.path.join(tools, "bin", "pipx"), "install", wheel], quiet=True, env={**os.environ, **homes})
+    pip = [os.path.join(tools, "bin", "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done([*pip, "build", "twine", "pipx", "uv"])
+    return os.path.join(tools, "bin")
+
+
+def try_tools(place, tools, wheel):
+    """`pipx run`, `pipx install` and `uvx`, as people use command line tools today; each in an environment of its own."""
+    attempt("uvx", [os.path.join(tools, "uvx"), "--from", wheel, "drumbeat"], place, TRIED[:2])
+    names = ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR")
+    homes = {name: os.path.join(place, "pipx-home", name) for name in names}
+    pipx, env = os.path.join(tools, "pipx"), {**os.environ, **homes}
+    done([pipx, "run", "--spec", wheel, "drumbeat", "demo"], quiet=True, env=env, cwd=place)
+    done([pipx, "install", wheel], quiet=True, env=env)
     attempt("pipx", [os.path.join(homes["PIPX_BIN_DIR"], "drumbeat")], place)
+
+
+def resolve_extras(tools, python, wheel):
+    """Every extra that users are told of names versions that exist together; nothing is installed."""
+    for extra in ("torch", "cpu", "watch", "web", "docs"):
+        wanted = f"drumbeat[{extra}] @ file://{wheel}"
+        done([os.path.join(tools, "uv"), "pip", "install", "--quiet", "--dry-run", "--python", python, wanted])
+    print("extras: torch, cpu, watch, web and docs resolve")
 
 
 def compare_with_source(wheel):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 
@@ -209,3 +210,47 @@ def test_what_cannot_be_sent(monkeypatch):
         api.map_array(os.path.join, ["a", "b"], ["c"], job={})
     with pytest.raises(Problem, match="a command goes into a mapping"):
         api.submit("python train.py")
+
+
+HERE = """
+import json, os
+from drumbeat import api
+
+lines = []
+good = api.run({"command": ["sh", "-c", "echo rank $$RANK"], "ranks_per_node": 2}, show=lines.append)
+bad = api.run({"command": ["python3", "-c", "raise ValueError('no labels')"], "ranks_per_node": 1}, show=None)
+value = api.run(os.path.join, "a", "b", job={"ranks_per_node": 1}, show=None).result()
+figures, report = api.report(bad), api.diagnose(bad)
+queued = api.submit({"command": "true", "ranks_per_node": 1})
+state = queued.wait(240).status.state
+try:
+    api.run({"command": "true", "site": "lumi"})
+except api.Problem as problem:
+    refused = str(problem)
+try:
+    api.compare([good, bad])
+except api.Problem as problem:
+    unmeasured = str(problem)
+print(json.dumps([sorted(lines), good.state, good.handle, value, figures.outcome, figures.exit_code,
+                  report.failure.finding.title, state, refused, unmeasured]))
+"""
+
+
+def test_a_laptop_is_enough(home, tmp_path):
+    argv = [sys.executable, "-c", HERE]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    lines, state, handle, value, outcome, code, title, queued, refused, unmeasured = json.loads(done.stdout)
+    assert lines == ["rank 0", "rank 1"] and state == "finished" and handle.startswith("local://")
+    assert value == "a/b" and (outcome, code) == ("failed", 1) and "no labels" in title and queued == "finished"
+    assert "this machine alone" in refused and "fewer than two runs" in unmeasured
+
+
+def test_an_interrupt_cancels_the_run(home, tmp_path):
+    script = "from drumbeat import api\napi.run({'command': ['sh', '-c', 'echo up; sleep 600'], 'ranks_per_node': 1})"
+    child = subprocess.Popen([sys.executable, "-u", "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "up\n"
+    child.send_signal(signal.SIGINT)
+    assert child.wait(120) != 0
+    child.stdout.close()
+    assert api.wait(str(next((tmp_path / "runs").iterdir())), 120).status.state in ("cancelled", "failed")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.agent.wire.meet import free_port
-from drumbeat.cli.diagnose import read
+from drumbeat.desk.log_sources import read
 from drumbeat.desk.state import state_of
 from drumbeat.runfolder.run import Run
 from tests.faults.acts import ACTS

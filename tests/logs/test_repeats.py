@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from drumbeat.cli.diagnose import read as read_files
 from drumbeat.desk.log_sources import TAIL, with_tail
+from drumbeat.desk.log_sources import read as read_files
 from drumbeat.findings.model import CERTAIN, LIKELY
 from drumbeat.logs import reader as reader_module
 from drumbeat.logs.reader import Reader

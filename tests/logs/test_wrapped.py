@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.cli.diagnose import read
+from drumbeat.desk.log_sources import read
 from drumbeat.logs.read.records import unwrap
 
 STUCK = (

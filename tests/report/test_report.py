@@ -9,7 +9,7 @@ import pytest
 
 from drumbeat.cli import main
 from drumbeat.machine.model import Facts, Gpu, GpuSample
-from drumbeat.report.figures import GpuUse
+from drumbeat.report.figures import GpuUse, Note
 from drumbeat.report.gather import Devices, figures_of
 from drumbeat.report.scaling import compare
 from drumbeat.report.text import gpu_rows, lines_of, rows
@@ -188,8 +188,34 @@ def test_the_page_is_one_file_that_asks_for_nothing(tmp_path, capsys):
         "only SVG's own name"
     )
     charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(charts) == 4 and all(ElementTree.fromstring(each) is not None for each in charts)
+    assert len(charts) == 5 and all(ElementTree.fromstring(each) is not None for each in charts)
     assert "loss" in page and "GPU power" in page
+
+
+def test_the_page_begins_with_the_verdict(tmp_path):
+    """Before any table: how it ended, what was wrong, its fix, and the main figures."""
+    from drumbeat.report.tables import page_of
+
+    figures = figures_of(finished(tmp_path / "run"))
+    page = page_of(figures)
+    assert page.index('class="verdict ok"') < page.index("<svg") < page.index("<table>")
+    failed = dataclasses.replace(figures, outcome="failed", notes=(Note("error", "rank 1: out of memory", "less"),))
+    head = page_of(failed).partition("<svg")[0]
+    assert 'class="verdict error"' in head and "rank 1: out of memory" in head and "<b>Fix:</b> less" in head
+
+
+def test_every_figure_is_a_file_and_validation_is_drawn(tmp_path, capsys):
+    run = finished(tmp_path / "run")
+    losses = [{"t": 1020.0 + 10 * k, "rank": 0, "kind": "validation", "step": k, "loss": 3.0 - k} for k in range(2)]
+    metrics(run, *losses)
+    assert main(["report", run.path, "--svg", str(tmp_path / "svg")]) == 0
+    files = {path.name: path.read_text() for path in (tmp_path / "svg").iterdir()}
+    assert set(files) == {"time.svg", "loss.svg", "throughput.svg", "gpu-busy-mean.svg", "gpu-power-mean.svg"}
+    for name, text in files.items():
+        words = [each.text for each in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]
+        assert "<style>" in text and (name == "time.svg" or "seconds since the command" in words), words
+    words = [each.text for each in ElementTree.fromstring(files["loss.svg"]).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"training", "validation", "loss"} <= set(words)
 
 
 def test_names_cannot_break_the_page(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from drumbeat.base.problem import Problem
 from drumbeat.report.figures import Figures, Phases, Setting, Speed
 from drumbeat.report.scaling import compare
-from drumbeat.report.tables import csv_text, latex, markdown, page, said, text
+from drumbeat.report.tables import charts_of_comparison, csv_text, latex, markdown, page, said, text
 
 
 def run(gpus, rate, batch=4096.0, error=None, phases=None, seconds=600.0, name=None, **setting):
@@ -138,3 +138,14 @@ def test_a_run_that_failed_is_marked():
 def test_as_many_ranks_on_more_nodes_are_not_the_same_size():
     found = compare([run(4, 4000.0), dataclasses.replace(run(4, 3000.0, name="spread"), nodes=2)])
     assert "on 1 or 2 nodes" in found.kind_why and "same size" not in found.kind_why
+
+
+def test_intervals_are_drawn():
+    """Two runs of one size keep an interval each; a run without one has no bar."""
+    made = compare([run(4, 4000.0, error=40.0), run(8, 7000.0, error=100.0), run(8, 6800.0, error=90.0, name="again")])
+    charts = charts_of_comparison(made)
+    assert [chart.count('class="e"') for chart in charts.values()] == [2, 2]
+    bare = charts_of_comparison(compare([run(4, 4000.0), run(8, 7000.0)]))
+    assert 'class="e"' not in "".join(bare.values()) and "interval" not in "".join(bare.values())
+    head = page(made).partition("<table>")[0]
+    assert 'class="verdict ok"' in head and "Strong scaling" in head and "on 8 GPUs as on 4" in head

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drumbeat.base.installed import pip_install
 from drumbeat.train.layers import attention, flash4
 from drumbeat.train.layers.block_attention import block_attention, block_attention_backward
 from drumbeat.train.precision import Precision
@@ -154,7 +155,7 @@ def test_a_result_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("capability", "width", "said"),
     [
-        ((9, 0), 64, "cuDNN (flash-attn-4 is not installed: pip install '.[fast]' in drumbeat's source tree)"),
+        ((9, 0), 64, f"cuDNN (flash-attn-4 is not installed: {pip_install('fast')})"),
         ((10, 0), 64, "cuDNN (flash-attn-4 was measured on Hopper GPUs only)"),
         ((9, 0), 96, "cuDNN (flash-attn-4 was measured for heads of 64 and 128 numbers only, not of 96)"),
         ((8, 0), 64, "torch's (the faster kernels take a Hopper GPU or newer)"),

@@ -2,6 +2,9 @@
 
     from drumbeat import api
 
+    run = api.run("job.yaml")                    # on this machine, until it has ended
+    print(api.report(run).speed, api.diagnose(run).failure.finding)
+
     run = api.submit("job.yaml")                 # or {"command": "python train.py", "nodes": 2}
     run.wait()
     for line in run.logs(rank=0): print(line.text)
@@ -15,24 +18,50 @@ Mistakes of the user are `Problem`s, as on the command line.
 from __future__ import annotations
 
 from drumbeat.api.functions import CallFailed
-from drumbeat.api.runs import JobLike, Planned, Submitted, as_job, cancel, logs, map_array, plan, status, submit, wait
+from drumbeat.api.runs import (
+    JobLike,
+    Planned,
+    Submitted,
+    as_job,
+    cancel,
+    compare,
+    diagnose,
+    logs,
+    map_array,
+    plan,
+    report,
+    run,
+    status,
+    submit,
+    wait,
+)
 from drumbeat.base.problem import Problem
 from drumbeat.desk.state import State
+from drumbeat.logs.report import Report
+from drumbeat.report.figures import Figures
+from drumbeat.report.scaling import Comparison
 from drumbeat.runfolder.records import Line
 
 __all__ = [
     "CallFailed",
+    "Comparison",
+    "Figures",
     "JobLike",
     "Line",
     "Planned",
     "Problem",
+    "Report",
     "State",
     "Submitted",
     "as_job",
     "cancel",
+    "compare",
+    "diagnose",
     "logs",
     "map_array",
     "plan",
+    "report",
+    "run",
     "status",
     "submit",
     "wait",

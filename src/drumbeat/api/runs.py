@@ -1,4 +1,4 @@
-"""Runs by their handles: submit, status, wait, cancel, logs."""
+"""Runs by their handles: run, submit, status, wait, cancel, logs, report, compare, diagnose."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ from drumbeat.base.order import Order
 from drumbeat.base.problem import Problem
 from drumbeat.desk.cancel import Patience, wait_for_end
 from drumbeat.desk.cancel import cancel as cancel_run
+from drumbeat.desk.log_sources import diagnose as read_report
 from drumbeat.desk.runs import find_run, open_run
 from drumbeat.desk.start import submit as desk
+from drumbeat.desk.start.make_order import site_of
+from drumbeat.desk.start.place import check_not_login, find_place
 from drumbeat.desk.start.submit import prepare
 from drumbeat.desk.state import State, state_of
 from drumbeat.desk.status import status as run_status
 from drumbeat.jobfile.flags import with_hostfile, with_preset
 from drumbeat.jobfile.job import Job, job_from_file, job_from_text
+from drumbeat.logs.report import Report
+from drumbeat.machine.host import LiveHost
 from drumbeat.plan.node_plan import NodePlan, plan_node
+from drumbeat.report.figures import Figures
+from drumbeat.report.gather import compare_named, read_figures
+from drumbeat.report.scaling import Comparison
 from drumbeat.runfolder.follow import LINES, Follower
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import Run
@@ -81,7 +89,8 @@ RunLike = Union[str, "Submitted"]
 
 
 class Submitted:
-    """A run that was handed to a scheduler or to hosts. It goes on without this object; `handle` finds it again."""
+    """A run that was handed to a scheduler, to hosts or to this machine's queue. It goes on without this object; `handle`
+    finds it again."""
 
     def __init__(self, handle: str, folder: str, task: Optional[int] = None) -> None:
         self.handle, self.folder, self.task = handle, folder, task
@@ -172,6 +181,49 @@ def submit(
     return _submitted(desk.queued_order(asked, os.environ), job_file(job), after, files)
 
 
+def run(
+    what: Union[JobLike, Callable[..., Any]],
+    *args: Any,
+    job: Optional[JobLike] = None,
+    show: Optional[Callable[[str], Any]] = print,
+    **kwargs: Any,
+) -> Submitted:
+    """Run a job, or a function that every rank calls, on this machine and return when it has ended. `show` gets each line
+    that the ranks print. An interrupt cancels the run."""
+    asked = _on_this_machine(as_job((job or {}) if callable(what) else what))
+    if callable(what):
+        started = submit(what, *args, job=asked, **kwargs)
+    elif args or kwargs or job is not None:
+        raise Problem("arguments are for a function", "write them into the job: run({'command': ...})")
+    else:
+        started = _submitted(desk.queued_order(asked, os.environ), job_file(what), ())
+    try:
+        for line in started.logs(follow=True):
+            if show:
+                show(line.text)
+        started.wait()
+    except KeyboardInterrupt:
+        started.cancel()
+        raise
+    return started
+
+
+def _on_this_machine(job: Job) -> Job:
+    """Return the job for this machine's own queue, unless that would silently leave other nodes out."""
+    place = find_place(LiveHost())
+    site = site_of(job, place, os.environ)
+    check_not_login(place, site)
+    nodes = place.identity.nodes or 1
+    if job.hosts or (job.site and site.backend != "local"):
+        raise Problem("api.run uses this machine alone", "api.submit hands the job to a scheduler or to hosts")
+    if nodes > 1 and not job.site:
+        raise Problem(
+            f"this {place.identity.scheduler} job has {nodes} nodes, and api.run uses this machine alone",
+            "drumbeat run starts a job on all of them; site: localhost uses this one",
+        )
+    return dataclasses.replace(job, site=job.site or "localhost")
+
+
 def _submitted(
     order: Order, path: Optional[str], after: Sequence[RunLike], files: Optional[Dict[str, bytes]] = None
 ) -> Submitted:
@@ -219,6 +271,25 @@ def cancel(run: RunLike) -> None:
 def logs(run: RunLike, rank: Optional[int] = None, follow: bool = False) -> Iterator[Line]:
     """Yield what the ranks printed; with `follow`, until the run ends."""
     return _found(run).logs(rank, follow)
+
+
+def report(run: Optional[RunLike] = None) -> Figures:
+    """Return what a run did, or the log that a program printed: speed, time, loss, findings. None: the newest run."""
+    return read_figures(None if run is None else _name(run), os.environ)
+
+
+def compare(runs: Sequence[RunLike]) -> Comparison:
+    """Return how runs scale against the smallest, and what makes the comparison unfair."""
+    return compare_named([_name(each) for each in runs], os.environ)
+
+
+def diagnose(*what: RunLike) -> Report:
+    """Return what failed first in logs, folders or runs, why, the fix, and which transport carried the traffic."""
+    return read_report([_name(each) for each in what])
+
+
+def _name(run: RunLike) -> str:
+    return run.folder if isinstance(run, Submitted) else run
 
 
 def _found(run: RunLike) -> Submitted:

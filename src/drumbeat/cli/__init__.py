@@ -18,6 +18,7 @@ COMMANDS = {
     "submit": "hand a job to the cluster's scheduler, or to this machine's queue",
     "plan": "show what would happen: each variable with its reason, binding",
     "lint": "check a batch script or launch command",
+    "init": "look at a folder, and write the job file of what trains there",
     "convert": "turn a batch script into a job file; lists what was left out",
     "doctor": "check this node and say what is wrong and how to fix it",
     "facts": "show what this node has; --capture packs it for support",
@@ -34,6 +35,7 @@ COMMANDS = {
     "shell": "open a shell on a node of a running job",
     "nodes": "show each node's record; keep jobs off bad nodes",
     "site": "list, show, create and check cluster profiles",
+    "demo": "train on 2 emulated nodes here; needs nothing but Python",
     "completion": "print shell completion for bash, zsh or fish",
     "tune": "find the fastest batch, hook or layout with short runs",
     "train": "train a built-in recipe (llama, bert, resnet, wide-resnet)",
@@ -135,6 +137,13 @@ def _call(name: str, rest: List[str]) -> int:
 
     heed_interrupts()
     parser, module = parser_for(name)
+    if "--json-schema" in rest[: rest.index("--") if "--" in rest else None]:
+        import importlib  # by name: what travels to pods follows the imports of this file
+
+        schemas = importlib.import_module("drumbeat.cli.schemas")
+        if name in schemas.SHAPES:
+            schemas.print_schema(name)
+            return 0
     # Cut here, because argparse would take the first word after `--` for the job file.
     own, after = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, None)
     args = parser.parse_args(own)
@@ -176,23 +185,18 @@ def _nearest(name: str) -> str:
 
 
 def add_json(parser: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text; --json-schema describes it")
+    add_json_schema(parser)
+
+
+def add_json_schema(parser: Any) -> None:
+    """Add --json-schema, which needs no other argument, like --help; the help of --json names it."""
+    from argparse import SUPPRESS
+
+    parser.add_argument("--json-schema", action="store_true", help=SUPPRESS)
 
 
 def add_run(parser: Any, default: str) -> None:
     """Add the RUN argument. `default` says which run is meant if none is named."""
     words = f"run id or the start of one, run folder, or scheduler job; {default}"
     parser.add_argument("run", nargs="?", metavar="RUN", help=words)
-
-
-def write_file(path: str, text: str) -> None:
-    """Write a file that the user named, and say so."""
-    from drumbeat.base.problem import Problem
-    from drumbeat.base.redact import printable
-
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise Problem(f"cannot write {path}: {error.strerror}") from None
-    print(f"written to {printable(path)}", file=sys.stderr)

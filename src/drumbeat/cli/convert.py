@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -19,37 +20,24 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import json
     import os
     import sys
 
-    from drumbeat.base.problem import Problem
     from drumbeat.cli.lint import read_script
     from drumbeat.commands.program import reader
-    from drumbeat.convert.convert import convert
+    from drumbeat.convert.convert import draft_of
     from drumbeat.convert.draft import job_file
     from drumbeat.jobfile.job import job_from_text
 
-    draft = convert(read_script(args.script), [*args.arguments, *args.after] or None, reader(os.getcwd(), ""))
+    arguments = [*args.arguments, *args.after] or None
+    draft = draft_of(read_script(args.script), args.script, arguments, reader(os.getcwd(), ""))
     text = job_file(draft, "standard input" if args.script == "-" else args.script)
-    if "command" not in draft.keys:
-        what, fix = "no line starts a training", "name the batch script itself; drumbeat lint reads any script"
-        if draft.ended_at:
-            fix = f"it exits at line {draft.ended_at} before: give the script's arguments to convert, after its name and --"
-        if draft.unknown:
-            line, words = draft.unknown
-            fix = f"line {line} starts a program that is not known ({words[:60]}): write its job file by hand (docs/job.md)"
-        raise Problem(
-            f"{args.script}: {what} (python, torchrun, accelerate, deepspeed; srun or mpirun with a script)",
-            fix,
-            exit_code=1,
-        )
     job_from_text(text, "the converted job")
     if args.json:
         notes = {"left_out": draft.left_out, "to_check": draft.to_check, "advice": draft.advice}
         found = {name: [note._asdict() for note in each] for name, each in notes.items()}
         found["differences"] = [each._asdict() for each in draft.differences]
-        print(json.dumps({"job": text, **found, "defaults": draft.defaults}))
+        print_json({"job": text, **found, "defaults": draft.defaults}, None)
         return 0
     print(text, end="")
     if not sys.stdout.isatty():

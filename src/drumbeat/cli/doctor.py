@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, List
 
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -124,11 +125,10 @@ def _read(path: str, record: Any) -> Any:
 
 
 def _print(args: Any, findings: List[Any]) -> None:
-    from drumbeat.base.record import to_json
     from drumbeat.findings.model import OK
 
     if args.json:
-        print(to_json([{"of": name, "findings": found} for name, found in findings]))
+        print_json([{"of": name, "findings": found} for name, found in findings])
         return
     from drumbeat.plan.show import finding_lines
 

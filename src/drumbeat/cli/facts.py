@@ -8,6 +8,7 @@ import sys
 
 from drumbeat.base.redact import printable
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +35,7 @@ def run(args: argparse.Namespace) -> int:
             raise Problem(f"{args.capture}: {error.strerror}", f"choose a writable folder: {os.getcwd()}?") from None
         print(f"drumbeat facts: wrote {printable(args.capture)} ({size} bytes)", file=sys.stderr)
     if args.json:
-        from drumbeat.base.record import to_json
-
-        print(to_json(facts))
+        print_json(facts)
     elif not recording:
         from drumbeat.machine.table import table
 

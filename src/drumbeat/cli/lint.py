@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 MAX_BYTES = 1_000_000
 
@@ -187,7 +188,7 @@ def _sources() -> Dict[str, str]:
 
 
 def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> None:
-    from drumbeat.base.record import to_json, to_plain
+    from drumbeat.base.record import to_plain
 
     source = _sources()
     files: List[Dict[str, Any]] = []
@@ -195,7 +196,7 @@ def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> Non
         findings = [{**to_plain(finding), "source": source.get(finding.code, "")} for finding in review.findings]
         looked_at = review.looked_at or None
         files.append({"file": name, "looked_at": looked_at, "findings": findings, "fixed": list(fixed.get(name, ()))})
-    print(to_json({"files": files}))
+    print_json({"files": files})
 
 
 # A job file, or another YAML file, under `drumbeat lint`: read by the reader that plan, run and submit use.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -10,6 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 if TYPE_CHECKING:
     from drumbeat.desk.state import State
@@ -49,7 +49,7 @@ def run(args: Any) -> int:
     for why in found.damaged:
         print(printable(f"drumbeat list: left out: {why}"), file=sys.stderr)
     if args.json:
-        print(json.dumps([as_plain(state) for state in states], indent=2))
+        print_json([as_plain(state) for state in states])
         return 0
     if not states:
         print("no run was started here yet")

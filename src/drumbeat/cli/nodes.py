@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 _DEFAULT = "7d"
 
@@ -48,11 +49,8 @@ def run(args: Any) -> int:
 
 
 def _print(args: Any, result: Any) -> None:
-    import json
-
     if args.json:
-        plain: Dict[str, Any] = result.plain()
-        print(json.dumps(plain))
+        print_json(result.plain(), None)
         return
     for line in result.lines():
         print(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List
 
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -96,7 +97,7 @@ def _render(args: Any) -> int:
             raise Problem(f"cannot write {args.save}: {error.strerror}") from None
     request = backends.get(order.backend).render(order)
     if args.json:
-        _dump(request)
+        print_json(request)
     else:
         print(visible(request.text), end="")
     return 0
@@ -107,7 +108,7 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
 
     exported = exported_variables(order, facts)
     if args.json:
-        _dump({"order": order, "decided here": [*order.env, *exported], "nodes": []})
+        print_json({"order": order, "decided here": [*order.env, *exported], "nodes": []})
         return 0
     print("\n".join(_headline(order)))
     print("\n".join(desk_lines(order, exported, args.explain, _width())))
@@ -129,7 +130,7 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Di
     if args.json:
         others = [{"node": plan.node, "host": plan.host, "changes": found} for plan, found in changes]
         shown = replace(order, emulated=order.nodes_emulated)
-        _dump(
+        print_json(
             {
                 "order": shown,
                 "nodes": plans,
@@ -159,7 +160,7 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
     from drumbeat.plan.show import difference_lines
 
     if args.json:
-        _dump({"from nodes": args.against, "to nodes": order.nodes, "changes": changes})
+        print_json({"from nodes": args.against, "to nodes": order.nodes, "changes": changes})
         return 0
     ranks = f"{order.ranks_per_node} rank{'' if order.ranks_per_node == 1 else 's'}"
     print(f"from {args.against} to {order.nodes} node{'' if order.nodes == 1 else 's'} x {ranks}:")
@@ -186,12 +187,6 @@ def _headline(order: Any) -> List[str]:
         said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
         lines.append(f"replaced  {said}: each node gets its own from the muster")
     return [part for line in lines for part in wrapped(line, _width())]
-
-
-def _dump(value: Any) -> None:
-    from drumbeat.base.record import to_json
-
-    print(to_json(value))
 
 
 def _width() -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from drumbeat.cli import add_json, write_file
+from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json, write_file
 
 
 def add_arguments(parser: Any) -> None:
@@ -58,7 +59,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import json
     import os
     import sys
 
@@ -120,12 +120,7 @@ def run(args: Any) -> int:
             ),
         )
     if args.json:
-        print(
-            json.dumps(
-                [show.plain_of(each, simple, whole if each is last else None) for each, simple in zip(found, naive)],
-                indent=2,
-            )
-        )
+        print_json([show.plain_of(each, simple, whole if each is last else None) for each, simple in zip(found, naive)])
     elif not args.html:
         if len(found) > 1:
             print("\n".join(show.scaling_lines(found, naive)) + "\n")
@@ -340,7 +335,6 @@ def _quantity(text: str, flag: str, unit: str = "") -> float:
 
 
 def _search(args: Any, cases: Sequence[Any], job: Any) -> int:
-    import json
 
     from drumbeat.base.problem import Problem
     from drumbeat.predict import show
@@ -361,7 +355,7 @@ def _search(args: Any, cases: Sequence[Any], job: Any) -> int:
     good = pareto([(each.seconds / each.per_step, each.case.gpus * each.seconds / each.per_step) for each in curve])
     if args.json:
         rows = [{**show.plain_of(each, None, None), "use": each is use} for each in found]
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
         print(f"{'model':<13}{show.model_words(case)}")
         print(

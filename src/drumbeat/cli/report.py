@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, List
+from typing import Any, Dict
 
-from drumbeat.cli import add_json, write_file
-
-if TYPE_CHECKING:
-    from drumbeat.report.figures import Figures
+from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json, write_file
 
 _FORMATS = ("markdown", "csv", "latex")  # as in drumbeat.report.tables
 
@@ -25,6 +22,7 @@ _RUNS = (
 def add_arguments(parser: Any, runs: str = _RUNS) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help=runs)
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
+    parser.add_argument("--svg", metavar="FOLDER", help="write each figure as an SVG file, for a paper")
     parser.add_argument("--table", choices=_FORMATS, help="with several runs: print only the table, for a paper")
     parser.add_argument(
         "--export", metavar="WHERE", help="write a run's metrics: csv=FILE, tensorboard=FOLDER or wandb=PROJECT"
@@ -41,16 +39,18 @@ def run(args: Any) -> int:
         raise Problem("--table compares runs, but only one was given", "drumbeat report RUN RUN ... --table markdown")
     if args.export:
         return _export(args)
-    from drumbeat.base.record import to_plain
-    from drumbeat.report.tables import page_of
+    from drumbeat.report.gather import read_figures
+    from drumbeat.report.tables import charts_of, page_of
     from drumbeat.report.text import lines_of
 
-    figures = _figures(args.runs[0] if args.runs else None)
+    figures = read_figures(args.runs[0] if args.runs else None, os.environ)
     if args.html:
         write_file(args.html, page_of(figures))
+    if args.svg:
+        _write_charts(args.svg, charts_of(figures))
     if args.json:
-        print(json.dumps(_finite(to_plain(figures)), indent=2))
-    elif not args.html:
+        print_json(figures)
+    elif not (args.html or args.svg):
         print("\n".join(lines_of(figures, shutil.get_terminal_size((80, 24)).columns)))
     return 0
 
@@ -59,21 +59,35 @@ def _several(args: Any) -> int:
     from drumbeat.base.problem import Problem
     from drumbeat.base.record import to_plain
     from drumbeat.report import tables
-    from drumbeat.report.scaling import compare
+    from drumbeat.report.gather import compare_named
 
     if args.export:
         raise Problem("--export takes one run", "drumbeat report RUN --export csv=FILE")
-    comparison = compare(_named_apart([_figures(each) for each in args.runs]))
+    comparison = compare_named(args.runs, os.environ)
     if args.html:
         write_file(args.html, tables.page(comparison))
+    if args.svg:
+        _write_charts(args.svg, tables.charts_of_comparison(comparison))
     if args.json:
-        print(json.dumps(_finite({**to_plain(comparison), "fair": comparison.fair}), indent=2))
-    elif not args.html or args.table:
+        print_json({**to_plain(comparison), "fair": comparison.fair})
+    elif args.table or not (args.html or args.svg):
         print(tables.rendered(comparison, args.table, shutil.get_terminal_size((80, 24)).columns), end="")
         if args.table and not comparison.fair:
             for each in comparison.differences:
                 print(f"drumbeat report: not a fair comparison: {each.text()}", file=sys.stderr)
     return 0
+
+
+def _write_charts(folder: str, charts: Dict[str, str]) -> None:
+    from drumbeat.base.problem import Problem
+    from drumbeat.report.chart import standalone
+
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise Problem(f"cannot make {folder}: {error.strerror}") from None
+    for name, chart in charts.items():
+        write_file(os.path.join(folder, f"{name}.svg"), standalone(chart))
 
 
 def _export(args: Any) -> int:
@@ -83,35 +97,3 @@ def _export(args: Any) -> int:
     for line in export(find_run(args.runs[0] if args.runs else None, os.environ), args.export):
         print(line)
     return 0
-
-
-def _figures(wanted: Any) -> Figures:
-    from drumbeat.desk.runs import find_run
-    from drumbeat.report.gather import figures_of
-    from drumbeat.report.predicted import remember_run
-    from drumbeat.report.printed_log import figures_of_log
-
-    if wanted and os.path.isfile(wanted):
-        return figures_of_log(wanted)
-    found = find_run(wanted, os.environ)
-    figures = figures_of(found)
-    remember_run(found, figures, os.environ)
-    return figures
-
-
-def _named_apart(found: List[Figures]) -> List[Figures]:
-    """Tell files of the same name apart by their paths; a run given twice counts once."""
-    import dataclasses
-
-    unique = list({each.source: each for each in found}.values())
-    names = [each.name for each in unique]
-    return [each if names.count(each.name) == 1 else dataclasses.replace(each, name=each.source) for each in unique]
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and value - value != 0 else value

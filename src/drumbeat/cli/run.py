@@ -27,4 +27,26 @@ def run(args: Any) -> int:
     job = load_job(args.job, args)
     if args.no_preflight:
         job = dataclasses.replace(job, checks=dataclasses.replace(job.checks, preflight="off"))
+    if args.job is None and args.node_rank is None:
+        _say_what_is_seen(job)
     return run_job(job, args.job, args.node_rank, args.master, job.nodes)
+
+
+def _say_what_is_seen(job: Any) -> None:
+    """Say in one line what the program looks like, where nothing was run before."""
+    import os
+    import sys
+
+    from drumbeat.base.redact import printable
+    from drumbeat.commands.program import script_at
+    from drumbeat.convert.folder import PROGRAM, first_look, kind_of
+    from drumbeat.desk.start.place import HERE, find_place
+    from drumbeat.machine.host import LiveHost
+
+    text = script_at([str(word) for word in job.command], os.getcwd()).python if job.command else ""
+    if kind_of("program.py", text) != PROGRAM or os.path.isdir(job.runs or "runs"):
+        return
+    look = first_look(text)
+    alone = job.ranks_per_node == 1 and (job.nodes or 1) == 1
+    if find_place(LiveHost()).kind == HERE and (look.world or not alone):
+        print(f"{'script':<10} {printable('; '.join(filter(None, look)))}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -33,7 +34,6 @@ def run(args: Any) -> int:
 
 
 def _image(args: Any) -> int:
-    import json
     import os
 
     from drumbeat.base.problem import Problem
@@ -45,12 +45,14 @@ def _image(args: Any) -> int:
     site = find_site(args.site, os.environ, "")
     runtime = site.container.runtime if site.container else ""
     text = recipe(site.name, [path.pattern for path in site.paths.values()], runtime, args.base, args.library)
-    print(json.dumps({"dockerfile": text}) if args.json else text, end="\n" if args.json else "")
+    if args.json:
+        print_json({"dockerfile": text}, None)
+    else:
+        print(text, end="")
     return 0
 
 
 def _list(args: Any) -> int:
-    import json
     import os
     import socket
 
@@ -63,7 +65,7 @@ def _list(args: Any) -> int:
     rows = [(name, load_site(name, os.environ).summary) for name in site_names(os.environ)]
     if args.json:
         listed = [{"name": name, "summary": words, "file": own.get(name), "here": name == here} for name, words in rows]
-        print(json.dumps(listed, indent=2))
+        print_json(listed)
         return 0
     width = max(len(name) for name, _ in rows)
     for name, summary in rows:
@@ -73,7 +75,6 @@ def _list(args: Any) -> int:
 
 
 def _show(args: Any) -> int:
-    import json
     import os
     import pkgutil
 
@@ -91,7 +92,7 @@ def _show(args: Any) -> int:
     elif args.json:
         plain = to_plain(site)
         plain.pop("origins")
-        print(json.dumps(plain, indent=2))
+        print_json(plain)
     else:
         print("\n".join(site_lines(site)))
     return 0
@@ -115,7 +116,6 @@ def _new(args: Any) -> int:
 
 def _check(args: Any) -> int:
     """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. A mistake in the file is a Problem (2)."""
-    import json
 
     from drumbeat import backends
     from drumbeat.base.order import HostPath
@@ -127,7 +127,7 @@ def _check(args: Any) -> int:
     wanted = [HostPath(name, path.pattern, path.why) for name, path in site.paths.items()]
     found, missing = find_paths(wanted, host.list, host.hostname())
     if args.json:
-        print(json.dumps({"site": site.name, "paths": {each.name: found.get(each.name) for each in wanted}}, indent=2))
+        print_json({"site": site.name, "paths": {each.name: found.get(each.name) for each in wanted}})
     else:
         for each in wanted:
             print(f"{each.name}: {found.get(each.name) or 'nothing here matches ' + each.pattern}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -10,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Tuple
 
 from drumbeat.cli import add_json, add_run
+from drumbeat.cli.output import print_json
 
 if TYPE_CHECKING:
     from drumbeat.desk.state import State
@@ -45,7 +45,7 @@ def run(args: Any) -> int:
         found.files.settle(_LAST_FILES)
     if args.json:
         state = state if state.goes_on else replace(state, ranks=found.ranks())
-        print(json.dumps(as_plain(state), indent=2))
+        print_json(as_plain(state))
         return 0
     told, said = state.status, state.condition
     lines = [

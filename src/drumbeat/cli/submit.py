@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: Any) -> None:
@@ -26,7 +27,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import json
     import os
     import sys
 
@@ -46,12 +46,9 @@ def run(args: Any) -> int:
     for node in order.resources.avoided:
         print(f"{'exclude':<9} {node.host} ({node.why}); --bad-nodes use keeps it", file=sys.stderr)
     if args.json:
-        print(
-            json.dumps(
-                {"handle": handle, "job": handle.rpartition("/")[2], "run_id": order.run_id, "folder": order.folder}
-            ),
-            flush=True,
-        )
+        job = handle.rpartition("/")[2]
+        print_json({"handle": handle, "job": job, "run_id": order.run_id, "folder": order.folder}, None)
+        sys.stdout.flush()
     else:
         print(f"{'submitted':<9} {handle} as {order.run_id}")
         print(f"{'folder':<9} {order.folder}", flush=True)

@@ -9,6 +9,7 @@ import os
 from typing import Any, List
 
 from drumbeat.base.problem import Problem
+from drumbeat.cli import add_json_schema
 
 RECIPES = {
     "llama": "Llama 3 shapes (byte-tiny, 1b, 3b, 8b, 70b) on text or tokens",
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--verify-resume", action="store_true", help="stop and resume half-way; state and losses must be bitwise equal"
     )
     parser.add_argument("--json", action="store_true", help="rank 0 prints the result as one JSON line at the end")
+    add_json_schema(parser)
     group = parser.add_argument_group("export")
     group.add_argument("--to", metavar="FOLDER", help="where safetensors, config.json and tokenizer go")
     group.add_argument("--step", type=int, metavar="N", help="checkpoint to export. Default: the newest")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 _NOT_OURS = ("array", "restarts")
 _HELP = {
@@ -82,7 +83,6 @@ def run(args: Any) -> int:
 
 
 def _submit(args: Any, job: Any, asked: Any) -> int:
-    import json
     import os
     import sys
 
@@ -104,7 +104,7 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
         return 0
     handle = submit(tuning, request, os.environ)
     if args.json:
-        print(json.dumps({"handle": handle, "job": handle.rpartition("/")[2], "folder": tuning.folder}))
+        print_json({"handle": handle, "job": handle.rpartition("/")[2], "folder": tuning.folder}, None)
         return 0
     print(f"{'submitted':<10} {handle}")
     print(f"{'folder':<10} {tuning.folder}: tune.json holds the results so far, the job's output the details")
@@ -131,7 +131,6 @@ def run_submitted(request: str) -> int:
 
 
 def tune(tuning: Any, as_json: bool, dry: bool) -> int:
-    import json
 
     from drumbeat.tune.progress import Shown, closing, table
     from drumbeat.tune.session import outcome_code, run_tuning
@@ -148,7 +147,7 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
         shown.say("folder", tuning.folder)
         run_tuning(tuning, shown, interruption)
     if as_json:
-        print(json.dumps(tuning.to_plain(), indent=2))
+        print_json(tuning.to_plain())
     elif not dry:
         print("\n".join(table(tuning.asked.kind, tuning.results, tuning.plan.refused)))
         changes = tuning.plan.changes(tuning.judgement.recommended)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drumbeat.cli import add_json
+from drumbeat.cli.output import print_json
 
 _NOT_OURS = ("command", "launcher", "restarts", "name")
 
@@ -35,7 +36,6 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> int:
     import dataclasses
-    import json
 
     from drumbeat.desk.start.verify import as_plain, judged, run_verify, verify_job, write_verdict
     from drumbeat.jobfile.flags import load_job
@@ -55,7 +55,7 @@ def run(args: Any) -> int:
     if results and judgement:
         write_verdict(folder, plain, results, judgement)
     if args.json:
-        print(json.dumps(plain, indent=2))
+        print_json(plain)
     elif results and judgement:
         from drumbeat.verify.show import table
 
@@ -64,7 +64,6 @@ def run(args: Any) -> int:
 
 
 def _mpi(args: Any) -> int:
-    import json
     import os
 
     from drumbeat.desk.start.verify import mpi_job, mpi_results, require_mpi_launcher, run_verify
@@ -79,9 +78,7 @@ def _mpi(args: Any) -> int:
     if results and mpi_failed(results) and code == 0:
         code = 1
     if args.json:
-        print(
-            json.dumps({"folder": folder.path, "exit_code": code, "results": results, "note": NOT_MEASURED}, indent=2)
-        )
+        print_json({"folder": folder.path, "exit_code": code, "results": results, "note": NOT_MEASURED})
     elif results:
         print("\n".join(mpi_lines(results)))
     return code

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from drumbeat.cli import add_json, add_run
+from drumbeat.cli.output import print_json
 
 if TYPE_CHECKING:
     from drumbeat.watch.session import Session
@@ -48,15 +48,14 @@ def run(args: Any) -> int:
     if args.web:
         return _page(session, args)
     if args.json:
-        from drumbeat.base.record import to_plain
-
         session.load()
-        print(json.dumps(to_plain(session.head()), indent=2))
+        print_json(session.head())
         return 0
     return _terminal(session, args)
 
 
 def _page(session: Session, args: Any) -> int:
+    from drumbeat.base.installed import pip_install
     from drumbeat.base.problem import Problem
 
     try:
@@ -64,7 +63,7 @@ def _page(session: Session, args: Any) -> int:
     except ModuleNotFoundError as error:
         missing = str(error.name)
         what = "drumbeat.pyz does not bring the page" if missing.startswith("drumbeat") else f"the page needs {missing}"
-        raise Problem(what, "pip install '.[web]' in drumbeat's source tree") from None
+        raise Problem(what, pip_install("web")) from None
     return serve(session, args.listen or "127.0.0.1", args.port)
 
 

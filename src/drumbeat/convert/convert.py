@@ -51,6 +51,22 @@ def convert(
     return draft
 
 
+def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file: Callable[[str], str]) -> Draft:
+    """Convert a batch script; Problem if no line of it starts a training."""
+    draft = convert(text, arguments, read_file)
+    if "command" in draft.keys:
+        return draft
+    what, fix = "no line starts a training", "name the batch script itself; drumbeat lint reads any script"
+    if draft.ended_at:
+        fix = f"it exits at line {draft.ended_at} before: give the script's arguments to convert, after its name and --"
+    if draft.unknown:
+        line, words = draft.unknown
+        fix = f"line {line} starts a program that is not known ({words[:60]}): write its job file by hand (docs/job.md)"
+    raise Problem(
+        f"{name}: {what} (python, torchrun, accelerate, deepspeed; srun or mpirun with a script)", fix, exit_code=1
+    )
+
+
 def _unclosed(draft: Draft, script: Script) -> None:
     """Ask about a quote that is never closed: it makes the rest of the script one word."""
     fault = next((each for each in script.faults if each.kind == "quote"), None)

@@ -1,4 +1,4 @@
-"""Sources of lines for `diagnose`: files, folders, run folders, standard input; plain or gzip."""
+"""Reads logs for `diagnose`: files, folders, run folders, standard input; plain or gzip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import zlib
 from collections import deque
 from dataclasses import field
-from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
+from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -19,6 +19,8 @@ from drumbeat.logs.read.prefixes import MAX_LINE as LONGEST
 from drumbeat.logs.read.records import MAX_LINES, unwrap
 
 if TYPE_CHECKING:
+    from drumbeat.logs.reader import Reader
+    from drumbeat.logs.report import Report
     from drumbeat.runfolder.run import Run
 
 BLOCK = 1 << 20
@@ -275,3 +277,89 @@ class Progress:
     def end(self) -> None:
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+# From sources to a report.
+
+
+def diagnose(paths: Sequence[str]) -> Report:
+    """Read logs, folders or runs, and return what failed first, why, the fix, and the transport."""
+    reader = read(paths)
+    if reader.is_empty:
+        raise Problem(
+            f"{', '.join(map(printable, paths))}: nothing to read: empty, or not text",
+            "give the run's log files, or its folder",
+        )
+    return reader.report()
+
+
+def read(paths: Sequence[str]) -> Reader:
+    """Read everything below these paths; of a single run folder, also what the run itself recorded."""
+    from drumbeat.logs.reader import Reader
+
+    sources = find(list(paths))
+    reader, progress = Reader(), Progress()
+    for source in sources.files:
+        _read(reader, source, progress)
+    progress.end()
+    if len(sources.runs) == 1:
+        _add_record(reader, sources.runs[0])
+    return reader
+
+
+def _read(reader: Reader, source: Source, progress: Progress) -> None:
+    from drumbeat.logs.read import flight
+
+    start = start_of(source)
+    if flight.looks_like_dump(os.path.basename(source.path), start):
+        with open_binary(source.path) as file:
+            try:
+                reader.add_dump(flight.parse(source.name, file.read(flight.MAX_BYTES + 1)))
+            except flight.DumpError as error:
+                print(f"drumbeat diagnose: {source.name}: {error}; skipped", file=sys.stderr)
+        return
+    encoding = encoding_of(start)
+    if not encoding and b"\0" in start and start.count(b"\0") * 10 > len(start):
+        print(f"drumbeat diagnose: {source.name}: not text; skipped", file=sys.stderr)
+        return
+    _read_dumps(reader, source, start)
+    if source.rank is not None or source.host:
+        reader.name_file(source.name, source.rank, source.host)
+    for number, some, last in with_tail(lines(source)):
+        reader.feed_lines(source.name, number, some, last)
+        progress.tick(source.name, number)
+    reader.not_whole(source.name, source.cut)
+
+
+def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
+    """Read topology, ports, GIDs and jobs that people paste beside a log. Standard input is read once, as a log."""
+    from drumbeat.doctor.dumps import judged
+    from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
+    from drumbeat.machine.dumps import MAX_BYTES, read_dumps
+
+    if source.path == "-" or start.startswith(GZIP) or os.path.getsize(source.path) > MAX_BYTES:
+        return
+    with open(source.path, encoding=encoding_of(start) or "utf-8-sig", errors="replace") as file:
+        text = file.read(MAX_BYTES)
+    reader.pasted.extend(judged(dump) for dump in read_dumps(text, source.name))
+    jobs = read_pasted_jobs(text, source.name)
+    reader.pasted += [jobs] if jobs else []
+
+
+def _add_record(reader: Reader, run: Run) -> None:
+    """Add what the run itself recorded: its end, what its checks found, and which rank ended first, by the lead's clock."""
+    from drumbeat.desk.state import recorded_end, with_paths
+    from drumbeat.findings.model import Evidence
+    from drumbeat.logs.read.launchers import FirstFailure
+    from drumbeat.runfolder.lines import near
+
+    reader.of_a_run = True
+    reader.recorded = with_paths(run, recorded_end(run))
+    facts = [run.facts(node) for node in run.nodes()]
+    reader.communicators.no_gpus = bool(facts) and all(each is not None and each.has_no_gpu for each in facts)
+    hosts = {member.node: member.host for member in run.members()}
+    first = next((end for end in run.ranks().ended if end.failed), None)
+    if first is not None and reader.elastic.first is None:
+        where = Evidence(f"rank {first.rank} {first.words}", near(run.folder.node(first.node).events))
+        host = hosts.get(first.node, "")
+        reader.elastic.first = FirstFailure(first.rank, host, first.exit_code, where, "drumbeat")

@@ -1,4 +1,4 @@
-"""Line charts as small SVG texts, written by hand: they need no library, no script and no network."""
+"""Charts as small SVG texts, written by hand: they need no library, no script and no network."""
 
 from __future__ import annotations
 
@@ -7,28 +7,82 @@ from html import escape
 from typing import Dict, List, Mapping, Sequence, Tuple
 
 Points = Sequence[Tuple[float, float]]
+Errors = Mapping[Tuple[float, float], float]  # point -> half of the interval around it
 
-_WIDTH, _HEIGHT = 640, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 30, 40
+_WIDTH, _HEIGHT = 480, 270
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 30, 46
+_ALONE = "<style>.t{fill:#222}.g{stroke:#ddd}.e{stroke:#222}</style>"  # of a file of its own; on a page, the page says
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by the colour-blind too
 
 
-def line_chart(title: str, series: Mapping[str, Points], x_label: str, dots: bool = False, zero: bool = True) -> str:
-    """Draw a line chart. `zero`: the y axis begins at 0; `dots`: each point is marked."""
-    points = [point for each in series.values() for point in each if all(map(math.isfinite, point))]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}" '
-        'font-family="sans-serif" font-size="12">',
+def standalone(svg: str) -> str:
+    """Return a chart as a file of its own, for a paper: it brings its colours along."""
+    head, _, rest = svg.partition(">")
+    return f"{head}>{_ALONE}{rest}\n"
+
+
+def _opened(title: str, height: int) -> List[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}" '
+        'font-family="sans-serif" font-size="13">',
         f'<text x="{_LEFT}" y="18" font-size="14" class="t">{escape(title)}</text>',
     ]
+
+
+def share_bar(title: str, parts: Mapping[str, float], unit: str, colours: Mapping[str, str]) -> str:
+    """Draw one bar of parts, with a legend of what each is and its share."""
+    whole, left = sum(parts.values()) or 1.0, 8.0
+    rows = (len(parts) + 1) // 2
+    drawn = _opened(f"{title}: {', '.join(parts)}", 70 + 18 * rows)
+    drawn[1] = f'<text x="8" y="18" font-size="14" class="t">{escape(title)}</text>'
+    for place, (name, value) in enumerate(parts.items()):
+        wide, colour = value / whole * (_WIDTH - 16), colours.get(name, "#666666")
+        x, y = 8 + place % 2 * 236, 76 + 18 * (place // 2)
+        drawn.append(f'<rect x="{left:.2f}" y="30" width="{wide:.2f}" height="26" fill="{colour}"/>')
+        drawn.append(f'<rect x="{x}" y="{y - 10}" width="10" height="10" fill="{colour}"/>')
+        words = f"{escape(name)} {value:,.1f} {unit}, {value / whole:.1%}"
+        drawn.append(f'<text x="{x + 15}" y="{y}" class="t">{words}</text>')
+        left += wide
+    return "\n".join([*drawn, "</svg>"])
+
+
+def line_chart(
+    title: str,
+    series: Mapping[str, Points],
+    x_label: str,
+    y_label: str,
+    dots: bool = False,
+    zero: bool = True,
+    errors: Mapping[str, Errors] = {},  # noqa: B006 - is never changed
+) -> str:
+    """Draw a line chart. `zero`: the y axis begins at 0; `dots`: each point is marked; `errors`: intervals of a series."""
+    points = [point for each in series.values() for point in each if all(map(math.isfinite, point))]
+    ends = [(x, y + half) for name, each in series.items() for x, y in each for half in _halves(errors, name, (x, y))]
+    parts = _opened(title, _HEIGHT)
     if points:
-        parts += _drawn(series, points, x_label, dots, zero)
+        parts += _drawn(series, [*points, *ends], x_label, dots, zero, errors)
+        middle = (_TOP + _HEIGHT - _BOTTOM) / 2
+        turned = f'transform="rotate(-90 14 {middle:.0f})" text-anchor="middle"'
+        parts.append(f'<text x="14" y="{middle:.0f}" {turned} class="t">{escape(y_label)}</text>')
     else:
         parts.append(f'<text x="{_LEFT}" y="80" class="t">not measured</text>')
     return "\n".join([*parts, "</svg>"])
 
 
-def _drawn(series: Mapping[str, Points], points: Points, x_label: str, dots: bool, zero: bool) -> List[str]:
+def _halves(errors: Mapping[str, Errors], name: str, point: Tuple[float, float]) -> List[float]:
+    """Return the interval to both sides of a point, if it has one."""
+    half = errors.get(name, {}).get(point)
+    return [half, -half] if half else []
+
+
+def _drawn(
+    series: Mapping[str, Points],
+    points: Points,
+    x_label: str,
+    dots: bool,
+    zero: bool,
+    errors: Mapping[str, Errors],
+) -> List[str]:
     xs = ticks(min(x for x, _ in points), max(x for x, _ in points))
     ys = ticks(min([0.0] if zero else [], default=min(y for _, y in points)), max(y for _, y in points))
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
@@ -45,12 +99,18 @@ def _drawn(series: Mapping[str, Points], points: Points, x_label: str, dots: boo
         parts.append(f'<text x="{_LEFT - 8}" y="{at_y(y) + 4:.1f}" text-anchor="end" class="t">{number(y)}</text>')
     for x in xs:
         parts.append(f'<text x="{at_x(x):.1f}" y="{bottom + 16}" text-anchor="middle" class="t">{number(x)}</text>')
-    parts.append(f'<text x="{right}" y="{bottom + 33}" text-anchor="end" class="t">{escape(x_label)}</text>')
+    middle = (_LEFT + right) / 2
+    parts.append(f'<text x="{middle:.0f}" y="{bottom + 36}" text-anchor="middle" class="t">{escape(x_label)}</text>')
     for place, (name, each) in enumerate(series.items()):
         colour = _COLOURS[place % len(_COLOURS)]
         dashes = ' stroke-dasharray="5 4"' if name == "ideal" else ""
         path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in each if math.isfinite(x) and math.isfinite(y))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>')
+        for x, y in each:
+            for half in _halves(errors, name, (x, y))[:1]:
+                at, top, low = at_x(x), at_y(y + half), at_y(y - half)
+                lines = f"M{at:.1f} {top:.1f}V{low:.1f}M{at - 5:.1f} {top:.1f}h10M{at - 5:.1f} {low:.1f}h10"
+                parts.append(f'<path d="{lines}" class="e" stroke-width="1.2"/>')
         if dots:
             marked = [f'<circle cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3" fill="{colour}"/>' for x, y in each]
             parts += marked if name != "ideal" else []

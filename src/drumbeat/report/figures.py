@@ -8,6 +8,7 @@ from typing import Dict, List, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 
 Point = Tuple[float, float]  # seconds since the start, value
+LOSS, VALIDATION = "loss", "validation loss"  # titles of curves that share a chart
 NOT_RECORDED = "how it ended is not recorded"  # the outcome of a log
 
 

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
-from dataclasses import field
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from dataclasses import field, replace
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError
+from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import state_of
 from drumbeat.findings.model import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
-from drumbeat.report.figures import Figures, GpuUse, Note, Phases, Slowest, Speed, Traffic, Utilisation
+from drumbeat.report.figures import (
+    LOSS,
+    VALIDATION,
+    Figures,
+    GpuUse,
+    Note,
+    Phases,
+    Slowest,
+    Speed,
+    Traffic,
+    Utilisation,
+)
 from drumbeat.report.intervals import Reports, error_of_mean, quantile, thinned
-from drumbeat.report.predicted import compared
+from drumbeat.report.predicted import compared, remember_run
+from drumbeat.report.printed_log import figures_of_log
+from drumbeat.report.scaling import Comparison, compare
 from drumbeat.report.setting import gpus_of, setting_of, target_of
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
@@ -155,6 +170,23 @@ _AT = RunFolder("")  # names relative to the run folder
 _PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 _LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
 _READ_MS = 250.0  # to which the times of printed lines are known
+
+
+def read_figures(wanted: Optional[str], environ: Mapping[str, str]) -> Figures:
+    """Read the run with this id, folder or handle, or the file that a program printed; None: the newest run."""
+    if wanted and os.path.isfile(wanted):
+        return figures_of_log(wanted)
+    run = find_run(wanted, environ)
+    figures = figures_of(run)
+    remember_run(run, figures, environ)
+    return figures
+
+
+def compare_named(wanted: Sequence[str], environ: Mapping[str, str]) -> Comparison:
+    """Compare runs or logs. Files of the same name are told apart by their paths; a run given twice counts once."""
+    unique = list({each.source: each for each in (read_figures(name, environ) for name in wanted)}.values())
+    names = [each.name for each in unique]
+    return compare([each if names.count(each.name) == 1 else replace(each, name=each.source) for each in unique])
 
 
 def figures_of(run: Run, now: Optional[float] = None) -> Figures:
@@ -489,12 +521,13 @@ def _curves(
     reports: Reports, devices: Devices, begin: float, speed: Optional[Speed]
 ) -> Dict[str, List[Tuple[float, float]]]:
     curves = {
-        "loss": reports.loss,
+        LOSS: reports.loss,
+        VALIDATION: list(dict.fromkeys(reports.validation)),
         f"throughput, {speed.unit}" if speed else "throughput": [] if not speed or speed.no_spread else reports.rates(),
         "GPU busy, mean, %": devices.curve("busy"),
         "GPU power, mean, W": devices.curve("power"),
     }
-    shifted = {name: [(t - begin, value) for t, value in sorted(points)] for name, points in curves.items()}
+    shifted = {name: [(max(0.0, t - begin), value) for t, value in sorted(points)] for name, points in curves.items()}
     return {name: thinned(points) for name, points in shifted.items() if len(points) > 1}
 
 

@@ -57,6 +57,7 @@ class Reports:
     stated: Dict[int, List[Tuple[float, float]]] = field(default_factory=dict)  # rank -> time, rate as it says
     unit: str = ""
     loss: List[Tuple[float, float]] = field(default_factory=list)
+    validation: List[Tuple[float, float]] = field(default_factory=list)  # of any rank: all are told the same
     sums: Dict[str, List[float]] = field(default_factory=dict)  # name -> values of the lowest rank
     exposed: Dict[int, List[float]] = field(default_factory=dict)  # rank -> communication that was not hidden, ms
     arrivals: Dict[int, Dict[int, float]] = field(default_factory=dict)  # step -> rank -> time
@@ -81,6 +82,8 @@ class Reports:
             self.stated.setdefault(rank, []).append((metric.t, metric.rate))
         if metric.rate is not None and metric.unit:
             self.unit = metric.unit
+        if metric.kind == "validation" and metric.loss is not None and math.isfinite(metric.loss):
+            self.validation.append((metric.t, metric.loss))
         if metric.kind != "step" or metric.t < self.since:
             return
         if self.lowest is None or rank < self.lowest:

@@ -7,30 +7,36 @@ import io
 import textwrap
 import time
 from html import escape
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.report.chart import line_chart
-from drumbeat.report.figures import NOT_RECORDED, Figures
+from drumbeat.findings.model import ERROR
+from drumbeat.report.chart import line_chart, share_bar
+from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.scaling import FINISHED, NOT, STRONG, WEAK, Comparison, Row
-from drumbeat.report.text import rows
+from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import count, duration
 
 # A report as one HTML file: tables and inline SVG. It opens from disk and asks for nothing else.
 
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #222; --back: #fff; --line: #ddd; --soft: #666; }
-@media (prefers-color-scheme: dark) { :root { --text: #ddd; --back: #16181c; --line: #3a3d44; --soft: #9a9da4; } }
+:root { color-scheme: light dark; --text: #222; --back: #fff; --line: #ddd; --soft: #666; --good: #0b7a4b; --bad: #c02038; }
+@media (prefers-color-scheme: dark) { :root { --text: #ddd; --back: #16181c; --line: #3a3d44; --soft: #9a9da4;
+  --good: #3fc68a; --bad: #ff7a8a; } }
 body { font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 70rem;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; } td, th { border-bottom: 1px solid var(--line); padding: .3rem .6rem;
   text-align: left; vertical-align: top; overflow-wrap: anywhere; } th { white-space: nowrap; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem; }
-svg { width: 100%; height: auto; } svg .t { fill: var(--text); } svg .g { stroke: var(--line); }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
+svg { width: 100%; height: auto; } svg .t { fill: var(--text); } svg .g { stroke: var(--line); } svg .e { stroke: var(--text); }
 .bar { display: flex; height: 1.6rem; border-radius: 4px; overflow: hidden; } .bar span { height: 100%; }
-.soft { color: var(--soft); }
+.soft { color: var(--soft); } .scroll { overflow-x: auto; } .scroll td { white-space: nowrap; }
+.verdict { border-left: 6px solid var(--soft); padding: .2rem 1rem; margin: 1rem 0; overflow-wrap: anywhere; }
+.verdict p { margin: .3rem 0; } .verdict .end { font-size: 1.15rem; font-weight: 600; }
+.verdict.ok { border-color: var(--good); } .verdict.ok .end { color: var(--good); }
+.verdict.error { border-color: var(--bad); } .verdict.error .end { color: var(--bad); }
 """
 _PARTS = {
     "queue": "#bbbbbb", "start": "#88aacc", "first step": "#56b4e9", "training": "#009e73", "validation": "#e69f00",
@@ -40,16 +46,47 @@ _PARTS = {
 
 
 def page_of(figures: Figures) -> str:
-    body = [f"<h1>{escape(figures.name)}</h1>", _table(rows(figures)[1:])]
-    if figures.ledger:
-        body += ["<h2>Where the time went</h2>", ledger_bar(figures.ledger)]
-    charts = [
-        line_chart(name, {name: points}, "seconds since the command", zero=name != "loss")
-        for name, points in figures.curves.items()
+    charts = charts_of(figures)
+    body = [_verdict(figures)]
+    body += ['<div class="plots">', *charts.values(), "</div>"] if charts else []
+    return document(f"drumbeat report: {figures.name}", [*body, "<h2>Details</h2>", _table(rows(figures)[1:])])
+
+
+def _verdict(figures: Figures) -> str:
+    """Return how the run ended, what was wrong and its fix, and the figures that most people look for."""
+    wrong = [note for note in figures.notes if note.severity == ERROR or figures.outcome != FINISHED and note.fix]
+    state = (
+        "ok" if figures.outcome == FINISHED and not wrong else "error" if wrong or figures.outcome == "failed" else ""
+    )
+    lines = [f'<p class="end">{escape(end_words(figures))}</p>']
+    for note in wrong[:3]:
+        lines.append(f"<p>{escape(note.text)}</p>")
+        lines += [f"<p><b>Fix:</b> {escape(note.fix)}</p>"] if note.fix else []
+    told = dict(rows(figures))
+    words = [
+        size_words(figures),
+        speed_words(figures) if figures.speed else "",
+        f"loss {told['loss']}" if figures.loss else "",
     ]
-    if charts:
-        body += ["<h2>Over time</h2>", f'<div class="plots">{"".join(charts)}</div>']
-    return document(f"drumbeat report: {figures.name}", body)
+    lines.append(f"<p>{escape('; '.join(word for word in words if word))}</p>")
+    return f'<section class="verdict {state}"><h1>{escape(figures.name)}</h1>{"".join(lines)}</section>'
+
+
+def charts_of(figures: Figures) -> Dict[str, str]:
+    """Return every figure of a run as SVG, by a name that a file can have."""
+    found: Dict[str, str] = {}
+    spent = {name: seconds for name, seconds in figures.ledger.items() if seconds >= 0.001}
+    if spent:
+        found["time"] = share_bar("Where the time went", spent, "s", _PARTS)
+    for title, points in figures.curves.items():
+        name, _, unit = title.rpartition(", ") if ", " in title else (title, "", "loss")
+        series = {name: points}
+        if title == LOSS and VALIDATION in figures.curves:
+            series = {"training": points, "validation": figures.curves[VALIDATION]}
+        if title != VALIDATION or LOSS not in figures.curves:
+            file = "-".join(name.lower().replace(",", "").split())
+            found[file] = line_chart(name, series, "seconds since the command", unit, zero=unit != "loss")
+    return found
 
 
 def document(title: str, body: Sequence[str]) -> str:
@@ -64,22 +101,6 @@ def document(title: str, body: Sequence[str]) -> str:
             f'<p class="soft">Made by drumbeat report, {made}.</p></body></html>\n',
         ]
     )
-
-
-def ledger_bar(ledger: Mapping[str, float]) -> str:
-    total = sum(ledger.values()) or 1.0
-    spent = [(name, seconds) for name, seconds in ledger.items() if seconds >= 0.001]
-    bar = "".join(
-        f'<span style="width:{100 * seconds / total:.3f}%;background:{_PARTS.get(name, "#666")}" '
-        f'title="{escape(name)}: {seconds:.1f} s"></span>'
-        for name, seconds in spent
-    )
-    cells = "".join(
-        f'<tr><th><span style="color:{_PARTS.get(name, "#666")}">&#9632;</span> {escape(name)}</th>'
-        f'<td class="n">{seconds:,.1f} s</td><td class="n">{seconds / total:.1%}</td></tr>'
-        for name, seconds in spent
-    )
-    return f'<div class="bar">{bar}</div><table>{cells}</table>'
 
 
 def _table(found: Sequence[Tuple[str, str]]) -> str:
@@ -240,23 +261,46 @@ def page(comparison: Comparison) -> str:
         f"<tr><td>{escape(row.name)}</td>" + "".join(f'<td class="n">{escape(cell)}</td>' for cell in each) + "</tr>"
         for row, each in zip(comparison.rows, rows)
     )
-    measured = [(float(row.size), row.throughput) for row in comparison.rows]
-    ideal = [(float(row.size), row.ideal) for row in comparison.rows]
-    efficiency = [(float(row.size), 100 * row.efficiency) for row in comparison.rows]
-    charts = [
-        line_chart(
-            f"throughput, {comparison.unit}", {"measured": measured, "ideal": ideal}, comparison.size_is, dots=True
-        ),
-        line_chart(
-            "efficiency, %",
-            {"measured": efficiency, "ideal": [(x, 100.0) for x, _ in efficiency]},
-            comparison.size_is,
-            dots=True,
-        ),
+    last, cell = comparison.rows[-1], _cells(comparison.rows[-1])
+    broken = "".join(f"<p>{escape(each.text())}</p>" for each in comparison.differences if each.breaks)
+    kind = f"{comparison.kind} scaling".capitalize() if comparison.kind in (STRONG, WEAK) else comparison.kind_why
+    end = "Not a fair comparison: the runs differ in more than their size" if broken else kind
+    words = f"{cell[3]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}: {cell[4]} of ideal"
+    verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
+    parts = [
+        f'<section class="verdict {"error" if broken else "ok"}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>'
     ]
+    parts += [f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>']
+    parts += ['<div class="plots">', *charts_of_comparison(comparison).values(), "</div>"]
     notes = "".join(f"<li>{escape(each)}</li>" for each in said(comparison))
-    parts = ["<h1>Scaling</h1>", f"<table><tr>{head}</tr>{body}</table>", f"<ul>{notes}</ul>"]
-    return document("drumbeat report: scaling", [*parts, f'<div class="plots">{"".join(charts)}</div>'])
+    return document("drumbeat report: scaling", [*parts, f"<ul>{notes}</ul>"])
+
+
+def charts_of_comparison(comparison: Comparison) -> Dict[str, str]:
+    """Return throughput and efficiency over the size, with the 95 % intervals of what was measured, as SVG."""
+    points = [(float(row.size), row) for row in comparison.rows]
+    measured, ideal = [(x, row.throughput) for x, row in points], [(x, row.ideal) for x, row in points]
+    efficiency, full = [(x, 100 * row.efficiency) for x, row in points], [(x, 100.0) for x, _ in points]
+    spread = {(x, row.throughput): row.throughput * row.error / row.efficiency for x, row in points if row.error}
+    shares = {(x, 100 * row.efficiency): 100 * row.error for x, row in points if row.error}
+    return {
+        "throughput": line_chart(
+            "throughput, with its 95 % interval" if spread else "throughput",
+            {"measured": measured, "ideal": ideal},
+            comparison.size_is,
+            comparison.unit,
+            dots=True,
+            errors={"measured": spread},
+        ),
+        "efficiency": line_chart(
+            "efficiency, with its 95 % interval" if shares else "efficiency",
+            {"measured": efficiency, "ideal": full},
+            comparison.size_is,
+            "% of ideal",
+            dots=True,
+            errors={"measured": shares},
+        ),
+    }
 
 
 RENDER: Dict[str, Callable[[Comparison], str]] = {"markdown": markdown, "csv": csv_text, "latex": latex}

@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, List
 
+from drumbeat.base.installed import pip_install
 from drumbeat.base.problem import Problem
 from drumbeat.base.signals import EXIT_REQUEUE
 
@@ -55,5 +56,5 @@ def require_torch() -> None:
         if importlib.util.find_spec(package) is None:
             raise Problem(
                 f"training needs {package}, which this Python ({sys.executable}) does not have",
-                "pip install '.[torch]' in drumbeat's source tree, or a Python that has it, with its src folder on PYTHONPATH",
+                f"{pip_install('torch')}, or a Python that has it, with drumbeat's src folder on PYTHONPATH",
             )

@@ -63,6 +63,7 @@ class RunState:
         self.work = Curve()  # tokens or samples of all ranks
         self.reported_rate = Curve()  # where a script prints its own throughput
         self.step_seconds = Curve()
+        self.steps = Curve()  # the step over time, for charts by step
         self.cluster = {"gpu_use": Curve(5.0), "power": Curve(5.0), "memory": Curve(5.0), "network": Curve(5.0)}
         self.ended_ranks = 0
         self.changes = 0  # goes up with every record
@@ -365,6 +366,8 @@ class RunView(RunState):
         """Take a report in; the lowest rank speaks for the run."""
         loss = metric.loss if metric.loss is not None and abs(metric.loss) < 1e30 else None  # NaN compares false
         if metric.kind == "step":
+            if metric.step is not None:
+                self.steps.add(t, metric.step)
             if loss is not None:
                 self.loss.add(t, loss)
             if rank.step_seconds is not None:

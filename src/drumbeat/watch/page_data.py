@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+import statistics
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.base.record import to_plain
 from drumbeat.watch.curve import Curve, Point
@@ -11,7 +12,9 @@ from drumbeat.watch.session import Session
 from drumbeat.watch.text import COLUMNS, GPU_COLUMNS, RANK_COLUMNS, gpu_rows, matching, node_cells, rank_rows
 
 _OVERLAP = 120.0  # seconds that are sent again: nodes of a large run are read in turns, so their values come late
-_FEW_NODES = 8  # up to here every node has a line of its own in the charts
+_FEW_NODES = 6  # up to here every node has a line of its own in the charts; of more, those that stand out
+_MOST_OUTLIERS = 3  # lines per chart
+_FAR, _NEAR = 4.0, 0.05  # usual distances from the median that stand out; the least such distance, of the median
 _NARROWEST = 0.1  # of the highest value: the least that a scale of the heat map spans
 _MOST_ROWS = 200
 _MOST_LINES = 60
@@ -43,18 +46,37 @@ def head_data(session: Session) -> Dict[str, Any]:
     return {"head": plain, "marks": [[mark.t, mark.kind, mark.text] for mark in marks]}
 
 
-def curves(session: Session, since: Optional[float] = None) -> Dict[str, Any]:
-    """Return all curves; with `since`, only what may have changed after that time."""
+def lines(session: Session) -> Dict[str, List[int]]:
+    """Return the nodes with a line of their own in each chart: all of a few, of many the ones that stand out now."""
+    nodes = session.view.nodes
+    if len(nodes) <= _FEW_NODES:
+        return {name: sorted(nodes) for name in session.view.cluster}
+    return {name: outliers({k: node.means[name] for k, node in nodes.items()}) for name in session.view.cluster}
+
+
+def outliers(values: Mapping[int, Optional[float]]) -> List[int]:
+    """Return the few whose value is far from the median, by the median distance from it."""
+    known = {key: value for key, value in values.items() if value is not None}
+    if not known:
+        return []
+    middle = statistics.median(known.values())
+    away = {key: abs(value - middle) for key, value in known.items()}
+    usual = max(statistics.median(away.values()), _NEAR * abs(middle))
+    far = [key for key in sorted(away, key=lambda key: -away[key]) if usual > 0 and away[key] > _FAR * usual]
+    return sorted(far[:_MOST_OUTLIERS])
+
+
+def curves(session: Session, own: Mapping[str, List[int]], since: Optional[float] = None) -> Dict[str, Any]:
+    """Return all curves, `own` of them for single nodes; with `since`, only what may have changed after that time."""
     view = session.view
     found = {"loss": _curve(view.loss, since), "validation": _curve(view.validation, since)}
-    found["step_seconds"] = _curve(view.step_seconds, since)
+    found["step_seconds"], found["steps"] = _curve(view.step_seconds, since), _curve(view.steps, since)
     found["rate"] = _points(view.throughput(), since)
     for name, curve in view.cluster.items():
         found[name] = _curve(curve, since)
-    if len(view.nodes) <= _FEW_NODES:
-        for number, node in view.nodes.items():
-            for name, curve in node.curves.items():
-                found[f"{name}:{number}"] = _curve(curve, since)
+    found.update(
+        {f"{name}:{k}": _curve(view.nodes[k].curves[name], since) for name, nodes in own.items() for k in nodes}
+    )
     return found
 
 
@@ -129,16 +151,15 @@ def last_lines(session: Session, node: int, rank: Optional[int]) -> List[Dict[st
 
 def overlap_begin(session: Session) -> float:
     """Return the time from which curves may still change."""
-    return session.view.now - max(_OVERLAP, 2 * max(widths(session)))
+    return session.view.now - max(_OVERLAP, 2.0 * float(max(widths(session, {})[1:])))
 
 
-def widths(session: Session) -> List[float]:
-    """Return the slot widths: when one of them changes, whole curves must be sent."""
+def widths(session: Session, own: Mapping[str, List[int]]) -> List[Any]:
+    """Return the slot widths and whose curves these are: when one of them changes, whole curves must be sent."""
     view = session.view
-    shown = [view.loss, view.validation, view.step_seconds, view.work, view.reported_rate, *view.cluster.values()]
-    if len(view.nodes) <= _FEW_NODES:
-        shown += [curve for node in view.nodes.values() for curve in node.curves.values()]
-    return [curve.width for curve in shown]
+    shown = [view.loss, view.validation, view.step_seconds, view.steps, view.work, view.reported_rate]
+    shown += [*view.cluster.values(), *(view.nodes[k].curves[name] for name, nodes in own.items() for k in nodes)]
+    return [own, *(curve.width for curve in shown)]
 
 
 def _curve(curve: Curve, since: Optional[float] = None) -> Dict[str, Any]:

@@ -130,6 +130,7 @@ _MOST_CONNECTIONS = 160  # open at a time: the streams, and more than one other 
 _AT_ONCE = 16  # connections accepted in one go, before any of them is counted
 _PIECE = 1 << 16  # bytes of a file that are handed over at a time: a browser that does not read holds no more
 _STREAM = "drumbeat.stream"  # in the scope of a request that is answered by a stream
+_CHOOSE_EVERY = 30.0  # seconds
 _PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -144,7 +145,9 @@ class Hub:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._queues: Set[asyncio.Queue[str]] = set()
-        self._widths: List[float] = []
+        self._widths: List[Any] = []
+        self._own: Dict[str, List[int]] = {}  # nodes with lines of their own in the charts
+        self._chosen = 0.0  # when, by the monotonic clock
 
     async def run(self) -> None:
         while True:
@@ -175,7 +178,7 @@ class Hub:
             self._queues.discard(queue)
 
     def _send(self) -> None:
-        widths = page_data.widths(self.session)
+        widths = page_data.widths(self.session, self._lines())
         message = self.message(whole=widths != self._widths)
         self._widths = widths
         slow = [queue for queue in self._queues if queue.full()]
@@ -188,9 +191,16 @@ class Hub:
             else:
                 queue.put_nowait(message)
 
+    def _lines(self) -> Dict[str, List[int]]:
+        """Choose anew only now and then: a new choice sends all curves again."""
+        now = time.monotonic()
+        if now - self._chosen > _CHOOSE_EVERY or not any(self._own.values()):
+            self._own, self._chosen = page_data.lines(self.session), now
+        return self._own
+
     def message(self, whole: bool = False) -> str:
         since = None if whole else page_data.overlap_begin(self.session)
-        data = {**page_data.head_data(self.session), "curves": page_data.curves(self.session, since)}
+        data = {**page_data.head_data(self.session), "curves": page_data.curves(self.session, self._lines(), since)}
         return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 

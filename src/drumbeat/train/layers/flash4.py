@@ -17,6 +17,8 @@ from typing import Any, List, Tuple
 import torch
 from torch import Tensor
 
+from drumbeat.base.installed import pip_install
+
 PACKAGE = "flash-attn-4"
 WIDTHS = (64, 128)  # of a head: those that were measured
 SHORTEST = 384  # tokens of a sequence: those of the trial
@@ -84,7 +86,7 @@ def _refused(index: int, dtype: torch.dtype, head_width: int, group: int) -> str
     try:
         importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        return f"{PACKAGE} is not installed: pip install '.[fast]' in drumbeat's source tree"
+        return f"{PACKAGE} is not installed: {pip_install('fast')}"
     said: List[str] = []
     # A thread of its own: modes in which the caller may be (tracing, recomputation) do not hold there.
     thread = threading.Thread(target=lambda: said.append(_tried(index, dtype, head_width, group)))

@@ -18,6 +18,19 @@ function css(name) {
 // Plotly shows times without a zone: give it local ones.
 const at = (t) => t * 1000 - new Date(t * 1000).getTimezoneOffset() * 60000;
 
+// Time or step along the x axis, the same for all charts. A step belongs to a time by the curve of steps.
+export const along = { what: "time", steps: [] };
+function stepAt(t) {
+  const steps = along.steps;
+  let low = 0, high = steps.length - 1;
+  if (high < 0) return null;
+  while (low < high) { const middle = (low + high) >> 1; if (steps[middle][0] < t) low = middle + 1; else high = middle; }
+  if (low === 0 || steps[low][0] <= t) return steps[low][1];
+  const [before, after] = [steps[low - 1], steps[low]];
+  return before[1] + ((after[1] - before[1]) * (t - before[0])) / (after[0] - before[0] || 1);
+}
+const place = (t) => along.what === "step" ? stepAt(t) : at(t);
+
 export class Chart {
   constructor(place, { title, unit = "", names, band = false, log = false, format = ".4~g", range = null, zero = true, compact = false }) {
     Object.assign(this, { names, band, log, unit, format, range, zero, compact });
@@ -25,7 +38,11 @@ export class Chart {
     const row = element("div", "row");
     row.append(element("h2", "", title));
     this.now = element("span", "now quiet");
-    row.append(this.now);
+    const save = element("button", "save", "SVG");
+    save.title = `save ${title} as SVG`;
+    save.setAttribute("aria-label", save.title);
+    save.addEventListener("click", () => this.save(title));
+    row.append(this.now, save);
     this.plot = element("div", "plot");
     this.box.append(row, this.plot);
     place.append(this.box);
@@ -37,6 +54,10 @@ export class Chart {
     this.onChange = () => {};
     new ResizeObserver(() => this.redraw()).observe(this.plot);
     if (!compact) new IntersectionObserver(([entry]) => { this.seen = entry.isIntersecting; this.onChange(); }, { rootMargin: "200px" }).observe(this.box);
+  }
+
+  save(title) {
+    if (this.plot.data) Plotly.downloadImage(this.plot, { format: "svg", filename: title.toLowerCase().replaceAll(/[^a-z]+/g, "-"), width: 640, height: 320 });
   }
 
   redraw() { this.dirty = true; this.drawn = 0; this.onChange(); }
@@ -74,18 +95,17 @@ export class Chart {
 
   traces() {
     const traces = [];
-    const few = this.names.filter(([name]) => (this.data[name] || []).length).length;
     this.names.forEach(([name, label, colour], index) => {
       const points = this.data[name] || [];
       if (!points.length) return;
-      const x = points.map((point) => at(point[0]));
+      const x = points.map((point) => place(point[0]));
       const shade = colour ? css(colour) : NODE_COLOURS[index % NODE_COLOURS.length];
-      if (this.band && few === 1) {
+      if (this.band && !name.includes(":")) { // of all nodes: their range around the mean
         traces.push({ x, y: points.map((point) => point[2]), mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false });
         traces.push({ x, y: points.map((point) => point[3]), mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: shade + "30", hoverinfo: "skip", showlegend: false });
       }
       traces.push({ x, y: points.map((point) => point[1]), name: label, mode: points.length < 3 ? "lines+markers" : "lines", line: { width: 2, color: shade },
-        hovertemplate: `%{y:${this.format}}${this.unit ? " " + this.unit : ""}` });
+        hovertemplate: `${this.names.length > 1 ? label + " " : ""}%{y:${this.format}}${typeof this.unit === "string" && this.unit ? " " + this.unit : ""}` });
     });
     return traces;
   }
@@ -95,8 +115,8 @@ export class Chart {
     const loud = this.marks.filter(([, kind]) => !QUIET_MARKS.has(kind)).slice(-MOST_MARKS);
     let before = -Infinity;
     const quiet = this.marks.filter(([t, kind]) => {
-      const apart = QUIET_MARKS.has(kind) && at(t) - before >= span / MOST_MARKS;
-      if (apart) before = at(t);
+      const apart = QUIET_MARKS.has(kind) && place(t) - before >= span / MOST_MARKS;
+      if (apart) before = place(t);
       return apart;
     });
     return loud.concat(quiet.slice(-MOST_MARKS));
@@ -109,16 +129,17 @@ export class Chart {
     if (this.empty) return;
     const traces = this.traces();
     const spans = traces.map((trace) => trace.x[trace.x.length - 1] - trace.x[0]), span = Math.max(...spans);
-    const shapes = this.shownMarks(span).map(([t, kind]) => ({ type: "line", xref: "x", yref: "paper", x0: at(t), x1: at(t), y0: 0, y1: QUIET_MARKS.has(kind) ? 0.06 : 1,
+    const shapes = this.shownMarks(span).map(([t, kind]) => ({ type: "line", xref: "x", yref: "paper", x0: place(t), x1: place(t), y0: 0, y1: QUIET_MARKS.has(kind) ? 0.06 : 1,
       line: { width: kind === "failed" || kind === "lost" ? 2 : 1, dash: kind === "failed" || kind === "lost" || QUIET_MARKS.has(kind) ? "solid" : "dot", color: css(MARK_COLOURS[kind] || "--quiet") } }));
     const axis = { gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickfont: { size: 11 }, fixedrange: false };
     const named = traces.filter((trace) => trace.name).length > 1;
-    const ticks = span < 180e3 ? "%H:%M:%S" : span < 72e6 ? "%H:%M" : "%b %-d %H:%M";
+    const byStep = along.what === "step", y = typeof this.unit === "function" ? this.unit() : this.unit;
+    const ticks = byStep ? "~s" : span < 180e3 ? "%H:%M:%S" : span < 72e6 ? "%H:%M" : "%b %-d %H:%M";
     const layout = {
-      width: this.plot.clientWidth, height: this.plot.clientHeight, margin: { l: 46, r: 10, t: named && !this.compact ? 22 : 6, b: 26 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", shapes,
+      width: this.plot.clientWidth, height: this.plot.clientHeight, margin: { l: 58, r: 10, t: named && !this.compact ? 22 : 6, b: 40 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", shapes,
       font: { color: css("--quiet"), family: "system-ui, sans-serif", size: 11 }, hovermode: "x unified", showlegend: named && !this.compact,
       legend: { orientation: "h", yanchor: "bottom", y: 1, xanchor: "right", x: 1, font: { size: 11 }, bgcolor: "transparent" }, uirevision: "keep", hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text") } },
-      xaxis: { ...axis, type: "date", tickformat: ticks, hoverformat: "%H:%M:%S", nticks: Math.max(2, Math.floor(this.plot.clientWidth / 90)), tickangle: 0, showgrid: false }, yaxis: { ...axis, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
+      xaxis: { ...axis, title: { text: byStep ? "step" : "time of day", standoff: 4 }, type: byStep ? "linear" : "date", tickformat: ticks, hoverformat: byStep ? ",.0f" : "%H:%M:%S", nticks: Math.max(2, Math.floor(this.plot.clientWidth / 90)), tickangle: 0, showgrid: false }, yaxis: { ...axis, title: { text: y, standoff: 6 }, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
     };
     if (this.range) layout.yaxis.range = this.range;
     Plotly.react(this.plot, traces, layout, { displayModeBar: false });

@@ -14,11 +14,17 @@ export class Drawer {
   async open(node) {
     this.node = node;
     this.rank = null;
+    this.before = document.activeElement;
     this.box.hidden = false;
+    this.box.querySelector("#close").focus();
     await this.refresh();
   }
 
-  close() { this.box.hidden = true; this.node = null; }
+  close() {
+    if (!this.box.hidden && this.before) this.before.focus();
+    this.box.hidden = true;
+    this.node = null;
+  }
 
   async refresh() {
     if (this.node === null) return;

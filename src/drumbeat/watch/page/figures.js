@@ -44,9 +44,15 @@ function figuresOf(head) {
   ].filter(Boolean);
 }
 
+// A hang is red where one looks for the step.
+function hanging(figures, head) {
+  if (head.word !== "hanging") return figures;
+  return figures.map((figure) => figure[0] === "step" ? [...figure.slice(0, 4), head.quiet === null ? "hangs" : `no step for ${duration(head.quiet)}`, "bad"] : figure);
+}
+
 export function showFigures(place, head) {
   const kept = new Map([...place.children].map((box) => [box.dataset.name, box]));
-  const boxes = figuresOf(head).map(([name, label, value, [shown, unit], note, noteClass]) => {
+  const boxes = hanging(figuresOf(head), head).map(([name, label, value, [shown, unit], note, noteClass]) => {
     let box = kept.get(name);
     if (!box) {
       box = element("div", "figure");
@@ -62,6 +68,7 @@ export function showFigures(place, head) {
     setText(valueBox.lastChild, unit.startsWith(" ") || !unit ? unit : ` ${unit}`);
     setText(noteBox, note || "");
     noteBox.className = `note ${noteClass || ""}`;
+    box.className = `figure ${noteClass === "bad" || noteClass === "warn" ? noteClass : ""}`;
     return box;
   });
   if (boxes.length !== place.children.length || boxes.some((box, index) => box !== place.children[index])) place.replaceChildren(...boxes);

@@ -27,6 +27,9 @@ export class Heat {
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
     this.canvas.addEventListener("click", (event) => { const hit = this.hit(event); if (hit) this.onNode(this.data.nodes[hit.node]); });
+    this.canvas.addEventListener("keydown", (event) => this.move(event));
+    this.canvas.addEventListener("blur", () => { this.tip.hidden = true; });
+    this.at = { node: 0, cell: 0 };
     this.frame = "";
     new ResizeObserver(() => this.draw()).observe(box);
   }
@@ -80,12 +83,13 @@ export class Heat {
   }
 
   labels(pen, s) {
-    const { data } = this, wide = s.wide >= 34;
+    const { data } = this, wide = s.wide >= 34, nodes = data.nodes.length;
+    const every = 5 * Math.ceil(40 / s.wide / 5); // a label has room for each of these
     pen.fillStyle = this.palette[QUIET];
     data.nodes.forEach((node, index) => {
       const [x, top] = place(s, data, index), first = index % s.perLine === 0;
       pen.textAlign = wide ? "center" : "left";
-      if (first || wide) pen.fillText(`${node}`, wide ? x + s.wide / 2 - 1 : x, top - 7);
+      if (first || wide || (index % s.perLine) % every === 0) pen.fillText(`${node}`, wide ? x + s.wide / 2 - 1 : x, top - 7);
       if (!first) return;
       pen.textAlign = "right";
       pen.fillText(s.tall > 12 || data.columns > 3 ? "0" : "", s.left - 6, top + s.tall / 2 - 1);
@@ -94,7 +98,21 @@ export class Heat {
     const bar = document.createElement("i");
     bar.style.background = `linear-gradient(90deg, ${this.palette.slice(0, SHADES).filter((_, shade) => shade % 7 === 0).join(",")})`;
     const shown = (value) => `${Number(value.toPrecision(3))} ${data.unit}`;
+    const rows = data.show === "step" ? "rank of it" : "GPU of it", one = nodes === 1;
+    document.getElementById("heatkey").textContent = `${one ? "One node" : "Each column is a node"}, each row a ${rows}${s.lines > 1 ? `; ${s.perLine} nodes per line` : ""}. Red: lost, or it hangs.`;
     this.scale.replaceChildren(shown(data.low), bar, shown(data.high));
+  }
+
+  // By keyboard: the arrows go from cell to cell, Enter opens the node.
+  move(event) {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!this.data || !this.data.nodes.length || (!step && event.key !== "Enter")) return;
+    event.preventDefault();
+    if (!step) { this.onNode(this.data.nodes[this.at.node]); return; }
+    const clip = (value, end) => Math.max(0, Math.min(end - 1, value));
+    this.at = { node: clip(this.at.node + step[0], this.data.nodes.length), cell: clip(this.at.cell + step[1], this.data.columns) };
+    const s = this.shape(), [x, top] = place(s, this.data, this.at.node);
+    this.tell({ ...this.at, x, y: top + this.at.cell * s.tall });
   }
 
   hit(event) {
@@ -110,6 +128,10 @@ export class Heat {
   point(event) {
     const hit = this.hit(event);
     this.canvas.style.cursor = hit ? "pointer" : "default";
+    this.tell(hit);
+  }
+
+  tell(hit) {
     this.tip.hidden = !hit;
     if (!hit) return;
     const { data } = this, value = data.values[hit.node][hit.cell];

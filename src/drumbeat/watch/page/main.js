@@ -1,5 +1,5 @@
 // The page: reads the stream of messages and shows it. The token stands behind the # of the address and goes into a header.
-import { Chart, Painter } from "./charts.js";
+import { Chart, Painter, along } from "./charts.js";
 import { Drawer } from "./drawer.js";
 import { showFigures } from "./figures.js";
 import { Heat } from "./heat.js";
@@ -27,29 +27,32 @@ function notice(text) {
 function makeCharts() {
   const place = $("charts");
   const plain = (name, title, more) => { charts[name] = new Chart(place, { title, names: [[name, title, "--accent"]], ...more }); };
-  charts.loss = new Chart(place, { title: "Loss", zero: false, names: [["loss", "training", "--accent"], ["validation", "validation", "--warn"]] });
+  charts.loss = new Chart(place, { title: "Loss", unit: "loss", zero: false, names: [["loss", "training", "--accent"], ["validation", "validation", "--warn"]] });
   charts.loss.box.classList.add("wide");
-  plain("rate", "Throughput", { format: ".4~s" });
-  plain("step_seconds", "Time per step", { unit: "s" });
+  plain("rate", "Throughput", { unit: () => latest ? latest.rate_unit : "", format: ".4~s" });
+  plain("step_seconds", "Time per step", { unit: "s", format: ".3~s" });
   plain("gpu_use", "GPU use", { unit: "%", band: true, range: [0, 104] });
   plain("power", "GPU power per node", { unit: "W", band: true, format: ".3~s" });
   plain("memory", "GPU memory", { unit: "%", band: true, range: [0, 104] });
   plain("network", "Network per node, in and out", { unit: "B/s", band: true, format: ".3~s" });
 }
 
-// Few nodes have a line each; of many, the mean with its range is shown.
-function nameNodes(curves) {
+// Few nodes have a line each; of many, the mean with its range is shown, and the nodes that stand out from it.
+function nameNodes(curves, nodes) {
   for (const name of ["gpu_use", "power", "memory", "network"]) {
     const own = Object.keys(curves).filter((key) => key.startsWith(`${name}:`)).sort((a, b) => a.split(":")[1] - b.split(":")[1]);
-    if (own.length > 1) charts[name].names = own.map((key) => [key, `node ${key.split(":")[1]}`, ""]);
-    else if (charts[name].names.length > 1) charts[name].names = [[name, name, "--accent"]];
+    const lines = own.map((key) => [key, `node ${key.split(":")[1]}`, ""]);
+    charts[name].names = own.length > 1 && own.length >= nodes ? lines : [[name, "all nodes", "--accent"], ...(nodes > 1 ? lines : [])];
   }
 }
 
 function take(message) {
   const began = performance.now();
   latest = message.head;
-  nameNodes(message.curves);
+  nameNodes(message.curves, latest.nodes_here || latest.nodes);
+  const kept = message.curves.steps;
+  along.steps = (kept.since === null ? [] : along.steps.filter((point) => point[0] < kept.since)).concat(kept.p);
+  $("along").hidden = along.steps.length < 2;
   for (const chart of Object.values(charts)) {
     for (const [name] of chart.names) if (message.curves[name]) chart.take(name, message.curves[name]);
     chart.setMarks(message.marks);
@@ -59,6 +62,7 @@ function take(message) {
   setText(charts.rate.now, head.rate === null ? "" : scaled(head.rate, ` ${head.rate_unit}`).join(""));
   showHead(head);
   showFigures($("figures"), head);
+  layOut();
   showChecks(head);
   showEvents(message.marks);
   if (show === null && (head.gpus || head.step !== null)) choose(head.gpus ? "use" : "step");
@@ -75,12 +79,13 @@ function showHead(head) {
   if (document.title !== title) document.title = title;
   setText($("state"), head.word);
   $("state").className = `chip ${head.severity}`;
+  document.body.dataset.state = head.severity;
   setText($("detail"), head.detail);
   document.body.classList.toggle("live", head.state === "running");
   const share = head.steps && head.step !== null ? Math.min(100, (100 * head.step) / head.steps) : 0;
   $("bar").firstElementChild.style.transform = `scaleX(${share / 100})`;
   $("bar").setAttribute("aria-valuenow", Math.round(share));
-  const failure = head.failure;
+  const failure = head.failure || (head.word === "hanging" && head.findings.findLast((finding) => finding.title === head.detail)) || null;
   $("failure").hidden = !failure;
   if (failure) {
     const where = failure.rank !== null && !failure.title.startsWith(`rank ${failure.rank}`) ? `Rank ${failure.rank}${failure.host ? ` on ${failure.host}` : ""}: ` : "";
@@ -126,6 +131,31 @@ function showEvents(marks) {
 const beat = document.querySelector(".beat"), calm = matchMedia("(prefers-reduced-motion: reduce)");
 const drawer = new Drawer($("drawer"), get);
 const heat = new Heat($("heat"), $("scale"), (node) => drawer.open(node));
+
+// Time or step along the charts.
+function chooseAlong(what) {
+  along.what = what;
+  localStorage.setItem("along", what);
+  for (const button of $("along").children) button.setAttribute("aria-pressed", button.dataset.along === what);
+  for (const chart of Object.values(charts)) chart.redraw();
+}
+for (const button of $("along").children) button.addEventListener("click", () => chooseAlong(button.dataset.along));
+
+// As many in a row as fit, but alike in all rows: a row that is not full is stretched, so that there are no holes.
+function fillRows(box, least) {
+  const own = [...box.children].filter((child) => !child.hidden), width = box.clientWidth;
+  const fit = Math.max(1, Math.floor((width + 12) / (least + 12)));
+  const size = (child) => (fit > 1 && child.classList.contains("wide") ? 2 : 1);
+  const units = own.reduce((sum, child) => sum + size(child), 0), columns = Math.min(units, Math.ceil(units / Math.ceil(units / fit)));
+  const each = (width + 12) / Math.max(1, columns) - 12;
+  for (const child of own) {
+    const basis = `${Math.floor(size(child) * (each + 12) - 12)}px`;
+    if (child.style.flexBasis !== basis) child.style.flexBasis = basis;
+  }
+}
+const layOut = () => { const phone = innerWidth <= 720; fillRows($("figures"), phone ? 150 : 190); fillRows($("charts"), 320); };
+new ResizeObserver(layOut).observe($("figures"));
+new MutationObserver(layOut).observe($("charts"), { subtree: true, attributeFilter: ["hidden"] });
 
 async function choose(name) {
   show = name;
@@ -195,6 +225,7 @@ for (const [name, label] of SHOWS) {
 }
 makeCharts();
 const painter = new Painter(Object.values(charts));
+chooseAlong(localStorage.getItem("along") === "step" ? "step" : "time");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 setTheme(localStorage.getItem("theme") || (dark.matches ? "dark" : "light"));
 dark.addEventListener("change", () => { if (!localStorage.getItem("theme")) setTheme(dark.matches ? "dark" : "light"); });

@@ -61,7 +61,11 @@ export function fillTable(table, columns, rows, onRow) {
   while (body.children.length > rows.length) body.lastChild.remove();
   while (body.children.length < rows.length) {
     const line = element("tr");
-    if (onRow) line.addEventListener("click", () => onRow(line.row));
+    if (onRow) {
+      line.tabIndex = 0;
+      line.addEventListener("click", () => onRow(line.row));
+      line.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); onRow(line.row); } });
+    }
     body.append(line);
   }
   rows.forEach((row, number) => {

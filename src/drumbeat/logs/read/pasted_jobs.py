@@ -44,7 +44,7 @@ _WAITS = {
 }
 
 
-def read_scontrol(text: str, file: str) -> Optional[PastedDump]:
+def read_pasted_jobs(text: str, file: str) -> Optional[PastedDump]:
     """Jobs and nodes of Slurm in a pasted text."""
     if "JobId=" not in text and "NodeName=" not in text:
         return None

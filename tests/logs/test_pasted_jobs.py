@@ -2,11 +2,11 @@
 
 import textwrap
 
-from drumbeat.logs.read.scontrol import read_scontrol
+from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
 
 
 def dump(text, kind):
-    found = read_scontrol(textwrap.dedent(text).strip("\n") + "\n", "pasted.txt")
+    found = read_pasted_jobs(textwrap.dedent(text).strip("\n") + "\n", "pasted.txt")
     assert found.kind == kind
     return found
 
@@ -50,5 +50,5 @@ def test_a_node_asked_for_by_name():
 
 
 def test_a_mark_alone_is_no_dump():
-    assert read_scontrol("some text JobId= and more NodeName=\n", "x") is None
-    read_scontrol("JobId=" * 50_000, "x")  # in bounded time
+    assert read_pasted_jobs("some text JobId= and more NodeName=\n", "x") is None
+    read_pasted_jobs("JobId=" * 50_000, "x")  # in bounded time

@@ -1,0 +1,50 @@
+"""drumbeat init: look at a folder and write the job file of what trains there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drumbeat.cli.output import write_file
+
+
+def add_arguments(parser: Any) -> None:
+    parser.add_argument(
+        "path", nargs="?", default=".", metavar="PATH", help="folder, or the script (default: this folder)"
+    )
+    parser.add_argument("--print", action="store_true", help="print the job file instead of writing job.yaml")
+    parser.epilog = "Exit code: 0, or 1 when nothing here is known to train, or several files could be meant."
+
+
+def run(args: Any) -> int:
+    import os
+    import sys
+
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.redact import printable
+    from drumbeat.commands.program import reader
+    from drumbeat.convert.folder import choose, files_below, job_of
+    from drumbeat.jobfile.job import job_from_text
+
+    folder, script = (args.path, "") if os.path.isdir(args.path) else os.path.split(args.path)
+    folder = folder or "."
+    target = os.path.normpath(os.path.join(folder, "job.yaml"))
+    if script and not os.path.exists(args.path):
+        raise Problem(f"{printable(args.path)}: no such file or folder")
+    if os.path.exists(target) and not args.print:
+        raise Problem(f"{printable(target)} is there already", "drumbeat lint checks it; --print shows a new one")
+    names, read = files_below(folder), reader(folder, "")
+    try:
+        kind, name = (None, script) if script else choose(names, read)
+        text = job_of(name, names, read, kind)
+    except Problem as problem:
+        problem.exit_code = 1
+        raise
+    job_from_text(text, "the new job")
+    if args.print:
+        print(text, end="")
+        return 0
+    write_file(target, text)
+    print(text, end="")
+    there = "" if folder == "." else f"cd {printable(folder)}; "
+    print(f"next: {there}drumbeat plan job.yaml, then drumbeat run job.yaml", file=sys.stderr)
+    return 0

@@ -1,0 +1,80 @@
+"""`drumbeat init` in folders as people have them, and the line that a first run says of its script."""
+
+import pytest
+
+from drumbeat.jobfile.job import job_from_text
+from tests.conftest import ROOT
+
+LOOP = "import torch\nfor x in data:\n    loss = model(x)\n    loss.backward()\n"
+DDP = "import torch.distributed as dist\ndist.init_process_group()\nimport argparse\n" + LOOP
+FOLDERS = {
+    "one process": ({"train.py": LOOP, "model.py": "class Model: pass\n"}, "command: python train.py", "ranks-per-node: 1"),
+    "ddp beside tools": ({"main.py": DDP, "plot.py": "print(1)\n", "test_x.py": LOOP}, "python main.py", "torch.distributed"),
+    "accelerate": ({"run.py": "from accelerate import Accelerator\na = Accelerator()\n" + LOOP}, "python run.py", "accelerate"),
+    "a launcher": ({"go.sh": "torchrun --nproc-per-node 2 train.py\n", "train.py": DDP}, "bash go.sh", "starts torchrun"),
+    "below": ({"src/train.py": DDP, "README.md": "x"}, "command: python src/train.py", "name: train"),
+    "venv": ({"train.py": DDP, ".venv/bin/activate": "", ".venv/pyvenv.cfg": ""}, "setup: source .venv/bin/activate", "train"),
+    "uv": ({"train.py": DDP, "uv.lock": ""}, "command: uv run python train.py", "train"),
+    "conda": ({"train.py": DDP, "environment.yml": "name: bert\n"}, "conda activate bert", "train"),
+    "needs": ({"train.py": DDP + "p.add_argument('--data', required=True)\n"}, "requires --data", "train"),
+}  # fmt: skip
+
+
+def fill(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_becomes_a_job_file(name, drumbeat):
+    files, *words = FOLDERS[name]
+    fill(drumbeat.folder, files)
+    done = drumbeat.here("init")
+    assert done.returncode == 0, done.stderr
+    text = (drumbeat.folder / "job.yaml").read_text()
+    assert text == done.stdout and all(word in text for word in words), text
+    assert job_from_text(text).command and "next: drumbeat plan job.yaml" in done.stderr
+    again = drumbeat.here("init")
+    assert again.returncode == 2 and "job.yaml is there already" in again.stderr
+    assert drumbeat.here("init", "--print").stdout == text
+
+
+def test_a_batch_script_is_converted(drumbeat):
+    fill(drumbeat.folder, {"run.sbatch": (ROOT / "examples/run.sbatch").read_text(), "train.py": DDP})
+    made = drumbeat.here("init", "--print").stdout
+    assert made == drumbeat.here("convert", "run.sbatch").stdout
+
+
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        ({}, "nothing here trains"),
+        ({"plot.py": "print(1)\n"}, "nothing here trains"),
+        ({"a.py": LOOP, "b.py": LOOP}, "2 files could be the job: a.py, b.py"),
+        ({"a.sbatch": "#SBATCH -N1\nls\n"}, "a.sbatch: no line starts a training"),
+    ],
+)
+def test_it_says_why_not(files, words, drumbeat):
+    fill(drumbeat.folder, files)
+    done = drumbeat.here("init")
+    assert done.returncode == 1 and words in done.stderr and not (drumbeat.folder / "job.yaml").exists()
+
+
+def test_a_script_that_is_named(drumbeat):
+    fill(drumbeat.folder, {"a.py": LOOP, "b.py": DDP})
+    assert "command: python b.py" in drumbeat.here("init", "b.py", "--print").stdout
+    assert drumbeat.here("init", "c.py").returncode == 2
+
+
+def test_a_first_run_says_what_it_saw_once(drumbeat):
+    fill(
+        drumbeat.folder,
+        {"train.py": "if 0:\n    import torch\n    loss.backward()\nfor i in range(2):\n    print(i)\n"},
+    )
+    words = ["run", "--site", "localhost", "--ranks-per-node", "2", "--", "python3", "train.py"]
+    first = drumbeat(*words).stderr
+    assert [line for line in first.splitlines() if line.startswith("script")] == [
+        "script     not distributed: each rank would train a copy of its own (docs/howto/one-gpu-to-many.md)"
+    ]
+    assert "not distributed: each rank would" not in drumbeat(*words).stderr
