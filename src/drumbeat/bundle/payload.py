@@ -48,6 +48,8 @@ def packed(bundle: str) -> bytes:
                     text = json.dumps(rules, separators=(",", ":")).encode()
                 elif name.startswith("drumbeat/logs/rules/") and name.endswith(".json"):
                     text = _without_sources(data)
+                elif name == "drumbeat/logs/meaning/words.json":  # nodes read by rows, the desk by all cues
+                    text = json.dumps({**json.loads(data), "cues": {}}, separators=(",", ":")).encode()
                 target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
             elif name.endswith(".yaml") and name[: -len("yaml")] + "json" in needed:
                 # Its JSON twin is what is read; the name alone is looked for.
@@ -63,7 +65,7 @@ def _without_sources(data: bytes) -> bytes:
     rules = [{**rule, "source": "-"} for rule in json.loads(data) if "needs" not in rule]
     for rule in rules:
         rule.pop("reference", None)
-        if rule.get("role") == "noise":  # never shown
+        if rule.get("role") == "noise" or rule.get("role") == "note" and "explains" not in rule:  # no node shows it
             rule.update(title="-", cause="-", fix="-")
     return json.dumps(rules, separators=(",", ":")).encode()
 

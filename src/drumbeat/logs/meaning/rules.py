@@ -375,9 +375,7 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     if short:
         raise RuleError(f"{where}: '{short[0]}' needs a word of {SHORTEST} letters")
     if not rule.find and not rule.needs and not rule.when and rule.code not in senses():
-        raise RuleError(
-            f"{where}: lacks 'find' (or 'when' alone, 'needs' for what a log cannot show, or a code of the grammar)"
-        )
+        raise RuleError(f"{where}: lacks 'find'")
     return rule
 
 

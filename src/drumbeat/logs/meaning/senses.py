@@ -49,11 +49,10 @@ STATUS = regex(
     r"|\b(?:signal|sig)[\s:=#(]{0,3}(?P<signal>\d{1,2})(?![\w.%])|\bSIG(?P<name>KILL|SEGV|BUS|ABRT|ILL|FPE)\b"
 )
 _HTTP = regex(
-    r"(?i)\b(?:https?|status(?: code)?|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
+    r"(?i)\b(?:https?|(?-i:GET|POST) \S{1,200} \S{0,2}|status(?: code)?|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
     r"(?: with| error| status| code)*\W{1,3}(?P<http>[45]\d\d)\b(?! ?(?:[a-z]?i?b|ms|s|steps|samples)\b)"
 )
 
-_REQUEST = regex(r"\b(?:GET|POST|PUT|HEAD) \S.{0,120}?\s[45]\d\d\b")
 _LETTERS = regex(r"[a-z+]+")
 _APOSTROPHE = regex(r"(?<=\w)n['\u2019]t\b")
 
@@ -141,7 +140,7 @@ def sense(text: str) -> str:
         number = signal_of(text)
         ended = CODE_OF_SIGNAL.get(signals.Signals(number)) if number in _SIGNALS else None
         meant = ended if ended and meant != "oom-kill" else meant
-    if not meant and (_HTTP.search(text) or _REQUEST.search(text)):
+    if not meant and _HTTP.search(text):
         return "hub-access"
     return meant
 

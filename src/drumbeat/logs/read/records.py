@@ -386,5 +386,6 @@ def telling(
         return spoken[-1]
     if failed:
         number, line = texts[-1 - behind][0], clean(texts[-1 - behind][1])
-        return (number, line, "") if not is_known(line.text) else None
+        cut = ended != BAD and _TABLE.search(line.text)  # a row of a launcher's table
+        return (number, line, "") if not cut and not is_known(line.text) else None
     return None
