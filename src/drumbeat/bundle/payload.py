@@ -61,8 +61,8 @@ def packed(bundle: str) -> bytes:
 
 
 def _without_sources(data: bytes) -> bytes:
-    """Leave out where a rule comes from, and rules about what a log cannot show: no node asks for them."""
-    rules = [{**rule, "source": "-"} for rule in json.loads(data) if "needs" not in rule]
+    """Leave out where a rule comes from, and rules that match no line: no node asks for them."""
+    rules = [{**rule, "source": "-"} for rule in json.loads(data) if "find" in rule or "when" in rule]
     for rule in rules:
         rule.pop("reference", None)
         if rule.get("role") == "noise" or rule.get("role") == "note" and "explains" not in rule:  # no node shows it

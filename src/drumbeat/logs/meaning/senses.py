@@ -49,7 +49,8 @@ STATUS = regex(
     r"|\b(?:signal|sig)[\s:=#(]{0,3}(?P<signal>\d{1,2})(?![\w.%])|\bSIG(?P<name>KILL|SEGV|BUS|ABRT|ILL|FPE)\b"
 )
 _HTTP = regex(
-    r"(?i)\b(?:https?|(?-i:GET|POST) \S{1,200} \S{0,2}|status(?: code)?|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
+    r"(?i)\b(?:https?|(?-i:GET|POST) \S{1,200} \S{0,2}|status(?: code)?"
+    r"|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
     r"(?: with| error| status| code)*\W{1,3}(?P<http>[45]\d\d)\b(?! ?(?:[a-z]?i?b|ms|s|steps|samples)\b)"
 )
 
