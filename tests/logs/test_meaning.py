@@ -9,6 +9,11 @@ from tests.logs.reading import read
 
 HERE = Path(__file__).parent / "data"
 REWORDED = [line.split("\t") for line in (HERE / "reworded.tsv").read_text().splitlines()]
+FAILED_RUNS = [line.split("\t") for line in (HERE / "failed_runs.tsv").read_text().splitlines()]
+RUN = (
+    "zephyr 0.3: 4 vanes", "vane 0: turn 10 drift 0.51", "vane 0: turn 20 drift 0.49", "vane 2: {}", "vane 2: stopping",
+    "vane 0: vane 2 has gone", "vane 1: vane 2 has gone", "zephyr: finished with code 3",
+)  # fmt: skip
 SCARY = (HERE / "healthy_words.txt").read_text().splitlines()
 OF_PROGRAMS = (HERE / "own_faults.txt").read_text().splitlines()
 STEPS = [f"[fit] it {n} objective {3 - n / 50:.3f} tok/s 1200" for n in range(40)]
@@ -29,6 +34,24 @@ def test_a_cause_in_other_words(code, words):
         failure = read("\n".join([*STEPS, *(line.format(words) for line in lines)])).failure
         assert failure.answer == code, name
         assert words[-30:] in failure.finding.evidence[0].text and failure.finding.fix, name
+
+
+def test_a_cause_in_any_words_of_a_program_that_failed():
+    """The words of a run that is known to have failed are read by all cues together, with the rank that the others name."""
+    read_as = {words: read("\n".join(RUN).format(words)).failure for _, words in FAILED_RUNS}
+    assert {words: (failure.answer, failure.finding.rank) for words, failure in read_as.items()} == {
+        words: (code, 2) for code, words in FAILED_RUNS
+    }
+    assert all(failure.finding.fix for failure in read_as.values())
+
+
+def test_a_run_that_was_stopped_before_any_work_has_not_gone_well():
+    assert read("the pantry is locked since 12 MB\nterminating").failure.answer == "unknown"
+
+
+@pytest.mark.parametrize("words", ["result: not ok", "wrapper: finish 66", "shed closed (134)", "2 lanes closed, 12"])
+def test_a_number_behind_a_word_for_the_end_is_its_status(words):
+    assert read("\n".join([*STEPS, "the sail is torn", words])).failure.answer == "unknown"
 
 
 @pytest.mark.parametrize("words", SCARY)

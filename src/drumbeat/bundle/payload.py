@@ -44,6 +44,8 @@ def packed(bundle: str) -> bytes:
                 text = without_docstrings(data) if name.endswith(".py") else data
                 if name.startswith("drumbeat/logs/rules/") and name.endswith(".json"):
                     text = _without_sources(data)
+                elif name == "drumbeat/logs/meaning/words.json":  # nodes read by rows, the desk by all cues
+                    text = json.dumps({**json.loads(data), "cues": {}}, separators=(",", ":")).encode()
                 target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL + 1)  # gzip without a time
     whole = packer.compress(plain.getvalue()) + packer.flush()
@@ -53,11 +55,11 @@ def packed(bundle: str) -> bytes:
 
 
 def _without_sources(data: bytes) -> bytes:
-    """Leave out where a rule comes from, and rules about what a log cannot show: no node asks for them."""
-    rules = [{**rule, "source": "-"} for rule in json.loads(data) if "needs" not in rule]
+    """Leave out where a rule comes from, and rules that match no line: no node asks for them."""
+    rules = [{**rule, "source": "-"} for rule in json.loads(data) if "find" in rule or "when" in rule]
     for rule in rules:
         rule.pop("reference", None)
-        if rule.get("role") == "noise":  # never shown
+        if rule.get("role") == "noise" or rule.get("role") == "note" and "explains" not in rule:  # no node shows it
             rule.update(title="-", cause="-", fix="-")
     return json.dumps(rules, separators=(",", ":")).encode()
 

@@ -183,6 +183,8 @@ CONSEQUENCES = frozenset(
     (*_KINDS[LOST_PEER], *_KINDS[TIMED_OUT])
 )  # they say that another rank went away or did not come
 
+NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})  # somebody else ended the run
+
 
 def kind_of(code: str, words: str) -> str:
     """The kind of event that ended a rank, by its finding's code and the rank's own words."""

@@ -14,7 +14,7 @@ from drumbeat.base.ranges import Places, merged
 from drumbeat.causes.events import OUTSIDE, RECORD, WAITS
 from drumbeat.causes.first import First
 from drumbeat.causes.first import first as earliest
-from drumbeat.causes.table import CONSEQUENCES, kind_of
+from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, WORDS, Failure, Log
@@ -40,7 +40,7 @@ from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
-from drumbeat.logs.tiers import BARE, NOBODYS_FAULT, NOTICED, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific
+from drumbeat.logs.tiers import BARE, NOTICED, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific
 
 # How events are shown: one finding for an event, one for each code of many, with lines of several ranks as evidence.
 

@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from drumbeat.causes import events as order
 from drumbeat.causes.events import may_follow
 from drumbeat.causes.first import consequences
-from drumbeat.causes.table import kind_of
+from drumbeat.causes.table import NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import ERROR, Finding
 from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, Log
@@ -36,7 +36,6 @@ _OF_CAUSES = (order.HARDWARE, order.RAISED_IN_COMMUNICATION)  # other known caus
 WAITED = frozenset({"collective-timeout"})
 # They end a process whatever happened before, so any other symptom says more.
 BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
-NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # Signs that a process ended; any other symptom may be lived through.
 _ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")

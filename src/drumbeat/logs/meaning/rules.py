@@ -18,7 +18,7 @@ from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import ERROR, SEVERITIES
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
-from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, senses
 
 # Which literals a line holds: cheap for the lines that hold none, which are nearly all. Every literal has a word
 # that is looked for first. Lines are split into words, and one set operation says whether any of them is such a
@@ -374,8 +374,8 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     short = [literal for literal in marks if len(word_of(literal)) < SHORTEST]
     if short:
         raise RuleError(f"{where}: '{short[0]}' needs a word of {SHORTEST} letters")
-    if not rule.find and not rule.needs and not rule.when:
-        raise RuleError(f"{where}: lacks 'find' (or 'when' alone, or 'needs' for what a log cannot show)")
+    if not rule.find and not rule.needs and not rule.when and rule.code not in senses():
+        raise RuleError(f"{where}: lacks 'find'")
     return rule
 
 

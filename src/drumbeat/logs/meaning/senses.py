@@ -12,7 +12,8 @@ import functools
 import os
 import re
 import signal as signals
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from collections import Counter
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
@@ -48,10 +49,12 @@ STATUS = regex(
     r"|\b(?:signal|sig)[\s:=#(]{0,3}(?P<signal>\d{1,2})(?![\w.%])|\bSIG(?P<name>KILL|SEGV|BUS|ABRT|ILL|FPE)\b"
 )
 _HTTP = regex(
-    r"(?i)\b(?:https?|status(?: code)?|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
+    r"(?i)\b(?:https?|(?-i:GET|POST) \S{1,200} \S{0,2}|status(?: code)?"
+    r"|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
     r"(?: with| error| status| code)*\W{1,3}(?P<http>[45]\d\d)\b(?! ?(?:[a-z]?i?b|ms|s|steps|samples)\b)"
 )
 
+_LETTERS = regex(r"[a-z+]+")
 _APOSTROPHE = regex(r"(?<=\w)n['\u2019]t\b")
 
 _DO = r"(?:\w+ ){0,3}?"  # what may stand between `not` and its verb
@@ -63,6 +66,7 @@ class Words:
     spellings: Sequence[Tuple[re.Pattern[str], str]]
     concepts: Mapping[str, re.Pattern[str]]
     rows: Sequence[Tuple[str, Sequence[str]]]  # code and concepts
+    cues: Mapping[str, Mapping[str, float]]  # stem -> code -> how much it speaks for it
 
 
 @functools.lru_cache(maxsize=1)
@@ -73,7 +77,28 @@ def words() -> Words:
     names, spellings = ([(regex(_joined(one)), word) for one, word in data[key]] for key in ("names", "spellings"))
     patterns = {name: regex(rf"(?<![\w-])(?:{_joined(text)})(?!\w|-\d)") for name, text in concepts.items()}
     rows = [(code, row.split()) for each in data["rows"] for code, rows in each.items() for row in rows]
-    return Words(names, spellings, patterns, rows)
+    return Words(names, spellings, patterns, rows, _weights(data["cues"]))
+
+
+def _weights(cues: Mapping[str, str]) -> Dict[str, Dict[str, float]]:
+    """A stem counts the less, the more causes it goes with."""
+    halves = {code: text.split("|") for code, text in cues.items()}
+    lists = [(code, strong.split(), weak.split()) for code, (strong, weak) in halves.items()]
+    telling = Counter(stem for _, stems, _ in lists for stem in stems)
+    shared = Counter(stem for _, _, stems in lists for stem in stems)
+    weights: Dict[str, Dict[str, float]] = {}
+    for code, strong, weak in lists:
+        for stem in weak:
+            weights.setdefault(stem, {})[code] = _WEAK if shared[stem] <= 4 else _WEAK / 2
+        for stem in strong:
+            weights.setdefault(stem, {})[code] = telling[stem] ** -0.5
+    return weights
+
+
+def senses() -> FrozenSet[str]:
+    """Every code that the grammar can give."""
+    cues = (code for codes in words().cues.values() for code in codes)
+    return frozenset((*OF_ERRNO.values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows), *cues))
 
 
 def _joined(text: str) -> str:
@@ -157,6 +182,46 @@ def signal_of(text: str) -> Optional[int]:
     number = int(found["signal"] or found["status"])
     number = number if found["signal"] else -number if number < 0 else number - 128
     return number if 0 < number < 65 else None
+
+
+_WEAK = 0.3  # of a stem that only supports a cause; one that no other cause has counts 1
+_FEWEST, _AHEAD, _CLEARLY = 0.75, 0.1, 1.0  # points of the best cause, before the second, and before what the rows say
+_OF_A_ROW = 1.0  # points
+_SUFFIX = 4  # letters behind a stem
+_SHORTEST = 4  # letters of a stem that others may follow
+
+
+def likely_sense(text: str) -> Tuple[str, float]:
+    """The code of what the words of a failed run mean most likely, and how much speaks for it: by the rows, or by all cues
+    together where no row fits or the cues clearly speak against it."""
+    meant, points = sense(text), _points(text[:_MAX])
+    best, second = (*sorted(points.values(), reverse=True), 0.0, 0.0)[:2]
+    sure = meant and (best - points.get(meant, best) < _CLEARLY or meant != _meant(text[:_MAX]))
+    if best < _FEWEST or best - second < _AHEAD or sure:
+        return meant, points.get(meant, 0.0) + _OF_A_ROW if meant else 0.0
+    return max(points, key=points.__getitem__), best
+
+
+def _points(text: str) -> Dict[str, float]:
+    weights, words_of = words().cues, [_stems(word) for word in _LETTERS.findall(_spelt(text))]
+    found = {next((stem for stem in stems if stem in weights), "") for stems in words_of}
+    for place, stems in enumerate(words_of):
+        beside = [each for others in words_of[place + 1 : place + 3] for each in others]
+        found.update(pair for stem in stems for each in beside if (pair := f"{stem}_{each}") in weights)
+    points: Dict[str, float] = {}
+    for stem in found:
+        for code, weight in weights.get(stem, {}).items():
+            points[code] = points.get(code, 0.0) + weight
+    return points
+
+
+def _stems(word: str) -> List[str]:
+    plural = [word[:-1]] if word.endswith("s") else []
+    return [
+        word,
+        *plural,
+        *(word[:length] for length in range(len(word) - 1, max(len(word) - _SUFFIX, _SHORTEST) - 1, -1)),
+    ]
 
 
 def _meant(text: str) -> str:

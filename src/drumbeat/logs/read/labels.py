@@ -29,7 +29,7 @@ _TIME = regex(
 _WORD = regex(r"[A-Za-z_][\w:./-]*")
 _TOKEN = regex(
     r"(?<![\w./-])(?P<word>[A-Za-z][A-Za-z_]*)(?:[\"']?[:=] ?|[ ._#/-]|\[)?(?P<number>\d{1,5})(?![\w%]|[.:,]\d)"
-    r"|^\W{0,6}(?P<bare>\d{1,5})(?=\s{0,2}[\])>|:}])"
+    r"|^\W{0,6}(?P<bare>\d{1,5})(?=\s{0,2}[\])>|:}]|(?<=#\d) )"
 )
 _COUNTER = regex(
     r"(?i)(?:global_?)?(?:steps?|iter\w*|epochs?|batch(?:es)?|loss|attempts?|try|tries|line|version|v\d|code|status|signal|exit)"

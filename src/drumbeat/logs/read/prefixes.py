@@ -143,12 +143,26 @@ _ASCEND = re.compile(r"E[A-Z]\d{4}: (?=\S)")  # CANN's numbers of errors
 _GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
 _WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
 _LEVEL_FIELD = re.compile(
-    r"\b(?:level(?:name)?|severity)\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b"
+    r"(?:\b(?:level(?:name)?|lvl|severity)\"?[=:] ?\"?|^<)"
+    r"((?i:info|debug|trace|notice|warning|warn|error|err|critical|crit|fatal|alert))\b"
 )
 _LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
 _LEVEL_LETTER.update(
-    {"INFO": "I", "DEBUG": "I", "TRACE": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F"}
+    {
+        "INFO": "I",
+        "DEBUG": "I",
+        "TRACE": "I",
+        "WARNING": "W",
+        "WARN": "W",
+        "ERROR": "E",
+        "CRITICAL": "F",
+        "FATAL": "F",
+        "NOTICE": "I",
+        "ERR": "E",
+        "CRIT": "F",
+        "ALERT": "F",
+    }
 )
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
@@ -239,7 +253,9 @@ def _level(text: str) -> str:
     said = _SAID_LEVEL.match(text)
     if said:
         return _LEVEL_LETTER[next(filter(None, said.groups())).upper()]
-    field = _LEVEL_FIELD.search(text[:230]) if "level" in text[:230] or "severity" in text[:230] else None
+    head = text[:230]
+    named = "level" in head or "lvl" in head or "severity" in head or head[:1] == "<"
+    field = _LEVEL_FIELD.search(head) if named else None
     if field:
         return _LEVEL_LETTER[field[1].upper()]
     if _ASCEND.match(text):

@@ -11,9 +11,9 @@ from collections import Counter, deque
 from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.causes.table import CONSEQUENCES
+from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT
 from drumbeat.logs.meaning.grammar import is_quoted
-from drumbeat.logs.meaning.senses import STATUS, sense
+from drumbeat.logs.meaning.senses import STATUS, likely_sense, sense
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
 MAX_LINES = 5_000  # a copy from a terminal is hardly longer
@@ -222,15 +222,17 @@ _STATUS_AT_END = regex(
     r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?"
     r"|error stop)\b"
     r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
+    r"|\b(?:finish|end|result|left|leav(?:es|ing)|departs?|stopped|closed|ended|gone|down|out)\b"
+    r"(?:: | \(|, (?:code )?| )(?P<number>-?\d{1,3})\)?\W?$"
 )
 _BAD_END = regex(
-    r"(?i)\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false"
+    r"(?i)\bnot ok\b|\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false"
     r"|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
     r"|\b(?:giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
     r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
     r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
 )
-_WELL = regex(r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well)\b")
+_WELL = regex(r"(?i)(?<!not )(?<!n't )\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well)\b")
 _DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
 _STOPS = regex(
     r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign)\w*\b"
@@ -240,7 +242,7 @@ _WAITS = regex(r"(?i)\b(?:waiting|still trying|retrying|again in)\b")
 _ONLY_VALUE = regex(r"[A-Za-z]+:? [-+]?\d+\.\d")  # ERROR: 0.12
 _COMMENT = regex(r"^#+ ")
 _NUMBER = regex(r"\d+")
-_VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)")
+_VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)|\d ?%|\d/\d")
 
 
 def outcome(texts: Sequence[str]) -> Tuple[str, int]:
@@ -259,7 +261,8 @@ def outcome(texts: Sequence[str]) -> Tuple[str, int]:
             continue
         last = behind < LAST_LINES
         status = _STATUS_AT_END.search(line.text)
-        if status and int(status["status"]) or _BAD_END.search(line.text):
+        number = int(status["status"] or status["number"]) if status else 0
+        if number or _BAD_END.search(line.text):
             return BAD, behind
         if last and speaks_of_failure(_COMMENT.sub("", text)):
             return BAD, behind
@@ -275,6 +278,16 @@ def _template(text: str) -> str:
 
 
 Who = Callable[[int], Optional[int]]
+_NEGATIVE = regex(
+    r"(?i)\b(?:not?|none|nothing|nobody|never|cannot|without|lacks?|fail\w*|error|un(?:able|known|expected|reachable)\w*"
+    r"|in(?:valid|complete|sufficient)\w*"
+    r"|bad|wrong|lost|gone|dead|die[ds]|refus\w*|den(?:y|ied)|miss(?:ing|ed)|exhausted|exceed\w*|expired|stopped"
+    r"|broken?|down|too|out of|over|only|but|while)\b|n't\b"
+)
+_TABLE = regex(
+    r"\S(?: {3,}| ?\t)\S|^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: "
+)  # columns, fields, settings: not a sentence
+_LEAST = 0.3  # points of a line that says why
 
 
 def behind_work(lines: Sequence[Tuple[int, str]], speaker: Who) -> int:
@@ -320,12 +333,14 @@ def telling(
     if ended == GOOD or not texts:
         return None
     blamed = blame(texts[0][0])
+    failed = ended == BAD or ended == STOPPED and (blamed is not None or not worked)
     ended = ended or ("" if blamed is None and began else STOPPED)
     last = {(speaker(number), _template(text)): number for number, text in texts}
     speakers: Dict[str, Set[Optional[int]]] = {}
     for number, text in texts:
         speakers.setdefault(_template(text), set()).add(speaker(number))
-    meant, own = [], []
+    scored: List[Tuple[float, int, Line, str]] = []
+    own, spoken = [], []
     for place, (number, text) in enumerate(texts):
         line, who = clean(text), speaker(number)
         following = clean(texts[place + 1][1]).text if place + 1 < len(texts) else ""
@@ -337,24 +352,40 @@ def telling(
         failing = logged or speaks_of_failure(_COMMENT.sub("", text))
         if _WAITS.search(line.text) and not _BAD_END.search(line.text):
             continue
-        asked = (
-            failing
-            or ended
-            and not _SOURCE.match(line.text)
-            and not line.only_warns
-            and not _HEDGED.search(_COMMENT.sub("", line.text))
-        )
-        code = sense(plain(line.text)) if asked else ""
-        if code or failing and place >= len(texts) - LAST_LINES:
-            other = blamed is not None and who not in (None, blamed) and f"rank {blamed} " not in plain(line.text)
-            meant.append((not code, code in CONSEQUENCES, other, not code and -number, number, line, code))
+        hedged = bool(_HEDGED.search(_COMMENT.sub("", line.text)))
+        passed = line.only_warns or bool(_SOURCE.match(line.text)) or hedged and not failed
+        asked = failing or ended and not passed
+        words = plain(line.text)
+        code, points = (sense(words), 1.0) if asked else ("", 0.0)
+        negative = failing or bool(_NEGATIVE.search(words))
+        if (failed or ended and blamed is not None or logged) and not passed and not _TABLE.search(line.text):
+            code, points = likely_sense(words)
+        blames = blamed is None or who in (None, blamed) or f"rank {blamed} " in words
         alone = who is not None and speakers[_template(text)] == {who}
-        if asked and alone and blamed in (None, who) and (ended == BAD or who not in workers):
+        if failing and place >= len(texts) - LAST_LINES:
+            spoken.append((number, line, code))
+        if code:
+            points += failing + (who is not None and who == blamed) - 0.1 * len(scored) - hedged - (not blames)
+            points -= (code in CONSEQUENCES) + (not negative and code not in NOBODYS_FAULT) * (1 + (number == 1))
+            scored.append((points, -number, line, code))
+        if (
+            asked
+            and not passed
+            and not hedged
+            and alone
+            and blamed in (None, who)
+            and (ended == BAD or who not in workers)
+        ):
             own.append((number, line, code))
-    best = min(meant, key=lambda each: each[:5]) if meant else None
-    if own and ended and (best is None or blamed is not None and any(best[:3])):
+    best = max(scored, key=lambda each: each[:2]) if scored else None
+    if best is not None and best[0] >= _LEAST:
+        return -best[1], best[2], best[3]
+    if own and ended:
         return own[0]
-    if best is None and ended == BAD:
+    if spoken:
+        return spoken[-1]
+    if failed:
         number, line = texts[-1 - behind][0], clean(texts[-1 - behind][1])
-        return (number, line, "") if not is_known(line.text) else None
-    return best[4:] if best else None
+        cut = ended != BAD and _TABLE.search(line.text)  # a row of a launcher's table
+        return (number, line, "") if not cut and not is_known(line.text) else None
+    return None
