@@ -6,6 +6,7 @@ import pytest
 
 from drumbeat.agent.loop import Loop
 from drumbeat.agent.member import looks
+from drumbeat.base import processes
 
 
 def no_room(*_):
@@ -13,7 +14,7 @@ def no_room(*_):
 
 
 def test_a_look_that_cannot_be_started_saw_nothing(monkeypatch):
-    monkeypatch.setattr(looks, "Forked", no_room)
+    monkeypatch.setattr(processes, "Forked", no_room)
     answers = []
     looker = looks.Looker("r", "/f", [], lambda *answer: answers.append(answer))
     looker.start(7, 0, {}, False, lambda: False)

@@ -151,10 +151,15 @@ def open_files(pid: int) -> Optional[List[str]]:
     return found
 
 
-def written_to(pid: int, descriptor: int) -> str:
+def descriptor(pid: int, number: int) -> str:
+    """Return the path by which another process opens a file that this one holds."""
+    return f"/proc/{pid}/fd/{number}"
+
+
+def written_to(pid: int, number: int) -> str:
     """The file that a process writes to there; '': a pipe, a terminal, or not readable."""
     try:
-        path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+        path = os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:
         return ""
     return path if path.startswith("/") and not path.startswith("/dev/") else ""

@@ -71,6 +71,7 @@ SHAPES: Dict[str, Any] = {
         "job": str,
         "left_out": [_NOTE],
         "to_check": [_NOTE],
+        "advice": [_NOTE],
         "differences": [dict.fromkeys(("what", "script", "job", "why"), str)],
         "defaults": Dict[str, str],
     },

@@ -13,7 +13,7 @@ from drumbeat.cli import add_json_schema
 
 RECIPES = {
     "llama": "Llama 3 shapes (byte-tiny, 1b, 3b, 8b, 70b) on text or tokens",
-    "experts": "shapes as Mixtral's (byte-experts, 8x1b, 8x7b): a router chooses experts",
+    "experts": "mixture of experts: byte-experts, 8x1b, 8x7b",
     "bert": "BERT (byte-tiny, base, large), masked tokens",
     "resnet": "ResNet-18 and -50 on image folders or made-up images",
     "wide-resnet": "Wide ResNet on CIFAR-100",

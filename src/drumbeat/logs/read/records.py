@@ -232,8 +232,16 @@ _BAD_END = regex(
     r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
     r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
 )
-_WELL = regex(r"(?i)(?<!not )(?<!n't )\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well)\b")
+_GOOD = r"(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well|done|completed?|finished)\b"
+_WELL = regex(r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well)\b")
 _DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
+# A good word that is denied or counted as zero, and a bad one that is counted as more.
+_NOT_WELL = regex(
+    rf"(?i)(?:\b(?:not|never|hardly|0)|n't)(?: yet| been| be| have| \w+ly){{0,2}} {_GOOD}"
+    rf"|\b{_GOOD}['\"]?\s?[=:]\s?['\"]?(?:0|no(?:ne)?|false)\b"
+    r"|\b(?:bad|failed|failures?|lost|dead|crashed|died|killed)['\"]?\s?[=:]\s?[1-9]"
+    r"|(?<![\w.=:-])[1-9]\d*(?: of \d+)?(?: \w+)? (?:were |was |have |has )?(?:lost|failed|dead|crashed|died)\b"
+)
 _STOPS = regex(
     r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign)\w*\b"
     r"|\b(?:shut|tak|br(?:ing|ought))\w* \w* ?down\b"
@@ -262,7 +270,7 @@ def outcome(texts: Sequence[str]) -> Tuple[str, int]:
         last = behind < LAST_LINES
         status = _STATUS_AT_END.search(line.text)
         number = int(status["status"] or status["number"]) if status else 0
-        if number or _BAD_END.search(line.text):
+        if number or _BAD_END.search(line.text) or (last and _NOT_WELL.search(line.text)):
             return BAD, behind
         if last and speaks_of_failure(_COMMENT.sub("", text)):
             return BAD, behind

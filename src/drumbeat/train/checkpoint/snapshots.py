@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drumbeat.base import proc
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, Loaded, Saved, first_line, free_bytes
 from drumbeat.train.checkpoint.folder import open_sealed, sealed
 from drumbeat.train.checkpoint.state import TrainingState, own_part, room_for
@@ -153,7 +154,7 @@ class Snapshots:
     def __init__(self, checkpoints: Checkpoints, twins: Sequence[int]) -> None:
         self.checkpoints, self.rank, self.size = checkpoints, checkpoints.rank, checkpoints.size
         pid, _, numbers = os.environ.get(VARIABLE, "").partition(":")
-        self._paths = [f"/proc/{pid}/fd/{number}" for number in numbers.split(",") if number]
+        self._paths = [proc.descriptor(int(pid), int(number)) for number in numbers.split(",") if number]
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._own_paths = self._paths[2 * _SLOTS * local_rank : 2 * _SLOTS * (local_rank + 1)]
         try:
@@ -405,7 +406,7 @@ class Snapshots:
                 file.clear()
 
     def _usable(self) -> List[Found]:
-        """What all ranks hold, of a run like this one."""
+        """Return the snapshots that all ranks hold, of a run like this one."""
         checkpoints = self.checkpoints
         like = {"ranks": self.size, "model": checkpoints.fingerprint, "optimizer": checkpoints.optimizer}
         own = [Found(self.rank, number, header) for number, file in enumerate(self.files) if (header := file.header())]
