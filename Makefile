@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo quick test test-others test-train test-short busy check packages pyz bench layouts corpus fuzz everywhere faults faults-train stops proofs versions workloads cluster clean
+.PHONY: demo quick test test-others test-train test-short busy check packages pyz bench layouts corpus fuzz everywhere faults faults-train stops proofs versions workloads kube-server cluster clean
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -168,11 +168,18 @@ versions: $(VENV)/.dev
 workloads: $(VENV)/.dev
 	$(BIN)/python -m tests.workloads.table $(WORKLOADS)
 
-# Kubernetes jobs on a real cluster on this machine; needs root on Debian. KUBE_BIN=FOLDER takes programs that are there already.
+# What a real Kubernetes server decides by itself (rights, quotas, queues, places), without kubelets: no pod runs. Needs root on Debian;
+# the server is built once, outside this tree. KUBE_BIN=FOLDER takes programs that are there already.
+kube-server: $(VENV)/.dev
+	@test -x $(KUBE_BIN)/kube-apiserver || tests/cluster/build.sh $(HOME)/.cache/drumbeat-cluster
+	KUBELETS=0 KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q -rs --durations 0 --timeout 3600 tests/cluster/server_alone.py
+
+# Kubernetes jobs on a real cluster on this machine, kubelets included.
 cluster: $(VENV)/.dev
-	@test -x $(KUBE_BIN)/kubelet || tests/cluster/build.sh $(HOME)/.cache/drumbeat-cluster
+	@test -x $(KUBE_BIN)/kubelet || tests/cluster/build.sh $(HOME)/.cache/drumbeat-cluster \
+		kube-apiserver kube-controller-manager kube-scheduler kubelet
 	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q -rs --durations 0 --timeout 3600 tests/cluster/on_a_cluster.py \
-		tests/cluster/troubles_on_a_cluster.py tests/cluster/kinds_on_a_cluster.py
+		tests/cluster/troubles_on_a_cluster.py tests/cluster/server_alone.py tests/cluster/kinds_on_a_cluster.py
 
 clean:
 	rm -rf $(VENV) .venv-newest .venv-docs .venv-pyz drumbeat.pyz build dist site src/*.egg-info

@@ -2,6 +2,8 @@
 
 Needs root, the programs that build.sh makes (or KUBE_BIN=FOLDER with others), and Debian's etcd, containerd, runc, CNI plug-ins,
 kubectl, dnsmasq, openssl and gcc. Daemons run in the foreground with their files in one folder, and are ended by recorded pid.
+
+Without kubelets the nodes exist on paper only: the real server stores, admits, counts and schedules, and no pod ever runs.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ PAUSE = """
 static void end(int number) { _exit(0); }
 int main() { signal(SIGTERM, end); signal(SIGINT, end); for (;;) pause(); }
 """
-TOKENS = 'admin-token,admin,admin,"system:masters"\nnobody-token,nobody,nobody\n'
+USERS = ("nobody", "ada", "bob")
+TOKENS = 'admin-token,admin,admin,"system:masters"\n' + "".join(f"{user}-token,{user},{user}\n" for user in USERS)
 
 
 # What a newer kubelet must be told: these machines have the first version of control groups.
@@ -37,8 +40,8 @@ _NEWER = {"failCgroupV1": False}
 
 
 class Cluster:
-    def __init__(self, base: Path, programs: Path, nodes: int = 2) -> None:
-        self.base, self.programs, self.count = base, programs, nodes
+    def __init__(self, base: Path, programs: Path, nodes: int = 2, kubelets: bool = True) -> None:
+        self.base, self.programs, self.count, self.kubelets = base, programs, nodes, kubelets
         self.prefix = f"kb{secrets.token_hex(4)}"
         self.pids: Dict[str, int] = {}
         self.kubeconfig = base / "kubeconfig"
@@ -79,9 +82,10 @@ class Cluster:
             (self.base / name).mkdir(parents=True, exist_ok=True)
         self._network()
         self._control_plane()
-        self._images()
+        if self.kubelets:
+            self._images()
         for number in range(1, self.count + 1):
-            self._node(number)
+            (self._node if self.kubelets else self._paper_node)(number)
         self.wait(lambda: self.kubectl("get", "nodes", check=False).count(" Ready") == self.count, 600, "nodes")
 
     def down(self) -> None:
@@ -175,8 +179,9 @@ class Cluster:
         self._sh("openssl", "genrsa", "-out", pki / "sa.key", "2048")
         self._sh("openssl", "rsa", "-in", pki / "sa.key", "-pubout", "-out", pki / "sa.pub")
         (pki / "tokens.csv").write_text(TOKENS)
-        for path, user in ((self.kubeconfig, "admin"), (self.base / "kubeconfig-nobody", "nobody")):
-            path.write_text(json.dumps(config(user)))
+        self.kubeconfig.write_text(json.dumps(config("admin")))
+        for user in USERS:
+            (self.base / f"kubeconfig-{user}").write_text(json.dumps(config(user)))
         store = "http://127.0.0.1:2379"
         self._start(
             "etcd",
@@ -198,7 +203,7 @@ class Cluster:
         self._start("controllers", self.inside(
             self.programs / "kube-controller-manager", f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", *more,
             f"--service-account-private-key-file={pki}/sa.key", "--node-monitor-grace-period=16s", "--node-monitor-period=2s",
-            *(["--pod-eviction-timeout=5s"] if old else []),
+            *(["--pod-eviction-timeout=5s"] if old else []), *([] if self.kubelets else ["--controllers=*,-nodelifecycle"]),
         ))  # fmt: skip
         self._start("scheduler", self.inside(
             self.programs / "kube-scheduler", f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", *more
@@ -260,6 +265,18 @@ class Cluster:
             f"--root-dir={folder}/kubelet", f"--cert-dir={folder}/pki", f"--hostname-override={name}",
             f"--node-ip={NET}.{number}", *runtime, f"--container-runtime-endpoint=unix://{socket}",
         ])  # fmt: skip
+
+    def _paper_node(self, number: int) -> None:
+        name = f"k{number}"
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+        self.kubectl("create", "-f", "-", input=json.dumps(node))
+        amounts = {"cpu": "8", "memory": "16Gi", "pods": "50"}
+        ready = {"type": "Ready", "status": "True", "reason": "OnPaper", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+        node = {**node, "status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}}
+        path = f"/api/v1/nodes/{name}/status"
+        self.kubectl("replace", "--raw", path, "-f", "-", input=json.dumps(node))
+        # Admission taints a new node until a controller, which is off here, has seen it ready.
+        self.kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", check=False)
 
     def _end_containers(self, socket: Path) -> None:
         ctr = ["ctr", "-a", str(socket), "-n", "k8s.io"]
@@ -333,12 +350,14 @@ def kubelet_config(cgroup: str) -> Dict[str, object]:
     }
 
 
-def why_not(programs: Path) -> str:
+def why_not(programs: Path, kubelets: bool) -> str:
     if os.geteuid() != 0:
         return "a real cluster needs root"
-    missing = [name for name in ("kube-apiserver", "kubelet") if not (programs / name).exists()]
+    missing = [
+        name for name in ("kube-apiserver", *(["kubelet"] if kubelets else [])) if not (programs / name).exists()
+    ]
     if missing:
-        return f"{programs} has no {missing[0]}: make cluster builds it"
-    tools = ("etcd", "containerd", "runc", "kubectl", "dnsmasq", "ip", "ctr", "gcc", "openssl")
+        return f"{programs} has no {missing[0]}: make {'cluster' if kubelets else 'kube-server'} builds it"
+    tools = ("etcd", "kubectl", "dnsmasq", "ip", "openssl", *(("containerd", "runc", "ctr", "gcc") if kubelets else ()))
     missing = [name for name in tools if shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") is None]
     return f"needs {', '.join(missing)}" if missing else ""

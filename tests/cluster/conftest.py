@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder, which only `make cluster` runs."""
+"""One cluster for all tests of this folder, which only `make cluster` and `make kube-server` run."""
 
 import os
 import tempfile
@@ -9,16 +9,17 @@ import pytest
 from tests.cluster.bench import Cluster, why_not
 from tests.cluster.desk import Desk
 
+KUBELETS = os.environ.get("KUBELETS", "1") != "0"
 PROGRAMS = Path(os.environ.get("KUBE_BIN", Path.home() / ".cache/drumbeat-cluster/bin"))
 
 
 @pytest.fixture(scope="session")
 def cluster():
-    reason = why_not(PROGRAMS)
+    reason = why_not(PROGRAMS, KUBELETS)
     if reason:
         pytest.fail(reason)
     with tempfile.TemporaryDirectory(prefix="drumbeat-cluster-", dir="/var/tmp", ignore_cleanup_errors=True) as base:
-        made = Cluster(Path(base), PROGRAMS, int(os.environ.get("KUBE_NODES", "2")))
+        made = Cluster(Path(base), PROGRAMS, int(os.environ.get("KUBE_NODES", "2")), KUBELETS)
         try:
             made.up()
             yield made

@@ -88,8 +88,10 @@ class Desk:
         self.cluster.wait(lambda: not self._left(), 240, "everything to be removed")
 
     def _left(self):
-        words = ("get", "jobs,services,configmaps,secrets,pods", "--all-namespaces", "-l", "drumbeat/run", "-o", "name")
-        return self.cluster.kubectl(*words).split()
+        kinds = "jobs,services,configmaps,secrets,pods"
+        found = self.cluster.kubectl("get", kinds, "--all-namespaces", "-l", "drumbeat/run", "-o", "json")
+        # without a kubelet a pod that is told to go stays for ever
+        return [item for item in json.loads(found)["items"] if "deletionTimestamp" not in item["metadata"]]
 
 
 def node_of(pod):

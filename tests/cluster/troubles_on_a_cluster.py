@@ -9,14 +9,6 @@ from tests.kubernetes.programs import goes_on
 WAITS = "import time; print('here', flush=True); time.sleep(900)"
 
 
-def test_pending_says_why_and_can_be_cancelled(desk):
-    run = desk.submit(desk.job("large", "pass", cpus=1000))
-    state = desk.waited(run["handle"], 60, lambda state: "Insufficient cpu" in state["detail"])
-    assert state["state"] == "queued" and "ask for fewer GPUs, cores or memory" in state["detail"]
-    assert desk("cancel", run["run_id"]).returncode == 0 and desk.state(run["handle"])["state"] == "cancelled"
-    desk.left()
-
-
 def test_an_image_that_does_not_exist(desk):
     run = desk.submit(desk.job("noimage", "pass", container="localhost/nothing:7"))
     state = desk.waited(run["handle"], 120, lambda state: "cannot get its image" in state["detail"])
@@ -52,31 +44,6 @@ def test_a_pod_that_never_comes_is_named(desk):
     told = desk("status", run["run_id"]).stdout
     assert "was pending: 0/2 nodes are available" in told, (state, told)
     desk("cancel", run["run_id"])  # where the lead itself never came, nothing was fetched
-    desk.left()
-
-
-def test_a_quota_that_allows_no_pod(desk):
-    desk.cluster.kubectl("create", "namespace", "poor")
-    desk.cluster.kubectl("create", "quota", "none", "--hard=pods=0", "-n", "poor")
-    run = desk.submit(desk.job("poor", "pass", account="poor"))
-    state = desk.waited(run["handle"], 60, lambda state: "quota" in state["detail"])
-    assert state["state"] == "queued" and "the quota none does not allow it" in state["detail"]
-    assert desk("cancel", run["run_id"]).returncode == 0
-    desk.left()
-
-
-def test_refusals_leave_nothing(desk):
-    nobody = str(desk.cluster.base / "kubeconfig-nobody")
-    for keys, more, words in (
-        ({}, {"KUBECONFIG": nobody}, "you (nobody) may not"),
-        ({"account": "nowhere"}, {}, "the cluster has no namespace nowhere"),
-        ({}, {"KUBECONFIG": "/nonexistent"}, "there is no kubeconfig here"),
-        ({"submit-options": "['--pvc nothing:/data']"}, {}, "has no volume claim nothing"),
-        ({"submit-options": "['--context=other']"}, {}, "no context other"),
-    ):
-        done = desk("submit", desk.job("refused", "pass", **keys), **more)
-        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, (words, done.stderr)
-    assert not list(desk.base.glob("runs/*"))
     desk.left()
 
 
@@ -183,20 +150,6 @@ def test_a_run_folder_on_a_claim(desk):
     run = desk.submit(desk.job("kept", "import os; print('rank', os.environ['RANK'])", submit_options=options))
     assert desk("logs", "--follow", run["run_id"], timeout=400).stdout.count("rank") == 4
     assert (folder / "runs" / run["run_id"] / "summary.json").exists()
-    desk.left()
-
-
-def test_a_desk_that_is_killed_while_it_submits(desk):
-    """kill -9 at some moment of the submit: what is left can be found by its label and cancelled, or is not there."""
-    job = desk.job("killed", WAITS)
-    for seconds in (1.5, 3.0, 4.5):
-        done = desk("submit", job, kill_after=seconds)
-        runs = (
-            sorted(path.name for path in (desk.base / "runs").glob("killed-*")) if (desk.base / "runs").exists() else []
-        )
-        for run in runs:
-            told = desk("cancel", run)
-            assert "Traceback" not in told.stderr, (done, told.stderr)
     desk.left()
 
 

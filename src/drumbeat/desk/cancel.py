@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Callable, Optional
 
-from drumbeat.backends.contract import ALIVE, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Backend
+from drumbeat.backends.contract import ALIVE, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Backend, Status
 from drumbeat.base.problem import Problem
 from drumbeat.desk.state import State, state_of
 from drumbeat.desk.status import agents, array_numbers, desk_pid, forget_answers, scheduler_of, status
@@ -40,7 +40,8 @@ def _cancel(run: Run) -> None:
                 raise
         os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead, and where the disk is full
         return
-    state, backend = status(run).state, scheduler_of(run.record.handle)
+    told, backend = status(run), scheduler_of(run.record.handle)
+    state = told.state
     if backend and run.record.submitting and state not in ALIVE and not run.record.cancelled:
         _take_out(run, backend)
         return
@@ -48,9 +49,15 @@ def _cancel(run: Run) -> None:
         run.ask_to_stop("CANCEL", "drumbeat cancel")
         return
     if backend is None or state not in ALIVE:
-        raise Problem(f"{run.run_id} is not running here ({state})")
+        raise _not_running(run, told)
     if state == QUEUED or not run.ask_to_stop("CANCEL", "drumbeat cancel"):
         _take_out(run, backend)
+
+
+def _not_running(run: Run, told: Status) -> Problem:
+    if told.state == UNKNOWN and told.detail:  # its scheduler was asked, and did not say
+        return Problem(f"{run.run_id} was not cancelled, since its state is unknown: {told.detail}")
+    return Problem(f"{run.run_id} is not running here ({told.state})")
 
 
 def remove_ended(run: Run) -> bool:
@@ -79,7 +86,7 @@ def _cancel_array(run: Run) -> None:
     whole, backend = status(run), scheduler_of(run.record.handle)
     alive = [task for task in whole.tasks if task.state in ALIVE]
     if backend is None or not alive:
-        raise Problem(f"{run.run_id} is not running here ({whole.state})")
+        raise _not_running(run, whole)
     for task in alive:
         if task.state == QUEUED:
             backend.cancel(task.handle, os.environ)
