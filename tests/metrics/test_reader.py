@@ -118,6 +118,20 @@ def test_a_line_has_the_time_at_which_it_was_written(tmp_path, monkeypatch):
     assert [record["t"] for record in printed.read()] == [114.0], "the file's time is no time of this run"
 
 
+def test_a_first_step_that_waits_for_the_second_keeps_its_time(tmp_path, monkeypatch):
+    """A counter counts once it has advanced: until then the first line waits, and must not move behind the second."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    printed, log = PrintedMetrics(str(tmp_path)), tmp_path / "rank-0.out"
+    for now, written in ((101.0, 100.2), (103.0, 102.0)):
+        with open(log, "a") as file:
+            file.write(f"step {int(now - 100)} loss 2.5\n")
+        os.utime(log, (written, written))
+        clock[0], printed._next = now, 0.0
+        records = printed.read()
+    assert [(record["step"], record["t"]) for record in records] == [(1, 100.2), (3, 102.0)]
+
+
 def test_a_log_in_the_place_of_another_is_read_from_its_start(tmp_path, monkeypatch):
     monkeypatch.setattr("drumbeat.metrics.printed._EVERY", 0.0)
     log, printed = tmp_path / "rank-0.out", PrintedMetrics(str(tmp_path))

@@ -221,6 +221,11 @@ class Lines:
             self._held = {}
         return found
 
+    def stamp(self, t: float) -> None:
+        """Give what waits the time at which it was written; a later look would take its own."""
+        for held in self._held.values():
+            held.setdefault("t", t)
+
     def _head(self, line: Line) -> List[Record]:
         if line.validation:
             return []
@@ -308,7 +313,7 @@ class Lines:
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
             return [self._in_steps(each) for each in (*before, record)]
-        self._held[form] = {"t": time.time(), **record}
+        self._held[form] = record
         return _without_count(held)
 
     def _in_steps(self, record: Record) -> Record:
@@ -462,6 +467,7 @@ class _Log:
             return []
         records = self._reader.feed(data, ends)
         until = status.st_mtime if since <= status.st_mtime <= now else now  # a file server's clock may be another
+        self._lines.stamp(until)
         count = len(records)
         times = (until - (until - since) * (count - 1 - i) / count for i in range(count))
         return [(record.pop("t", t), record) for t, record in zip(times, records)]  # `t`: of one that was held back
