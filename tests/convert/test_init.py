@@ -67,7 +67,7 @@ def test_a_script_that_is_named(drumbeat):
     assert drumbeat.here("init", "c.py").returncode == 2
 
 
-def test_a_first_run_says_what_it_saw_once(drumbeat):
+def test_copies_are_told_at_every_run(drumbeat):
     fill(
         drumbeat.folder,
         {"train.py": "if 0:\n    import torch\n    loss.backward()\nfor i in range(2):\n    print(i)\n"},
@@ -77,4 +77,25 @@ def test_a_first_run_says_what_it_saw_once(drumbeat):
     assert [line for line in first.splitlines() if line.startswith("script")] == [
         "script     not distributed: each rank would train a copy of its own (docs/howto/one-gpu-to-many.md)"
     ]
-    assert "not distributed: each rank would" not in drumbeat(*words).stderr
+    assert "not distributed: each rank would" in drumbeat(*words).stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["a\non-end: touch PWN\n#.py", "my train.py", "$HOME.py", '"q".py', "t #1.py", "a: b.py"]
+)
+def test_a_name_that_a_command_line_would_change_is_refused(name, drumbeat):
+    fill(drumbeat.folder, {name: DDP})
+    done = drumbeat.here("init")
+    assert done.returncode == 1 and "characters that mean something in a command line" in done.stderr, done.stderr
+    assert not (drumbeat.folder / "job.yaml").exists() and "Traceback" not in done.stderr
+
+
+def test_a_name_that_looks_like_an_option(drumbeat):
+    fill(drumbeat.folder, {"-x.py": DDP})
+    assert "command: python ./-x.py" in drumbeat.here("init").stdout
+
+
+def test_an_empty_script_is_no_job(drumbeat):
+    fill(drumbeat.folder, {"train.py": ""})
+    done = drumbeat.here("init", "train.py")
+    assert done.returncode == 1 and "train.py is empty, or cannot be read as text" in done.stderr, done.stderr

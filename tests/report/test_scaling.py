@@ -149,3 +149,15 @@ def test_intervals_are_drawn():
     assert 'class="e"' not in "".join(bare.values()) and "interval" not in "".join(bare.values())
     head = page(made).partition("<table>")[0]
     assert 'class="verdict ok"' in head and "Strong scaling" in head and "on 8 GPUs as on 4" in head
+
+
+def test_steps_per_second_without_a_batch_say_nothing_about_efficiency():
+    runs = [
+        Figures(f"r{ranks}", f"/{ranks}", "finished", ranks=ranks, speed=Speed(value, "steps/s", ""))
+        for ranks, value in ((1, 4.6), (2, 4.4))
+    ]
+    found = compare(runs)
+    first, second = found.rows
+    assert (first.efficiency, second.efficiency, second.ideal) == (1.0, None, None)
+    assert any("efficiency is not known" in each for each in found.questions)
+    assert "| not known |" in markdown(found) and "efficiency" in charts_of_comparison(found)

@@ -33,7 +33,7 @@ def run(args: Any) -> int:
 
 
 def _say_what_is_seen(job: Any) -> None:
-    """Say in one line what the program looks like, where nothing was run before."""
+    """Say in one line what the program looks like: where nothing was run before, and always if ranks would be copies."""
     import os
     import sys
 
@@ -44,9 +44,10 @@ def _say_what_is_seen(job: Any) -> None:
     from drumbeat.machine.host import LiveHost
 
     text = script_at([str(word) for word in job.command], os.getcwd()).python if job.command else ""
-    if kind_of("program.py", text) != PROGRAM or os.path.isdir(job.runs or "runs"):
+    if kind_of("program.py", text) != PROGRAM:
         return
     look = first_look(text)
     alone = job.ranks_per_node == 1 and (job.nodes or 1) == 1
-    if find_place(LiveHost()).kind == HERE and (look.world or not alone):
+    first = not os.path.isdir(job.runs or "runs")
+    if find_place(LiveHost()).kind == HERE and (first if look.world else not alone):
         print(f"{'script':<10} {printable('; '.join(filter(None, look)))}", file=sys.stderr)

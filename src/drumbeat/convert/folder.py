@@ -21,6 +21,7 @@ from drumbeat.lint.engine import lint
 Read = Callable[[str], str]
 BATCH, LAUNCH, PROGRAM = "batch script", "launch script", "training program"
 _MOST_FILES = 500
+_PLAIN_NAME = regex(r"[\w./+@%=,-]+")
 _OTHERS = ("runs", "node_modules", "build", "dist", "wandb", "mlruns", "tests", "test", "docs", "site-packages")
 _SHELL = (".sh", ".bash", ".sbatch", ".slurm")
 _USUAL = ("train.py", "main.py", "pretrain.py", "finetune.py", "run.py")  # the first that is there
@@ -49,18 +50,25 @@ class Look(NamedTuple):
 def files_below(folder: str) -> List[str]:
     """Return the paths of the folder and of those directly below it that may hold a job, environments left out."""
     found: List[str] = []
-    for name in sorted(os.listdir(folder)):
+    for name in _listed(folder):
         path = os.path.join(folder, name)
         if not os.path.isdir(path):
             found.append(name)
         elif not name.startswith(".") and name not in _OTHERS and not os.path.exists(os.path.join(path, "pyvenv.cfg")):
-            found += [os.path.join(name, each) for each in sorted(os.listdir(path))]
+            found += [os.path.join(name, each) for each in _listed(path)]
         if len(found) > _MOST_FILES:
             raise Problem(
                 f"{printable(folder)} has more than {_MOST_FILES} files", "name the script: drumbeat init SCRIPT"
             )
     found += [f"{name}/bin/activate" for name in (".venv", "venv") if os.path.exists(f"{folder}/{name}/bin/activate")]
     return found
+
+
+def _listed(folder: str) -> List[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []  # another user's: nothing of this job is there
 
 
 def first_look(text: str) -> Look:
@@ -112,12 +120,14 @@ def choose(names: Sequence[str], read: Read) -> Tuple[str, str]:
 def job_of(name: str, names: Sequence[str], read: Read, kind: Optional[str] = None) -> str:
     """Return the job file for a script, with comments. `names`: what lies beside it."""
     text = read(name)
+    if not text.strip():
+        raise Problem(f"{printable(name)} is empty, or cannot be read as text", "name the script: drumbeat init SCRIPT")
     kind = kind or kind_of(name, text)
     if kind == BATCH:
         return job_file(draft_of(text, name, None, read), name)
     if kind == LAUNCH:
         launcher = read_script(("bash", name), lambda _: text).launcher({})
-        return _written(name, f"bash {name}", f"starts {launcher}", [], names, read)
+        return _written(name, f"bash {_word(name)}", f"starts {launcher}", [], names, read)
     if not name.endswith(".py"):
         raise Problem(f"{printable(name)}: starts no training that is known", "write its job file by hand: docs/job.md")
     look = first_look(text)
@@ -128,13 +138,25 @@ def job_of(name: str, names: Sequence[str], read: Read, kind: Optional[str] = No
     elif look.advice:
         notes.append(f"# {look.advice}")
     uv = "uv run " if "uv.lock" in names else ""
-    return _written(name, f"{uv}python {name}", look.world or "one process", notes, names, read)
+    return _written(name, f"{uv}python {_word(name)}", look.world or "one process", notes, names, read)
+
+
+def _word(name: str) -> str:
+    """Return the name as a word of a command, which splits at blanks and fills in variables; Problem if it cannot be one."""
+    if not _PLAIN_NAME.fullmatch(name):
+        raise Problem(
+            f"{printable(name)}: its name has characters that mean something in a command line", "give it another name"
+        )
+    return f"./{name}" if name.startswith("-") else name
 
 
 def _written(name: str, command: str, what: str, notes: Sequence[str], names: Sequence[str], read: Read) -> str:
     stem = re.sub(r"[^A-Za-z0-9-]+", "-", os.path.splitext(os.path.basename(name))[0]).strip("-") or "job"
-    lines = [f"# From {printable(name)} by drumbeat init: {what}. docs/job.md lists every key.", f"name: {stem}"]
-    lines += [f"command: {command}", *notes, *_environment(names, read), "nodes: 1"]
+    lines = [
+        f"# From {printable(name)} by drumbeat init: {printable(what)}. docs/job.md lists every key.",
+        f"name: {stem}",
+    ]
+    lines += [f"command: {command}", *map(printable, notes), *_environment(names, read), "nodes: 1"]
     if not any(note.startswith("ranks-per-node") for note in notes):
         lines.append("# ranks-per-node: 4  # default: one per GPU; without GPUs, one")
     lines += [
@@ -148,7 +170,7 @@ def _environment(names: Sequence[str], read: Read) -> List[str]:
     """Return how the job gets its packages, as far as the folder shows it."""
     active = next((name for name in names if name.endswith("bin/activate")), "")
     if active:
-        return [f"setup: source {active}"]
+        return [f"setup: source {_word(active)}"]
     conda = next((name for name in ("environment.yml", "environment.yaml") if name in names), "")
     if conda:
         named = re.search(r"^name:\s*(\S+)", read(conda), re.M)

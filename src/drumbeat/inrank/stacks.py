@@ -53,7 +53,7 @@ def serve(kind: str = "rank") -> None:
             listener.listen(4)
         finally:
             os.close(place)
-        _thread.start_new_thread(_answer, (listener,))
+        _thread.start_new_thread(_answer, (listener, _thread.get_ident()))
     except (OSError, RuntimeError):
         return  # no socket or no thread to be had: no stacks, then; never a reason to end a training run
 
@@ -82,22 +82,28 @@ def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
         return None
 
 
-def _answer(listener: socket.socket) -> None:
+def _answer(listener: socket.socket, starter: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals are the main thread's
     while True:
         try:
             connection, _ = listener.accept()
             import json
-            from threading import main_thread
 
             with connection:
                 connection.settimeout(_SECONDS)
-                frame = sys._current_frames().get(main_thread().ident or 0)
+                frame = sys._current_frames().get(_main_thread(starter))
                 answer = {"pid": os.getpid(), "stack": _stack(frame), "flight": _flight()}
                 del frame
                 connection.sendall(json.dumps(answer).encode())
         except Exception:  # noqa: BLE001, S112 - whatever a half-imported torch does here, the training goes on
             continue
+
+
+def _main_thread(starter: int) -> int:
+    """Return the main thread's number. `threading` is never imported here: it would take the thread that imports it for the
+    main one, and wait for it at the program's end. Without it nobody but the main thread has started us."""
+    main_thread = getattr(sys.modules.get("threading"), "main_thread", None)
+    return (main_thread().ident if main_thread else 0) or starter
 
 
 def _stack(frame: Optional[FrameType]) -> List[List[Any]]:

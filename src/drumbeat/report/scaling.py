@@ -114,11 +114,11 @@ class Row:
     size: int  # GPUs, or ranks where there are none
     throughput: float
     speedup: float
-    efficiency: float
+    efficiency: Optional[float]  # None: steps per second of a batch that is not known say nothing about it
     error: Optional[
         float
     ]  # half of the 95 % interval of the efficiency; None: too few reports, or too wide to say anything
-    ideal: float
+    ideal: Optional[float]
     seconds: Optional[float]
     accuracy: Optional[float]
     target_reached: Optional[bool]
@@ -217,21 +217,33 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
     parts = [
         (each.speed.error / each.speed.value) for each in (run, baseline) if each.speed and each.speed.error is not None
     ]
-    efficiency = speedup / ratio
+    ideal = _ideal_ratio(run.speed.unit, ratio, kind)
+    efficiency = speedup / ideal if ideal else None
     error: Optional[float] = None
     no_error = "" if run is baseline else "too few reports, or too coarse times, to give an interval"
-    if len(parts) == 2:
+    if efficiency is None:
+        no_error = "the batch of a step is not known"
+    elif len(parts) == 2:
         error = 0.0 if run is baseline else efficiency * math.hypot(*parts)
         no_error = "" if 2 * error <= efficiency else "the spread within the runs is too large to give an interval"
         error = None if no_error else error
     step, ideal_step = run.phases.step, _ideal_step(baseline.phases.step, ratio, kind)
     lost = step - ideal_step if step is not None and ideal_step is not None and run is not baseline else None
     return Row(
-        run.name, run.nodes, run.size, run.speed.value, speedup, efficiency, error, baseline.speed.value * ratio,
+        run.name, run.nodes, run.size, run.speed.value, speedup, efficiency, error,
+        baseline.speed.value * ideal if ideal else None,
         run.training_s or run.seconds, run.accuracy, run.target_reached, step, lost,
         () if run is baseline else losses(run.phases, baseline.phases, ratio, kind, lost, baseline.ranks == 1),
         run.outcome, no_error,
     )  # fmt: skip
+
+
+def _ideal_ratio(unit: str, ratio: float, kind: str) -> Optional[float]:
+    """Return how many times as fast the ideal run is. Steps per second do not grow if the batch grows with the size, and
+    tell nothing if the batch is not known."""
+    if not unit.startswith("steps/s") or ratio == 1 or kind == STRONG:
+        return ratio
+    return 1.0 if kind == WEAK else None
 
 
 def _ideal_step(step: Optional[float], ratio: float, kind: str) -> Optional[float]:
@@ -271,11 +283,16 @@ def _more(value: Optional[float], before: Optional[float]) -> Optional[float]:
 def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
     found = []
     for row in rows:
-        if row.efficiency - (row.error or 0.0) > _SUPER_LINEAR:
+        if row.efficiency is not None and row.efficiency - (row.error or 0.0) > _SUPER_LINEAR:
             found.append(
                 f"{row.name}: {row.efficiency:.0%} of ideal is more than the hardware grew. Usual causes: the baseline was "
                 "held up (input, too little GPU memory, cold caches), or the runs differ in precision, batch or code"
             )
+    if any(row.efficiency is None for row in rows):
+        found.append(
+            "efficiency is not known: steps per second say nothing about it unless the batch is known. Print or report "
+            "samples/s or tokens/s, or report the samples of a step (docs/metrics.md)"
+        )
     printed = [run.name for run in runs if run.speed and run.speed.unit.endswith(_AS_PRINTED)]
     if 0 < len(printed) < len(runs):
         found.append(

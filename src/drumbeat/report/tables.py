@@ -132,9 +132,10 @@ def _all_finished(comparison: Comparison) -> bool:
 
 def _cells(row: Row) -> List[str]:
     interval = f" ± {100 * row.error:.1f}" if row.error is not None and row.error > 0 else ""
+    efficiency = "not known" if row.efficiency is None else f"{100 * row.efficiency:.1f}{interval} %"
     return [
         str(row.nodes) if row.nodes else "not known", str(row.size), f"{row.throughput:,.0f}" if row.throughput >= 100 else
-        f"{row.throughput:.3g}", f"{row.speedup:.2f}", f"{100 * row.efficiency:.1f}{interval} %",
+        f"{row.throughput:.3g}", f"{row.speedup:.2f}", efficiency,
         duration(row.seconds) if row.seconds is not None else NOT, _target(row),
     ]  # fmt: skip
 
@@ -265,7 +266,8 @@ def page(comparison: Comparison) -> str:
     broken = "".join(f"<p>{escape(each.text())}</p>" for each in comparison.differences if each.breaks)
     kind = f"{comparison.kind} scaling".capitalize() if comparison.kind in (STRONG, WEAK) else comparison.kind_why
     end = "Not a fair comparison: the runs differ in more than their size" if broken else kind
-    words = f"{cell[3]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}: {cell[4]} of ideal"
+    words = f"{cell[3]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
+    words += f": {cell[4]} of ideal" if last.efficiency is not None else "; of ideal: not known"
     verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
     parts = [
         f'<section class="verdict {"error" if broken else "ok"}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>'
@@ -279,10 +281,11 @@ def page(comparison: Comparison) -> str:
 def charts_of_comparison(comparison: Comparison) -> Dict[str, str]:
     """Return throughput and efficiency over the size, with the 95 % intervals of what was measured, as SVG."""
     points = [(float(row.size), row) for row in comparison.rows]
-    measured, ideal = [(x, row.throughput) for x, row in points], [(x, row.ideal) for x, row in points]
-    efficiency, full = [(x, 100 * row.efficiency) for x, row in points], [(x, 100.0) for x, _ in points]
-    spread = {(x, row.throughput): row.throughput * row.error / row.efficiency for x, row in points if row.error}
-    shares = {(x, 100 * row.efficiency): 100 * row.error for x, row in points if row.error}
+    measured, ideal = [(x, row.throughput) for x, row in points], [(x, row.ideal) for x, row in points if row.ideal]
+    shown = [(x, row, row.efficiency) for x, row in points if row.efficiency is not None]
+    efficiency, full = [(x, 100 * share) for x, _, share in shown], [(x, 100.0) for x, _, _ in shown]
+    spread = {(x, row.throughput): row.throughput * row.error / share for x, row, share in shown if row.error}
+    shares = {(x, 100 * share): 100 * row.error for x, row, share in shown if row.error}
     return {
         "throughput": line_chart(
             "throughput, with its 95 % interval" if spread else "throughput",

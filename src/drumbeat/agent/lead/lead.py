@@ -407,16 +407,18 @@ class Lead:
     def _start_tried(self, now: float) -> List[Act]:
         """Leave out the subnets in which a member does not reach its partner, on all nodes alike, unless none is left."""
         assignment, common = self.resume[1], self.muster.common
-        acts: List[Act] = []
-        apart: Set[str] = set()
+        apart: Dict[str, Dict[str, str]] = {}
         for number, other in zip(assignment, assignment[1:] + assignment[:1]):
             for subnet, why in sorted(self.answers.get(number, {}).items()):
-                if subnet not in apart:
-                    here, there = self.members[number].host, self.members[other].host
-                    acts.append(record_finding(find("subnet-apart", subnet=subnet, here=here, there=there, why=why)))
-                    apart.add(subnet)
-        if set(common.subnets or ()) - common.apart - apart:
-            common.apart |= apart
+                here, there = self.members[number].host, self.members[other].host
+                apart.setdefault(subnet, {"here": here, "there": there, "why": why})
+        others = set(common.subnets or ()) - common.apart - set(apart)
+        words = "others" if others else "only"
+        acts: List[Act] = [
+            record_finding(find("subnet-apart", words, subnet=subnet, **said)) for subnet, said in apart.items()
+        ]
+        if others:
+            common.apart |= set(apart)
         return acts + self._start(assignment, now)
 
     # -- running -----------------------------------------------------------------------------------------------------
