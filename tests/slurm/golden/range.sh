@@ -19,9 +19,10 @@ RUN=$BASE
 read -r -d '' on_node <<'END_OF_NODE'
 BASE=/project/465/code/runs/llama-20231114-221320-dd56
 RUN=$BASE
+export SLURM_CPUS_PER_TASK=8  # of a rank
 # Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
 # starts, and others may be able to write to the run folder.
-LOADER='import hashlib, json, os, shutil, stat, sys, tempfile
+LOADER='import fcntl, glob, hashlib, json, os, shutil, signal, stat, sys, tempfile, time
 
 def end(code, words):
     sys.stderr.write("drumbeat: " + words + "\n")
@@ -48,11 +49,29 @@ def private_folder():
     usual = tempfile.gettempdir()
     for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
         if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
-            return tempfile.mkdtemp(prefix="drumbeat-", dir=folder)
-    return tempfile.mkdtemp(prefix="drumbeat-")
+            break
+    else:
+        folder = usual
+    for old in glob.glob(glob.escape(folder) + "/drumbeat-node-*"):  # a start that was killed outright left its own
+        found = hold(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if found and found.st_uid == os.geteuid() and found.st_mtime < time.time() - 3600:
+            shutil.rmtree(old, ignore_errors=True)
+    made = tempfile.mkdtemp(prefix="drumbeat-node-", dir=folder)
+    hold(made, fcntl.LOCK_SH)
+    return made
+
+def hold(folder, how):
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        os.set_inheritable(file, how == fcntl.LOCK_SH)  # kept by the program
+        fcntl.flock(file, how)
+        return os.fstat(file)
+    except OSError:
+        return None  # it is in use, or another user'"'"'s
 
 word, request, digest = sys.argv[1:]
 private = ""
+signal.pthread_sigmask(signal.SIG_BLOCK, [2, 15, 1, 12, 3])  # heard when the private copies can be removed
 try:
     order = checked(request, digest)
     program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
@@ -83,8 +102,17 @@ END_OF_NODE
 
 # The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
 ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
-trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
-trap 'ask TERM "Slurm ends this job"' TERM
+when() { printf '%s\n' "$shown" | sed -n "s/.*\b$1=\([0-9][0-9T:-]*\).*/\1/p" | head -n 1; }
+# until Slurm kills the ranks: the rest of the job's time, which a preemption shortens to GraceTime, and KillWait
+left() {
+  trap '' TERM USR2
+  shown=$(scontrol show job $SLURM_JOB_ID) || return; rest=0; now=$(date +%s)
+  case $shown in *JobState=RUNNING*) rest=$(( $(date -d "$(when EndTime)" +%s) - now )) || return;; esac
+  wait=$(scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\) sec.*/\1/p')
+  [ -n "$wait" ] && ask LEFT "$(( (rest > 0 ? rest : 0) + wait )) Slurm kills them then (KillWait is $wait s)"
+}
+trap 'ask USR2 "Slurm ends this job soon"; left & disown' USR2
+trap 'ask TERM "Slurm ends this job"; left & disown' TERM
 
 # by this token the agents of this run know each other; it is made here and written nowhere
 DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_TOKEN
@@ -154,10 +182,11 @@ leave_out() {
 # in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count
 preempted() {
   shown=$(scontrol show job $SLURM_JOB_ID) || return
-  when() { printf '%s\n' "$shown" | sed -n "s/.*\b$1=\([0-9][0-9T:-]*\).*/\1/p" | head -n 1; }
   [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]
 }
-if [ "$(verdict next)" != requeue ]; then
+if [ "$(verdict cancelled)" = 1 ]; then  # Slurm shall count it as cancelled, not as failed
+  trap '' TERM; scancel $SLURM_JOB_ID; exit $code
+elif [ "$(verdict next)" != requeue ]; then
   if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then
     echo "drumbeat  preempted: queueing the job again"
     scontrol requeue $SLURM_JOB_ID
