@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.metrics.printed import Reader
+from drumbeat.metrics.printed import Lines, Reader
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import rows
 from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, speed
@@ -135,16 +135,17 @@ def test_epochs_of_different_length_give_no_steps_of_the_run():
     """Read as they are printed: a step is never above its total, and no speed is worked out from what was not seen."""
 
     def read(*epochs, every=1, form="Epoch [{e}/{of}], Step [{i}/{n}], Loss: 0.5\n"):
-        reader, progress, t = Reader(), Progress(), 0.0
+        lines, progress, t = Lines(), Progress(), 0.0
+        reader = Reader(lines=lines)
         for e, n in enumerate(epochs, 1):
             for i in range(every, n + 1, every):
                 t += 1.0
                 for record in reader.feed(form.format(e=e, of=len(epochs), i=i, n=n, part=100 * i // n).encode()):
-                    read_at = t - 1.0 if "t" in record else t  # it was held back until the next line
-                    metric = parse_metric({**record, "t": read_at, "rank": 0, "printed": True}, 0)
+                    metric = parse_metric({"t": t, **record, "rank": 0, "printed": True}, 0)
                     assert metric is not None
                     progress.add(metric)
                     assert progress.steps is None or progress.step <= progress.steps, (e, i)
+                lines.stamp(t)  # of one that is held back until the next line
         return progress
 
     bar = "Epoch {e}: {part}%|###   | {i}/{n} [00:01<00:10,  5.00it/s, loss=0.5]\n"
