@@ -19,7 +19,7 @@ RUN=$BASE
 read -r -d '' on_node <<'END_OF_NODE'
 BASE=/project/465/code/runs/llama-20231114-221320-dd56
 RUN=$BASE
-export SLURM_CPUS_PER_TASK=8  # of a rank
+export SLURM_CPUS_PER_TASK=8  # cores per rank
 # Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
 # starts, and others may be able to write to the run folder.
 LOADER='import fcntl, glob, hashlib, json, os, shutil, signal, stat, sys, tempfile, time

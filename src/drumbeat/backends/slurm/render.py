@@ -231,7 +231,7 @@ def _share(order: Order) -> List[str]:
     cpus, ranks = order.resources.cpus, order.ranks_per_node or order.resources.gpus
     if order.launcher in ("tasks", "once") or not cpus or not ranks:
         return []
-    return [f"export SLURM_CPUS_PER_TASK={max(1, cpus // ranks)}  # of a rank"]
+    return [f"export SLURM_CPUS_PER_TASK={max(1, cpus // ranks)}  # cores per rank"]
 
 
 def agent_python(order: Order) -> Tuple[str, List[str]]:
