@@ -44,38 +44,6 @@ class MasterAdamW(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                state: Dict[str, Tensor] = self.state[p]
-                if not state:
-                    state["master"] = p.detach().float().clone()
-                    state["exp_avg"] = torch.zeros_like(state["master"])
-                    state["exp_avg_sq"] = torch.zeros_like(state["master"])
-                if p.device not in numbers:
-                    numbers[p.device] = _numbers(group, p.device)
-                _kernel(p.device)(
-                    _own(p).view(-1),
-                    _own(_placed_like(p.grad, p)).reshape(-1),
-                    *(_own(state[name]).view(-1) for name in ("master", "exp_avg", "exp_avg_sq")),
-                    numbers[p.device],
-                    torch.ones((), device=p.device) if scale is None else scale,
-                    torch.zeros((), device=p.device) if skip is None else skip,
-                )
-
-
-class AdamW8(MasterAdamW):
-    """AdamW whose moments take 2 bytes per parameter, not 8: each block of 256 in a row has a scale of its own. Mean and square
-    are rounded on scales that are finer near zero, and no square to zero, which would divide a step by too little. Vectors and
-    small matrices stay in fp32; weights in bf16 get an fp32 master, as in MasterAdamW."""
-
-    @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, closure: None = None, *, scale: Optional[Tensor] = None, skip: Optional[Tensor] = None
-    ) -> None:
-        for group in self.param_groups:
-            numbers: Dict[torch.device, Tensor] = {}
-            group["count"] = group.get("count", 0) + 1
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
                 if p.device not in numbers:
                     numbers[p.device] = _numbers(group, p.device)
                 state = self.state[p] or self._begin(p)
@@ -87,6 +55,26 @@ class AdamW8(MasterAdamW):
                     torch.ones((), device=p.device) if scale is None else scale,
                     torch.zeros((), device=p.device) if skip is None else skip,
                 )
+
+    def _begin(self, p: Tensor) -> Dict[str, Tensor]:
+        state: Dict[str, Tensor] = self.state[p]
+        state["master"] = p.detach().float().clone()
+        state["exp_avg"] = torch.zeros_like(state["master"])
+        state["exp_avg_sq"] = torch.zeros_like(state["master"])
+        return state
+
+    @staticmethod
+    def _update(
+        p: Tensor, grad: Tensor, state: Dict[str, Tensor], numbers: Tensor, scale: Tensor, skip: Tensor
+    ) -> None:
+        moments = (state[name].view(-1) for name in ("master", "exp_avg", "exp_avg_sq"))
+        _kernel(p.device)(p.view(-1), grad.reshape(-1), *moments, numbers, scale, skip)
+
+
+class AdamW8(MasterAdamW):
+    """AdamW whose moments take 2 bytes per parameter, not 8: each block of 256 in a row has a scale of its own. Mean and square
+    are rounded on scales that are finer near zero, and no square to zero, which would divide a step by too little. Vectors and
+    small matrices stay in fp32; weights in bf16 get an fp32 master, as in MasterAdamW."""
 
     def _begin(self, p: Tensor) -> Dict[str, Tensor]:
         state: Dict[str, Tensor] = self.state[p]
