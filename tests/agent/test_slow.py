@@ -18,7 +18,7 @@ from drumbeat.inspector.record import RankLook
 PROGRAM = """
 import os, socket, sys, time
 rank, kind, ports = int(os.environ["RANK"]), sys.argv[1], list(map(int, sys.argv[2:]))
-peers = []
+peers, told = [], 0
 if rank == 0:
     servers = [socket.socket(fileno=int(fd)) for fd in os.environ["SERVERS"].split()]
     peers = [server.accept()[0] for server in servers]
@@ -43,12 +43,14 @@ while True:
     else:
         all(peer.recv(1) for peer in peers) or sys.exit()
         [peer.sendall(b".") for peer in peers]
+        if not told:
+            told = os.write(1, b"all have met")
 """
 
 
 @pytest.fixture
 def looks(tmp_path):
-    """Return what two looks, some seconds apart, show of three ranks of that kind."""
+    """Yield what a look shows of three ranks of that kind since the look before it, three times: a busy machine can spoil one."""
     import socket
 
     processes = []
@@ -73,31 +75,40 @@ def looks(tmp_path):
                 "SERVERS": " ".join(map(str, fds)),
             }
             argv = [sys.executable, "-c", PROGRAM, kind, *ports]
-            processes.append(subprocess.Popen(argv, env=environ, pass_fds=fds if rank == 0 else ()))
+            processes.append(
+                subprocess.Popen(argv, env=environ, pass_fds=fds if rank == 0 else (), stdout=subprocess.PIPE)
+            )
         for server in servers:
             server.close()
         mains = {process.pid: rank for rank, process in enumerate(processes)}
-        time.sleep(1.0)
-        first = read_ranks("slow", 0, mains, False, str(tmp_path), ())
-        time.sleep(4.0)
-        return read_ranks("slow", 0, mains, False, str(tmp_path), (), first.last).looks
+        assert processes[0].stdout.read(12) == b"all have met"
+        last = read_ranks("slow", 0, mains, False, str(tmp_path), ()).last
+        for _ in range(3):
+            time.sleep(4.0)
+            reading = read_ranks("slow", 0, mains, False, str(tmp_path), (), last)
+            last = reading.last
+            yield {look.rank: look for look in reading.looks}
 
     yield of
     for process in processes:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 @pytest.mark.parametrize("kind,does", [("longer", RUNS), ("reads", READS)])
 def test_the_others_wait_for_a_slow_rank(looks, kind, does):
-    found = {look.rank: look for look in looks(kind)}
-    assert found[2].doing == does
-    assert found[2].waits < 0.2 < 0.3 < min(found[0].waits, found[1].waits)
+    def shows(found):
+        return found[2].doing == does and found[2].waits < 0.2 < 0.3 < min(found[0].waits, found[1].waits)
+
+    assert any(map(shows, looks(kind)))
 
 
 def test_nobody_waits_much_more_than_the_others_in_a_balanced_world(looks):
-    shares = [look.waits for look in looks("balanced")]
-    assert max(shares) < 3 * min(shares) or max(shares) < 0.25
+    def balanced(found):
+        shares = [look.waits for look in found.values()]
+        return max(shares) < 3 * min(shares) or max(shares) < 0.25
+
+    assert any(map(balanced, looks("balanced")))
 
 
 def member(least, share, others, **more):
