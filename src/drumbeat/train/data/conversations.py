@@ -30,7 +30,7 @@ def lines_of(folder: str) -> Iterator[Mapping[str, Any]]:
     for path in paths:
         if path.endswith(".parquet"):
             try:
-                import pyarrow.parquet as parquet  # type: ignore[import-not-found]
+                import pyarrow.parquet as parquet
             except ImportError:
                 raise Refusal(
                     f"{path}: reading parquet needs pyarrow", "pip install pyarrow, or give .jsonl files"
