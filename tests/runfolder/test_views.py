@@ -24,9 +24,9 @@ from drumbeat.desk.state import State, cause_in_output, output_of, state_of, uns
 from drumbeat.findings.model import ERROR, Evidence, Finding
 from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import Planned, copies
-from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.lines import closing_lines, end_words, failure_lines
 from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.run import Ranks
 from drumbeat.runfolder.state import Course, condition, world_of
 from drumbeat.runfolder.summary import (
     Affected,

@@ -13,7 +13,7 @@ from drumbeat.cli.output import print_json
 
 if TYPE_CHECKING:
     from drumbeat.desk.state import State
-    from drumbeat.runfolder.derived import Ranks
+    from drumbeat.runfolder.run import Ranks
 
 
 _LAST_FILES = (

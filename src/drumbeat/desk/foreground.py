@@ -22,10 +22,9 @@ from drumbeat.base.signals import EXIT_STORAGE, STOPS, stops_held_back
 from drumbeat.desk.console import Console
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.layout import RunFolder, ask_to_stop
 from drumbeat.runfolder.ledger import ledger
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import Run, replaced_nodes
 from drumbeat.runfolder.state import Course, hangs_of, ranks_seen, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,

@@ -16,11 +16,10 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
-from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
 from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Run, lead_now
+from drumbeat.runfolder.run import Ranks, Run, lead_now, replaced_nodes, spares_left
 from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, world_of
 from drumbeat.runfolder.summary import Affected, Summary
 
