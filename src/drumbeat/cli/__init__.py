@@ -44,24 +44,9 @@ COMMANDS = {
 
 # These only show something: if their reader has seen enough, that is no error.
 VIEWS = (
-    "list",
-    "status",
-    "watch",
-    "logs",
-    "report",
-    "compare",
-    "plan",
-    "facts",
-    "nodes",
-    "predict",
-    "site",
-    "completion",
-    "-h",
-    "--help",
-    "help",
-    "-V",
-    "--version",
-)
+    "list", "status", "watch", "logs", "report", "compare", "plan", "facts", "nodes", "predict", "site", "completion",
+    "-h", "--help", "help", "-V", "--version",
+)  # fmt: skip
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 from drumbeat.cli import add_json
@@ -20,9 +22,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
-    import sys
-
     from drumbeat.cli.lint import read_script
     from drumbeat.commands.program import reader
     from drumbeat.convert.convert import draft_of

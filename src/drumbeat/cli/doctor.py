@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
 
@@ -29,7 +30,7 @@ def add_arguments(parser: Any) -> None:
         metavar="FILE",
         help="inside a container: the output of drumbeat facts --json outside it, to compare the RDMA libraries",
     )
-    from drumbeat.machine.framework_answers import FRAMEWORKS
+    from drumbeat.machine.frameworks import FRAMEWORKS
 
     parser.add_argument(
         "--framework",
@@ -78,7 +79,6 @@ def run(args: Any) -> int:
 
 
 def _dumps(args: Any) -> int:
-    from drumbeat.base.problem import Problem
     from drumbeat.doctor.dumps import judge
     from drumbeat.findings.model import ERROR, worst
     from drumbeat.machine.dumps import MAX_BYTES, read_dumps, together
@@ -112,7 +112,6 @@ def _framework(args: Any) -> int:
 
 
 def _read(path: str, record: Any) -> Any:
-    from drumbeat.base.problem import Problem
     from drumbeat.base.record import RecordError, from_json
 
     try:

@@ -9,6 +9,8 @@ import stat
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import to_plain
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.cli import add_json
@@ -33,7 +35,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.problem import Problem
     from drumbeat.commands.script import foreign_directives
     from drumbeat.findings.model import ERROR, WARNING, worst
 
@@ -90,8 +91,6 @@ def _shown(name: str) -> str:
 
 
 def read_script(name: str) -> str:
-    from drumbeat.base.problem import Problem
-
     try:
         if name == "-":
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
@@ -122,7 +121,6 @@ def read_script(name: str) -> str:
 
 def _fix(name: str, review: Any) -> Sequence[str]:
     """Write the fixes and return the diff; empty when there was nothing to fix."""
-    from drumbeat.base.problem import Problem
     from drumbeat.base.redact import redact
     from drumbeat.lint.engine import apply_edits, difference
 
@@ -188,8 +186,6 @@ def _sources() -> Dict[str, str]:
 
 
 def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> None:
-    from drumbeat.base.record import to_plain
-
     source = _sources()
     files: List[Dict[str, Any]] = []
     for name, review in reviews.items():
@@ -208,7 +204,6 @@ _KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
 
 def review_job_file(text: str, name: str) -> Any:
     """Check a job file and return a Review like that of a script; None if the text is not a job file."""
-    from drumbeat.base.problem import Problem
     from drumbeat.jobfile.check import mistakes
     from drumbeat.jobfile.job import Job
     from drumbeat.jobfile.yamlfile import load_text, shown_path

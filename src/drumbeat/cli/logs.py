@@ -8,6 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import to_plain
+from drumbeat.base.redact import visible
 from drumbeat.cli import add_json, add_run
 
 if TYPE_CHECKING:
@@ -29,9 +32,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.problem import Problem
     from drumbeat.base.ranges import ranges
-    from drumbeat.base.redact import visible
     from drumbeat.desk.runs import find_run
 
     found = find_run(args.run, os.environ)
@@ -129,8 +130,6 @@ def _follow(found: Run, args: Any) -> bool:
 
 
 def _print(records: Iterable[Record], args: Any, label: str = "") -> bool:
-    from drumbeat.base.record import to_plain
-    from drumbeat.base.redact import visible
     from drumbeat.runfolder.records import Line
 
     printed = False

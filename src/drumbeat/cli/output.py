@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any, Optional
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
+
 
 def print_json(value: Any, indent: Optional[int] = 2) -> None:
     """Print records, lists and mappings as JSON. NaN and infinity, which it does not have, become null."""
@@ -23,8 +26,6 @@ def _finite(value: Any) -> Any:
 
 def write_file(path: str, text: str) -> None:
     """Write a file that the user named, and say so."""
-    from drumbeat.base.problem import Problem
-    from drumbeat.base.redact import printable
 
     try:
         with open(path, "w", encoding="utf-8") as file:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import sys
 from typing import Any, List, Optional, Sequence, Tuple
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json, write_file
+from drumbeat.predict import show
+from drumbeat.predict.forecast import forecast
+from drumbeat.predict.job import make_case
 
 
 def add_arguments(parser: Any) -> None:
@@ -59,12 +66,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
-    import sys
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict import show
-    from drumbeat.predict.forecast import forecast
     from drumbeat.predict.goodput import reliability_of
     from drumbeat.predict.job import make_case, node_counts
     from drumbeat.predict.past import error_words
@@ -141,7 +142,6 @@ def run(args: Any) -> int:
 
 def _described(args: Any) -> Tuple[Any, Any]:
     """The model, and the job if there is one."""
-    from drumbeat.base.problem import Problem
     from drumbeat.predict.arguments import from_command
     from drumbeat.predict.models import Described, describe
 
@@ -153,8 +153,6 @@ def _described(args: Any) -> Tuple[Any, Any]:
         job = load_job(args.job, args)
         found = from_command([str(word) for word in job.command]) if job.command else None
     if args.model:
-        import dataclasses
-
         named = describe(args.model)
         found = dataclasses.replace(found, model=named.model, seq=named.seq) if found else named
     if found is None:
@@ -168,7 +166,6 @@ def _described(args: Any) -> Tuple[Any, Any]:
 
 
 def _cluster(args: Any, job: Any) -> Any:
-    from drumbeat.base.problem import Problem
     from drumbeat.predict.machine import find_cluster
 
     for name in ("gpus_per_node", "nics", "memory", "batch", "micro_batch", "seq"):
@@ -232,7 +229,6 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
 
 def _measured(case: Any) -> Any:
     """The case with constants from the products of its own shapes on this machine's GPU."""
-    import dataclasses
 
     from drumbeat.predict.interval import MEASURED
     from drumbeat.predict.matmul import measured_rate, share_of
@@ -245,11 +241,6 @@ def _measured(case: Any) -> Any:
 
 def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) -> float:
     """Seconds of a step at the speed per GPU of one node."""
-    import dataclasses
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict.forecast import forecast
-    from drumbeat.predict.job import make_case
 
     case = found.case
     nodes = max(1, case.gpus // case.cluster.gpus_per_node)
@@ -272,7 +263,6 @@ def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) 
 
 
 def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
-    from drumbeat.base.problem import Problem
     from drumbeat.predict.goodput import affordable, whole_run
     from drumbeat.predict.show import amount
 
@@ -317,8 +307,6 @@ def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
 
 
 def _quantity(text: str, flag: str, unit: str = "") -> float:
-    from drumbeat.base.problem import Problem
-
     number = text.strip().lower()
     if unit and number.endswith(unit):
         number = number[: -len(unit)].strip()
@@ -335,10 +323,6 @@ def _quantity(text: str, flag: str, unit: str = "") -> float:
 
 
 def _search(args: Any, cases: Sequence[Any], job: Any) -> int:
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict import show
-    from drumbeat.predict.forecast import forecast
     from drumbeat.predict.search import best, pareto, simplest, usual
 
     case = cases[-1]
@@ -378,7 +362,6 @@ def _job_text(args: Any, job: Any, case: Any) -> str:
     """The job with the layout to use, as a job file."""
     import yaml
 
-    from drumbeat.base.problem import Problem
     from drumbeat.predict.arguments import with_arguments
 
     if job is None or not job.command:
@@ -395,9 +378,7 @@ def _job_text(args: Any, job: Any, case: Any) -> str:
 
 def _verify(args: Any, job: Any, found: Sequence[Any]) -> int:
     """Run the best three layouts for 20 steps each, through tune."""
-    import os
 
-    from drumbeat.base.problem import Problem
     from drumbeat.cli.tune import tune
     from drumbeat.predict.arguments import arguments_of
     from drumbeat.tune.request import Asked
@@ -416,10 +397,6 @@ def _verify(args: Any, job: Any, found: Sequence[Any]) -> int:
 
 def _smaller(described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:
     """The same step on fewer and on more nodes, for the table of time against GPU-hours."""
-    import dataclasses
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict.job import make_case
 
     batch = make_case(described, wishes, cluster, nodes, constants, basis).work.batch
     found = []
@@ -434,9 +411,6 @@ def _smaller(described: Any, wishes: Any, cluster: Any, nodes: int, constants: A
 
 def _more(args: Any, described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:
     """Predictions around one number of nodes, for the page's curves."""
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict.forecast import forecast
-    from drumbeat.predict.job import make_case
 
     found = []
     for count in sorted({max(1, nodes // 8), max(1, nodes // 4), max(1, nodes // 2), nodes, nodes * 2, nodes * 4}):

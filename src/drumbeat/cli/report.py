@@ -7,6 +7,8 @@ import shutil
 import sys
 from typing import Any, Dict
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import to_plain
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json, write_file
 
@@ -33,7 +35,6 @@ def add_arguments(parser: Any, runs: str = _RUNS) -> None:
 def run(args: Any) -> int:
     if len(args.runs) > 1:
         return _several(args)
-    from drumbeat.base.problem import Problem
 
     if args.table:
         raise Problem("--table compares runs, but only one was given", "drumbeat report RUN RUN ... --table markdown")
@@ -56,8 +57,6 @@ def run(args: Any) -> int:
 
 
 def _several(args: Any) -> int:
-    from drumbeat.base.problem import Problem
-    from drumbeat.base.record import to_plain
     from drumbeat.report import tables
     from drumbeat.report.gather import compare_named
 
@@ -79,7 +78,6 @@ def _several(args: Any) -> int:
 
 
 def _write_charts(folder: str, charts: Dict[str, str]) -> None:
-    from drumbeat.base.problem import Problem
     from drumbeat.report.chart import standalone
 
     try:

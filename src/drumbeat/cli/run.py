@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import sys
 from typing import Any
+
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 
 
 def add_arguments(parser: Any) -> None:
@@ -16,9 +22,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import dataclasses
-
-    from drumbeat.base.problem import Problem
     from drumbeat.desk.start.run import run_job
     from drumbeat.jobfile.flags import load_job
 
@@ -34,10 +37,7 @@ def run(args: Any) -> int:
 
 def _say_what_is_seen(job: Any) -> None:
     """Say in one line what the program looks like: where nothing was run before, and always if ranks would be copies."""
-    import os
-    import sys
 
-    from drumbeat.base.redact import printable
     from drumbeat.commands.program import script_at
     from drumbeat.convert.folder import PROGRAM, first_look, kind_of
     from drumbeat.desk.start.place import HERE, find_place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_run
 
 
@@ -22,7 +23,6 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     from drumbeat import backends
     from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED
-    from drumbeat.base.problem import Problem
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.status import status
 

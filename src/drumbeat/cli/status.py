@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Tuple
 
+from drumbeat.base.record import to_plain
+from drumbeat.base.redact import printable
 from drumbeat.cli import add_json, add_run
 from drumbeat.cli.output import print_json
 
@@ -16,9 +18,7 @@ if TYPE_CHECKING:
     from drumbeat.runfolder.run import Ranks
 
 
-_LAST_FILES = (
-    5.0  # seconds for what is still to be fetched of a run that has ended elsewhere: only then is it tidied up there
-)
+_LAST_FILES = 5.0  # seconds to fetch the rest of a run that has ended elsewhere: only then is it tidied up there
 
 
 def add_arguments(parser: Any) -> None:
@@ -30,7 +30,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.redact import printable
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import output_of, placement_lines, state_of, unsaved_lines
     from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, folded
@@ -125,8 +124,6 @@ def rank_words(ranks: Ranks, now: float) -> str:
 
 
 def as_plain(state: State) -> dict[str, Any]:
-    from drumbeat.base.record import to_plain
-
     rate = state.rate
     plain: dict[str, Any] = to_plain(state)
     plain["outcome"] = None if state.goes_on else state.condition.word

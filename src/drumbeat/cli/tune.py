@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any, Optional
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
 
@@ -69,8 +72,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
-
     from drumbeat.jobfile.flags import load_job
     from drumbeat.tune.session import settle, sized
     from drumbeat.tune.trial_list import place_here
@@ -83,9 +84,6 @@ def run(args: Any) -> int:
 
 
 def _submit(args: Any, job: Any, asked: Any) -> int:
-    import os
-    import sys
-
     from drumbeat import backends
     from drumbeat.desk.start.submit import queued_order
     from drumbeat.tune.session import make_request, settle, sized, submit
@@ -113,10 +111,7 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
 
 def run_submitted(request: str) -> int:
     """Run a submitted tuning in its allocation: `_tune REQUEST`, called by the batch script."""
-    import os
-    import sys
 
-    from drumbeat.base.problem import Problem
     from drumbeat.tune.session import read_request, settle, sized
     from drumbeat.tune.trial_list import place_here
 
@@ -131,7 +126,6 @@ def run_submitted(request: str) -> int:
 
 
 def tune(tuning: Any, as_json: bool, dry: bool) -> int:
-
     from drumbeat.tune.progress import Shown, closing, table
     from drumbeat.tune.session import outcome_code, run_tuning
     from drumbeat.tune.trial import Interruption
@@ -160,7 +154,6 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
 
 
 def _asked(args: Any) -> Any:
-    from drumbeat.base.problem import Problem
     from drumbeat.jobfile.resources import NAMES
     from drumbeat.tune.request import Asked
     from drumbeat.tune.search import HOOKS
@@ -180,8 +173,6 @@ def _asked(args: Any) -> Any:
 
 
 def _parameters(text: Optional[str]) -> Optional[float]:
-    from drumbeat.base.problem import Problem
-
     if text is None:
         return None
     times = {"m": 1e6, "b": 1e9}.get(text[-1:].lower(), 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from typing import Any
 
 from drumbeat.cli import add_json
@@ -35,8 +37,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import dataclasses
-
     from drumbeat.desk.start.verify import as_plain, judged, run_verify, verify_job, write_verdict
     from drumbeat.jobfile.flags import load_job
 
@@ -64,8 +64,6 @@ def run(args: Any) -> int:
 
 
 def _mpi(args: Any) -> int:
-    import os
-
     from drumbeat.desk.start.verify import mpi_job, mpi_results, require_mpi_launcher, run_verify
     from drumbeat.jobfile.flags import load_job
     from drumbeat.verify.show import NOT_MEASURED, mpi_failed, mpi_lines

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json, add_run
 from drumbeat.cli.output import print_json
 
@@ -38,7 +39,6 @@ def port(text: str) -> int:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.problem import Problem
     from drumbeat.desk.runs import find_run
     from drumbeat.watch.session import Session
 
@@ -56,7 +56,6 @@ def run(args: Any) -> int:
 
 def _page(session: Session, args: Any) -> int:
     from drumbeat.base.installed import pip_install
-    from drumbeat.base.problem import Problem
 
     try:
         from drumbeat.watch.web import serve
