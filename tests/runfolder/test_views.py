@@ -17,10 +17,10 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
 from drumbeat.base.ranges import expand, fold, named_ranks, ranges
 from drumbeat.cli.list import table
-from drumbeat.cli.status import as_plain, rank_words
+from drumbeat.cli.status import rank_words
 from drumbeat.desk.foreground import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
-from drumbeat.desk.state import State, cause_in_output, output_of, state_of, unsaved_lines
+from drumbeat.desk.state import State, as_plain, cause_in_output, output_of, state_of, unsaved_lines
 from drumbeat.findings.model import ERROR, Evidence, Finding
 from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import Planned, copies

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from drumbeat.cli import add_json
-from drumbeat.cli.output import print_json
+from drumbeat.cli.output import print_json, read_script
 
 
 def add_arguments(parser: Any) -> None:
@@ -22,7 +22,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.cli.lint import read_script
     from drumbeat.commands.program import reader
     from drumbeat.convert.convert import draft_of
     from drumbeat.convert.draft import job_file

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import stat
-import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.problem import Problem
@@ -14,9 +12,7 @@ from drumbeat.base.record import to_plain
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.cli import add_json
-from drumbeat.cli.output import print_json
-
-MAX_BYTES = 1_000_000
+from drumbeat.cli.output import print_json, read_script
 
 
 def add_arguments(parser: Any) -> None:
@@ -88,35 +84,6 @@ def _unread(name: str, text: str) -> str:
 
 def _shown(name: str) -> str:
     return "standard input" if name == "-" else printable(name)
-
-
-def read_script(name: str) -> str:
-    try:
-        if name == "-":
-            data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with open(name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise Problem(
-                        f"{printable(name)} is not a regular file", "name a script or a page; - reads standard input"
-                    )
-                data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise Problem(f"{printable(name)}: {error.strerror}", "give the path of a batch script") from None
-    if len(data) > MAX_BYTES:
-        raise Problem(
-            f"{printable(name)} has more than {MAX_BYTES // 1_000_000} MB, too large for a script",
-            "for a log: drumbeat diagnose",
-        )
-    if b"\0" in data:
-        raise Problem(f"{printable(name)} is not text", "name a script or a page")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        place = data.count(b"\n", 0, error.start) + 1
-        raise Problem(
-            f"{printable(name)}: line {place} is not UTF-8", "save it as UTF-8 (iconv -f latin1 -t utf-8)"
-        ) from None
 
 
 def _fix(name: str, review: Any) -> Sequence[str]:

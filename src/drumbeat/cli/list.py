@@ -38,9 +38,8 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     if args.clean:
         return clean(args)
-    from drumbeat.cli.status import as_plain
     from drumbeat.desk.runs import all_runs, is_trial
-    from drumbeat.desk.state import state_of
+    from drumbeat.desk.state import as_plain, state_of
     from drumbeat.desk.status import ask_together
 
     found = all_runs(os.environ)
@@ -54,7 +53,7 @@ def run(args: Any) -> int:
         print_json([as_plain(state) for state in states])
         return 0
     if not states:
-        print("no run was started here yet")
+        print("no run was started yet")
         return 0
     for line in table(states, shutil.get_terminal_size((80, 24)).columns):
         print(line)

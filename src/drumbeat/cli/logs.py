@@ -22,7 +22,7 @@ _PATIENCE = 30.0  # seconds without a line of a run whose state is unknown
 
 
 def add_arguments(parser: Any) -> None:
-    add_run(parser, "default: the newest")
+    add_run(parser, "default: the newest here")
     parser.add_argument("--rank", type=int, metavar="R", help="show only this rank")
     parser.add_argument(
         "--attempt", type=int, metavar="N", help="show only this attempt, counted from 0; default: the last one"

@@ -15,13 +15,14 @@ from drumbeat.cli.output import print_json, write_file
 _FORMATS = ("markdown", "csv", "latex")  # as in drumbeat.report.tables
 
 
-_RUNS = (
-    "run id or the start of one, run folder, scheduler job, or a file that a program printed; default: the newest run; "
-    "several: how they scale"
-)
+_RUN = "run id or the start of one, run folder, scheduler job, or a file that a program printed"
 
 
-def add_arguments(parser: Any, runs: str = _RUNS) -> None:
+def add_arguments(parser: Any) -> None:
+    several = parser.get_default("called") == "compare"
+    runs = (
+        f"two or more: each a {_RUN}" if several else f"{_RUN}; default: the newest run here; several: how they scale"
+    )
     parser.add_argument("runs", nargs="*", metavar="RUN", help=runs)
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
     parser.add_argument("--svg", metavar="FOLDER", help="write each figure as an SVG file, for a paper")
@@ -36,6 +37,8 @@ def run(args: Any) -> int:
     if len(args.runs) > 1:
         return _several(args)
 
+    if args.called == "compare":
+        raise Problem("compare takes two runs or more", "drumbeat compare RUN RUN; drumbeat list shows them")
     if args.table:
         raise Problem("--table compares runs, but only one was given", "drumbeat report RUN RUN ... --table markdown")
     if args.export:

@@ -10,7 +10,7 @@ from drumbeat.cli import add_run
 
 
 def add_arguments(parser: Any) -> None:
-    add_run(parser, "default: the newest")
+    add_run(parser, "default: the newest here")
     parser.add_argument("--node", type=int, default=0, metavar="K", help="which node, from 0")
     parser.usage = (
         "%(prog)s [RUN] [--node K] [-- COMMAND ...]\n\n"

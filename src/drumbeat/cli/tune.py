@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Optional
+from typing import Any
 
 from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json
-from drumbeat.cli.output import print_json
+from drumbeat.cli.output import print_json, quantity
 
 _NOT_OURS = ("array", "restarts")
 _HELP = {
@@ -167,16 +167,7 @@ def _asked(args: Any) -> Any:
     hooks = tuple(name for name in args.hooks.split(",") if name) if args.hooks is not None else HOOKS
     if not hooks:
         raise Problem("--hooks names none", f"known: {', '.join(HOOKS)}")
+    parameters = quantity(args.parameters, "--parameters") if args.parameters is not None else None
     plain = ("seconds", "silence", "steps", "start", "largest", "global_batch", "data_ranks", "rate", "candidates")
     said = {name: getattr(args, name) for name in plain}
-    return Asked(args.what, hooks=hooks, parameters=_parameters(args.parameters), given=given, **said)
-
-
-def _parameters(text: Optional[str]) -> Optional[float]:
-    if text is None:
-        return None
-    times = {"m": 1e6, "b": 1e9}.get(text[-1:].lower(), 1.0)
-    try:
-        return float(text if times == 1.0 else text[:-1]) * times
-    except ValueError:
-        raise Problem(f"--parameters {text}: a number is needed", "such as 8e9, 8b or 350m") from None
+    return Asked(args.what, hooks=hooks, parameters=parameters, given=given, **said)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, Status
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
-from drumbeat.base.record import RecordError, from_plain
+from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding, Verdict
@@ -61,6 +61,14 @@ class State:
         if self.summary and self.summary.throughput:
             return self.summary.throughput.value, self.summary.throughput.unit
         return self.progress.rate()
+
+
+def as_plain(state: State) -> Dict[str, Any]:
+    """Return what `--json` prints."""
+    rate = state.rate
+    throughput = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
+    outcome = None if state.goes_on else state.condition.word
+    return {**to_plain(state), "outcome": outcome, "throughput": throughput}
 
 
 def state_of(run: Run, now: Optional[float] = None) -> State:
