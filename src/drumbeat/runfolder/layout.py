@@ -40,6 +40,7 @@ RUN/
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import tempfile
 from typing import Any, Dict, List, Tuple
@@ -147,6 +148,11 @@ _LIMIT = 1 << 16
 def ask_to_stop(path: str, name: str, reason: str) -> None:
     """Ask the agents to stop. `name` is one of WORDS."""
     append(path, stop_line(name, reason).encode())
+
+
+def stop_word(number: int) -> str:
+    """Return the word of WORDS for a signal that asks for the end."""
+    return {signal.SIGINT: "INT", signal.SIGUSR2: "USR2"}.get(signal.Signals(number), "TERM")
 
 
 def stop_line(name: str, reason: str) -> str:

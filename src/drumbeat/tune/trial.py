@@ -132,7 +132,7 @@ class Watched:
     def _add(self, record: Record) -> None:
         if isinstance(record, Metric):
             if not (self.rate and record.printed):
-                self.seen.add(record._asdict())
+                self.seen.add(record)
         elif isinstance(record, Line) and self.rate:
             found = self.rate.search(record.text[:_MAX_LINE])
             if found:
