@@ -9,8 +9,7 @@ import time
 import pytest
 
 from drumbeat.doctor.software import examine_framework
-from drumbeat.machine.framework_answers import FRAMEWORKS, FrameworkAnswers
-from drumbeat.machine.frameworks import _stale_locks, ask
+from drumbeat.machine.frameworks import FRAMEWORKS, FrameworkAnswers, _stale_locks, ask
 from drumbeat.machine.host import LiveHost
 
 # ds_report of deepspeed 0.19.8 with DS_ACCELERATOR=cpu, shortened.

@@ -10,13 +10,14 @@ import time
 
 import pytest
 
+from drumbeat.base.ranges import ranges
 from drumbeat.machine import container, cpus, network
 from drumbeat.machine import host as netlink
 from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu, RdmaDevice
-from drumbeat.machine.parse import cpulist, cpulist_text, natural, pci_address
+from drumbeat.machine.parse import cpulist, natural, pci_address
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.vendors import amd, detect, gpus_on_bus, nvidia
 from tests.trees.tree import Tree
@@ -53,7 +54,7 @@ def host(tree):
 def test_cpulist(text, expected):
     assert cpulist(text) == expected
     if expected and "," not in text[-1]:
-        assert cpulist_text(expected) == text
+        assert ranges(expected) == text
 
 
 def test_natural_order():

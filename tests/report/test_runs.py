@@ -105,7 +105,7 @@ def test_clean_removes_only_what_is_old_ended_and_ours(drumbeat, capsys, monkeyp
     assert main(["list", "--clean", "--older-than", "soon"]) == 2
     assert main([*now, "--yes"]) == 0 and "1 run folders removed" in capsys.readouterr().out
     assert not old.exists() and keep.read_text() == "mine"
-    assert main(["list"]) == 0 and "no run was started here yet" in capsys.readouterr().out
+    assert main(["list"]) == 0 and "no run was started yet" in capsys.readouterr().out
 
 
 def test_clean_keeps_what_is_no_run_of_ours(home, tmp_path, capsys):

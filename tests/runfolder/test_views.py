@@ -17,16 +17,16 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
 from drumbeat.base.ranges import expand, fold, named_ranks, ranges
 from drumbeat.cli.list import table
-from drumbeat.cli.status import as_plain, rank_words
+from drumbeat.cli.status import rank_words
 from drumbeat.desk.foreground import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
-from drumbeat.desk.state import State, cause_in_output, output_of, state_of, unsaved_lines
+from drumbeat.desk.state import State, as_plain, cause_in_output, output_of, state_of, unsaved_lines
 from drumbeat.findings.model import ERROR, Evidence, Finding
 from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import Planned, copies
-from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.lines import closing_lines, end_words, failure_lines
 from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.run import Ranks
 from drumbeat.runfolder.state import Course, condition, world_of
 from drumbeat.runfolder.summary import (
     Affected,

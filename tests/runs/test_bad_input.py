@@ -79,7 +79,7 @@ def test_a_batch_job_of_several_nodes_is_not_run_on_one(drumbeat, monkeypatch, j
 
 def test_unwritable_run_folder(drumbeat):
     (drumbeat.folder / "file").write_text("")
-    refused(drumbeat, "run", "--runs", "file/runs", "--", "true", says="cannot make the run folder")
+    refused(drumbeat, "run", "--runs", "file/runs", "--", "true", says="choose another place with --runs")
 
 
 def test_full_disk(drumbeat, tmp_path):

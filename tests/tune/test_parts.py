@@ -1,6 +1,7 @@
 """The pure parts: what a command takes, which layouts come first, how an end is called, what the results mean."""
 
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from drumbeat.base.problem import Problem
 from drumbeat.findings.model import ERROR, Finding
 from drumbeat.jobfile.resources import fill, places
+from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.tune.command import find_recipe, layout_text, own_batch, read_layout, tunable
@@ -149,7 +151,7 @@ LOST = Finding("peer-lost", ERROR, "connection closed by peer", rank=0)
 def seen(steps=0, loss=1.0):
     made = Observed(2)
     for step in range(1, steps + 1):
-        made.add({"t": float(step), "rank": 0, "step": step, "loss": loss})
+        made.add(Metric(0, 0, float(step), step=step, loss=loss))
     return made
 
 
@@ -180,7 +182,7 @@ def test_ends(ended, steps, must, outcome):
 
 
 def test_a_loss_that_is_no_number():
-    assert classify(Ended(STEPS, 9.0), seen(3, "nan"), True, 60.0)[0] == NAN
+    assert classify(Ended(STEPS, 9.0), seen(3, math.nan), True, 60.0)[0] == NAN
 
 
 # -- meaning ----------------------------------------------------------------------------------------------------------

@@ -22,9 +22,8 @@ _put = object.__setattr__  # that of a frozen instance refuses
 
 
 def _with_methods(cls: Any, frozen: bool) -> Any:
-    own = {
-        name for name, value in vars(cls).items() if value is not None
-    }  # a class with an __eq__ has None as its __hash__
+    # A class with an __eq__ has None as its __hash__.
+    own = {name for name, value in vars(cls).items() if value is not None}
     documented = cls.__doc__
     cls.__doc__ = documented or cls.__name__  # where there is none, dataclass works out a signature, which takes long
     dataclasses.dataclass(init=False, repr=False, eq=False)(cls)

@@ -21,6 +21,9 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 CODES = ("shared", "image", "sync")
 CHECK_LEVELS = ("off", "warn", "stop")
 SOURCES = ("user", "site", "detected", "default")  # strongest first
+_TERMS = (
+    "command", "nodes", "ranks_per_node", "launcher", "gpus", "setup", "wrap", "restarts", "spares", "time_limit",
+)  # fmt: skip
 FUNCTION = "inrank/call"  # one of Order.brings: the ranks call a function that was submitted
 
 
@@ -53,9 +56,7 @@ class HostPath:
     pattern: str
     why: str
     prepend: str = ""  # in a container: the variable that gets its folder in front (LD_LIBRARY_PATH, CPATH)
-    target: str = (
-        ""  # in a container: where it is seen; empty: /opt/host/NAME where something is prepended, else as it is
-    )
+    target: str = ""  # its place in a container; empty: /opt/host/NAME where something is prepended, else the same
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,7 @@ class Timing:
     heartbeat: float = 1.0
     agent_deadline: float = 15.0  # the guard ends an agent that has not beaten for so long
     lost_node: float = 15.0  # the lead gives up a node that is silent for so long
-    settle: float = (
-        0.7  # after the first failure: how long others may fail by themselves, so that causes can be told apart
-    )
+    settle: float = 0.7  # after the first failure others may fail by themselves, so that causes can be told apart
     failure_grace: float = 1.5  # after a failure: from TERM to KILL
 
     @property
@@ -183,9 +182,7 @@ class Order:
     gpus_per_rank: int = 1
     ranks_per_gpu: int = 1
     visibility: str = "all"  # one of VISIBILITIES: does a rank see all GPUs of the job on its node, or its own
-    cpu_bind: Tuple[
-        str, ...
-    ] = ()  # none: by the facts; ("none",): no affinity; else a mask or core list per local rank
+    cpu_bind: Tuple[str, ...] = ()  # a mask or core list per local rank; ("none",): no affinity; empty: by the facts
     reserved_cpus: Tuple[int, ...] = ()  # kept for the system, as the site says
     threads_per_core: Optional[int] = None  # hardware threads of a core that a rank is bound to; none: all it may use
     local_dir: str = "/tmp"  # node-local storage, for caches that many processes lock  # noqa: S108
@@ -203,16 +200,12 @@ class Order:
     checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS
     floors: Dict[str, Floor] = field(default_factory=dict)  # one of COLLECTIVES -> the site's floor
     brings: Tuple[str, ...] = ()  # packages of drumbeat's own that agents copy to `{attempt}`: inrank/collective_test
-    sweep: Tuple[
-        Dict[str, str], ...
-    ] = ()  # the values of each job of an array: name -> what `{name}` in the command is
+    sweep: Tuple[Dict[str, str], ...] = ()  # for each job of an array: name -> value of `{name}` in the command
     code: str = "shared"  # one of CODES: how the working tree gets to the nodes
     code_root: str = ""  # sync: where it was packed
     code_digest: str = ""  # sync: SHA-256 of RUN/code.tar.gz
     code_bytes: int = 0  # sync: the size of that archive
-    program: str = (
-        ""  # SHA-256 of the drumbeat.pyz that the nodes run; filled in where a run is submitted or fanned out
-    )
+    program: str = ""  # SHA-256 of the drumbeat.pyz that the nodes run; filled in when a run is submitted or fanned out
     timing: Timing = field(default_factory=Timing)
     ranks_asked: bool = False  # the job itself says `ranks_per_node`; else a launcher in its script may say otherwise
     start: int = 0  # how often the scheduler has started this job before; filled in on the node
@@ -257,19 +250,7 @@ class Order:
 
     def terms(self) -> Dict[str, Any]:
         """Return what all nodes must agree on. Run id, folders and times may differ if each node made its own order."""
-        shared = (
-            "command",
-            "nodes",
-            "ranks_per_node",
-            "launcher",
-            "gpus",
-            "setup",
-            "wrap",
-            "restarts",
-            "spares",
-            "time_limit",
-        )
-        terms = {key: to_plain(getattr(self, key)) for key in shared}
+        terms = {key: to_plain(getattr(self, key)) for key in _TERMS}
         return {**terms, "command": list(self.agreed_command or self.command)}
 
     @property

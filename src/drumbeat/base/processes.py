@@ -303,10 +303,8 @@ def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], 
         meanwhile()
         poll.poll(100)
     deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline and not is_reaped(
-        child.pid
-    ):  # one that cannot be killed is left to the next sweep
-        time.sleep(0.002)
+    while time.monotonic() < deadline and not is_reaped(child.pid):
+        time.sleep(0.002)  # one that cannot be killed is left to the next sweep
     return child.answer
 
 

@@ -17,18 +17,8 @@ else:
 
 
 _OFFERED = (
-    "search",
-    "match",
-    "fullmatch",
-    "sub",
-    "subn",
-    "split",
-    "findall",
-    "finditer",
-    "pattern",
-    "groups",
-    "groupindex",
-)
+    "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer", "pattern", "groups", "groupindex",
+)  # fmt: skip
 
 
 class _Pattern:

@@ -44,24 +44,9 @@ COMMANDS = {
 
 # These only show something: if their reader has seen enough, that is no error.
 VIEWS = (
-    "list",
-    "status",
-    "watch",
-    "logs",
-    "report",
-    "compare",
-    "plan",
-    "facts",
-    "nodes",
-    "predict",
-    "site",
-    "completion",
-    "-h",
-    "--help",
-    "help",
-    "-V",
-    "--version",
-)
+    "list", "status", "watch", "logs", "report", "compare", "plan", "facts", "nodes", "predict", "site", "completion",
+    "-h", "--help", "help", "-V", "--version",
+)  # fmt: skip
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -124,8 +109,9 @@ def parser_for(name: str):  # type: ignore[no-untyped-def]
 
     from drumbeat.cli.parser import Parser
 
-    module = importlib.import_module("drumbeat.cli." + name.replace("-", "_"))
+    module = importlib.import_module("drumbeat.cli." + name.replace("compare", "report"))
     parser = Parser(prog=f"drumbeat {name}", description=COMMANDS[name])
+    parser.set_defaults(called=name)
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser, module

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from argparse import SUPPRESS
 from typing import Any, Dict, List, NamedTuple, Optional
+
+from drumbeat.base.problem import Problem
 
 SHELLS = ("bash", "zsh", "fish")
 # Names that are looked up when the Tab key is pressed, by the option or metavar that stands for one of them.
@@ -26,16 +29,12 @@ def run(args: Any) -> int:
         print("\n".join(_names(args.words)))
         return 0
     if not args.shell:
-        from drumbeat.base.problem import Problem
-
         raise Problem("which shell?", f"drumbeat completion {'|'.join(SHELLS)}")
     print({"bash": bash, "zsh": zsh, "fish": fish}[args.shell](offers()), end="")
     return 0
 
 
 def _names(kind: str) -> List[str]:
-    import os
-
     if kind == "runs":
         from drumbeat.desk.runs import all_runs
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 from drumbeat.cli import add_json
-from drumbeat.cli.output import print_json
+from drumbeat.cli.output import print_json, read_script
 
 
 def add_arguments(parser: Any) -> None:
@@ -20,10 +22,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
-    import sys
-
-    from drumbeat.cli.lint import read_script
     from drumbeat.commands.program import reader
     from drumbeat.convert.convert import draft_of
     from drumbeat.convert.draft import job_file

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import sys
 
-from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="*", metavar="PATH", help="log file, folder, run folder, run id, or - for stdin; .gz too"
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="log file, folder, run folder, run id, or - for stdin; .gz too. Default: the newest run here that did not end well",
     )
     add_json(parser)
     parser.add_argument("--rules", action="store_true", help="list the rules and stop")
@@ -21,11 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.rules:
         return _rules(args.json)
-    if not args.paths:
-        raise Problem("no log given", "drumbeat diagnose slurm-123.out, a folder, or - for stdin")
     from drumbeat.desk.log_sources import diagnose
 
-    report = diagnose(args.paths)
+    report = diagnose(args.paths or [_newest()])
     if args.json:
         print_json(report)
         return 0
@@ -34,6 +37,15 @@ def run(args: argparse.Namespace) -> int:
     width = min(max(shutil.get_terminal_size((110, 24)).columns, 60), 140)
     print(render(report, width))
     return 0
+
+
+def _newest() -> str:
+    from drumbeat.desk.runs import run_to_diagnose
+    from drumbeat.runfolder.lines import near
+
+    run = run_to_diagnose(os.environ)
+    print(f"drumbeat diagnose: reading {printable(near(run.path))}", file=sys.stderr)
+    return run.path
 
 
 def _rules(as_json: bool) -> int:

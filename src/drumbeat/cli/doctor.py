@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Tuple
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
+
+Judged = List[Tuple[str, Any]]  # what was judged, and its findings
 
 
 def add_arguments(parser: Any) -> None:
@@ -29,7 +32,7 @@ def add_arguments(parser: Any) -> None:
         metavar="FILE",
         help="inside a container: the output of drumbeat facts --json outside it, to compare the RDMA libraries",
     )
-    from drumbeat.machine.framework_answers import FRAMEWORKS
+    from drumbeat.machine.frameworks import FRAMEWORKS
 
     parser.add_argument(
         "--framework",
@@ -49,20 +52,24 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
+    from drumbeat.findings.model import ERROR, worst
+
+    look = _framework if args.framework else _dumps if args.dumps else _nodes
+    findings = look(args)
+    _print(args, findings)
+    return 1 if worst(finding for _, found in findings for finding in found) == ERROR else 0
+
+
+def _nodes(args: Any) -> Judged:
     from drumbeat.doctor.case import make_case, worst_first
     from drumbeat.doctor.compare import compare
     from drumbeat.doctor.examine import examine
     from drumbeat.doctor.network import compare_with_host
-    from drumbeat.findings.model import ERROR, worst
     from drumbeat.machine.gather import gather
     from drumbeat.machine.host import LiveHost
     from drumbeat.machine.model import Facts, Peer, Peers
     from drumbeat.machine.replay import open_host
 
-    if args.framework:
-        return _framework(args)
-    if args.dumps:
-        return _dumps(args)
     facts = [gather(open_host(root)) for root in args.root] or [gather(LiveHost())]
     peers = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
     findings = [(each.host, examine(each, None, peers)) for each in facts]
@@ -70,17 +77,11 @@ def run(args: Any) -> int:
         outside = _read(args.host_facts, Facts)
         compared = list(compare_with_host(make_case(outside, None), make_case(facts[0], None)))
         findings[0] = (findings[0][0], worst_first([*findings[0][1], *compared]))
-    if len(facts) > 1:
-        findings.append(("all nodes", worst_first(compare(peers))))
-    everything = [finding for _, found in findings for finding in found]
-    _print(args, findings)
-    return 1 if worst(everything) == ERROR else 0
+    return findings + ([("all nodes", worst_first(compare(peers)))] if len(facts) > 1 else [])
 
 
-def _dumps(args: Any) -> int:
-    from drumbeat.base.problem import Problem
+def _dumps(args: Any) -> Judged:
     from drumbeat.doctor.dumps import judge
-    from drumbeat.findings.model import ERROR, worst
     from drumbeat.machine.dumps import MAX_BYTES, read_dumps, together
 
     found: List[Any] = []
@@ -92,27 +93,21 @@ def _dumps(args: Any) -> int:
             raise Problem(f"cannot read {path}: {error.strerror}") from None
     if not found:
         raise Problem("nothing in these files is known", "docs/diagnose.md lists the commands whose output is read")
-    findings = list(judge(together(found)))
-    _print(args, [(", ".join(dict.fromkeys(dump.kind for dump in found)), findings)])
-    return 1 if worst(findings) == ERROR else 0
+    return [(", ".join(dict.fromkeys(dump.kind for dump in found)), list(judge(together(found))))]
 
 
-def _framework(args: Any) -> int:
+def _framework(args: Any) -> Judged:
     from drumbeat.doctor.software import examine_framework
-    from drumbeat.findings.model import ERROR, worst
     from drumbeat.machine.frameworks import ask
     from drumbeat.machine.gather import gather
     from drumbeat.machine.host import LiveHost
 
     host = LiveHost()
     gpus = tuple(gpu.vendor for gpu in gather(host).gpus if not gpu.integrated)
-    findings = examine_framework(ask(host, args.framework, args.python, gpus))
-    _print(args, [(args.framework, findings)])
-    return 1 if worst(findings) == ERROR else 0
+    return [(args.framework, examine_framework(ask(host, args.framework, args.python, gpus)))]
 
 
 def _read(path: str, record: Any) -> Any:
-    from drumbeat.base.problem import Problem
     from drumbeat.base.record import RecordError, from_json
 
     try:
@@ -124,7 +119,7 @@ def _read(path: str, record: Any) -> Any:
         ) from None
 
 
-def _print(args: Any, findings: List[Any]) -> None:
+def _print(args: Any, findings: Judged) -> None:
     from drumbeat.findings.model import OK
 
     if args.json:
@@ -136,18 +131,14 @@ def _print(args: Any, findings: List[Any]) -> None:
         about = [finding for finding in found if finding.code == "looked-at"]
         fine = [finding for finding in found if finding.severity == OK and finding.code != "looked-at"]
         rest = [finding for finding in found if finding.severity != OK]
-        numbers = [
-            (word, len([one for one in rest if one.severity == severity]))
-            for severity, word in (("error", "error"), ("warning", "warning"), ("info", "remark"))
-        ]
-        counts = ", ".join(f"{number} {word}{'s' * (number != 1)}" for word, number in numbers)
+        words = (("error", "error"), ("warning", "warning"), ("info", "remark"))
+        numbers = [(sum(one.severity == severity for one in rest), word) for severity, word in words]
+        counts = ", ".join(f"{number} {word}{'s' * (number != 1)}" for number, word in numbers)
         print(f"{name}: {counts}, {len(fine)} fine")
         print("\n".join(finding_lines(rest)))
         for finding in fine:
             evidence = f" ({finding.evidence[0].text})" if finding.evidence and finding.evidence[0].text else ""
             print(f"ok: {finding.title}{evidence}")
-        for line in (line for finding in about for line in finding.seen):
-            print(f"looked at {line}")
-        for line in (line for finding in about for line in finding.unseen):
-            print(f"not looked at {line}")
-        print()
+        lines = [f"looked at {line}" for finding in about for line in finding.seen]
+        lines += [f"not looked at {line}" for finding in about for line in finding.unseen]
+        print(*lines, "", sep="\n")

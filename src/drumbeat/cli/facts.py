@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from drumbeat.base.problem import Problem
 from drumbeat.base.redact import printable
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
@@ -20,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from drumbeat.base.problem import Problem
     from drumbeat.machine.gather import gather
     from drumbeat.machine.host import Host, LiveHost
     from drumbeat.machine.replay import RecordingHost, open_host

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 from drumbeat.cli.output import write_file
 
 
@@ -16,11 +20,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
-    import sys
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.base.redact import printable
     from drumbeat.commands.program import reader
     from drumbeat.convert.folder import choose, files_below, job_of
     from drumbeat.jobfile.job import job_from_text

@@ -5,16 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import stat
-import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import to_plain
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.cli import add_json
-from drumbeat.cli.output import print_json
-
-MAX_BYTES = 1_000_000
+from drumbeat.cli.output import print_json, read_script
 
 
 def add_arguments(parser: Any) -> None:
@@ -33,7 +31,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.problem import Problem
     from drumbeat.commands.script import foreign_directives
     from drumbeat.findings.model import ERROR, WARNING, worst
 
@@ -89,40 +86,8 @@ def _shown(name: str) -> str:
     return "standard input" if name == "-" else printable(name)
 
 
-def read_script(name: str) -> str:
-    from drumbeat.base.problem import Problem
-
-    try:
-        if name == "-":
-            data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with open(name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise Problem(
-                        f"{printable(name)} is not a regular file", "name a script or a page; - reads standard input"
-                    )
-                data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise Problem(f"{printable(name)}: {error.strerror}", "give the path of a batch script") from None
-    if len(data) > MAX_BYTES:
-        raise Problem(
-            f"{printable(name)} has more than {MAX_BYTES // 1_000_000} MB, too large for a script",
-            "for a log: drumbeat diagnose",
-        )
-    if b"\0" in data:
-        raise Problem(f"{printable(name)} is not text", "name a script or a page")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        place = data.count(b"\n", 0, error.start) + 1
-        raise Problem(
-            f"{printable(name)}: line {place} is not UTF-8", "save it as UTF-8 (iconv -f latin1 -t utf-8)"
-        ) from None
-
-
 def _fix(name: str, review: Any) -> Sequence[str]:
     """Write the fixes and return the diff; empty when there was nothing to fix."""
-    from drumbeat.base.problem import Problem
     from drumbeat.base.redact import redact
     from drumbeat.lint.engine import apply_edits, difference
 
@@ -188,8 +153,6 @@ def _sources() -> Dict[str, str]:
 
 
 def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> None:
-    from drumbeat.base.record import to_plain
-
     source = _sources()
     files: List[Dict[str, Any]] = []
     for name, review in reviews.items():
@@ -208,7 +171,6 @@ _KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
 
 def review_job_file(text: str, name: str) -> Any:
     """Check a job file and return a Review like that of a script; None if the text is not a job file."""
-    from drumbeat.base.problem import Problem
     from drumbeat.jobfile.check import mistakes
     from drumbeat.jobfile.job import Job
     from drumbeat.jobfile.yamlfile import load_text, shown_path

@@ -6,8 +6,11 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
 
@@ -35,10 +38,8 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     if args.clean:
         return clean(args)
-    from drumbeat.base.redact import printable
-    from drumbeat.cli.status import as_plain
     from drumbeat.desk.runs import all_runs, is_trial
-    from drumbeat.desk.state import state_of
+    from drumbeat.desk.state import as_plain, state_of
     from drumbeat.desk.status import ask_together
 
     found = all_runs(os.environ)
@@ -52,7 +53,7 @@ def run(args: Any) -> int:
         print_json([as_plain(state) for state in states])
         return 0
     if not states:
-        print("no run was started here yet")
+        print("no run was started yet")
         return 0
     for line in table(states, shutil.get_terminal_size((80, 24)).columns):
         print(line)
@@ -62,10 +63,6 @@ def run(args: Any) -> int:
 
 
 def clean(args: Any) -> int:
-    import time
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.base.redact import printable
     from drumbeat.desk.runs import old_runs, remove
     from drumbeat.jobfile.fields import parse_duration
     from drumbeat.report.text import size_text
@@ -94,8 +91,6 @@ def clean(args: Any) -> int:
 
 
 def _agreed(question: str) -> bool:
-    from drumbeat.base.problem import Problem
-
     if not sys.stdin.isatty():
         raise Problem("cannot ask: standard input is not a terminal", "--yes removes them without asking")
     return input(question).strip().lower() in ("y", "yes")
@@ -104,7 +99,6 @@ def _agreed(question: str) -> bool:
 def table(states: Sequence[State], columns: int) -> List[str]:
     """Lay out the runs so that no line is wider than `columns`, unless an id alone is: such an id gets a line of its own.
     Remarks about a run follow below it."""
-    from drumbeat.base.redact import printable
 
     told = [
         (state.run_id, state.condition.word, _step(state), _speed(state), _time(state.seconds), _left(state))
@@ -128,7 +122,6 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 
 def remarks(state: State) -> List[str]:
     """List what the row cannot show and its reader must know: a hang, a loss that is not a number, ranks that train apart."""
-    from drumbeat.base.redact import printable
     from drumbeat.runfolder.lines import not_finite_words, quiet_words
 
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None

@@ -8,6 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import to_plain
+from drumbeat.base.redact import visible
 from drumbeat.cli import add_json, add_run
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ _PATIENCE = 30.0  # seconds without a line of a run whose state is unknown
 
 
 def add_arguments(parser: Any) -> None:
-    add_run(parser, "default: the newest")
+    add_run(parser, "default: the newest here")
     parser.add_argument("--rank", type=int, metavar="R", help="show only this rank")
     parser.add_argument(
         "--attempt", type=int, metavar="N", help="show only this attempt, counted from 0; default: the last one"
@@ -29,9 +32,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.problem import Problem
     from drumbeat.base.ranges import ranges
-    from drumbeat.base.redact import visible
     from drumbeat.desk.runs import find_run
 
     found = find_run(args.run, os.environ)
@@ -129,8 +130,6 @@ def _follow(found: Run, args: Any) -> bool:
 
 
 def _print(records: Iterable[Record], args: Any, label: str = "") -> bool:
-    from drumbeat.base.record import to_plain
-    from drumbeat.base.redact import visible
     from drumbeat.runfolder.records import Line
 
     printed = False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
 
@@ -25,9 +27,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
-
-    from drumbeat.base.problem import Problem
     from drumbeat.desk import nodes
 
     action = args.words[0] if args.words and args.words[0] in ("exclude", "forget") else ""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from typing import Any, Dict, List
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import visible
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
 
@@ -37,10 +43,8 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
     from dataclasses import replace
 
-    from drumbeat.base.problem import Problem
     from drumbeat.desk.start.submit import prepare
     from drumbeat.doctor.case import worst_first
     from drumbeat.doctor.compare import compare
@@ -79,12 +83,8 @@ def run(args: Any) -> int:
 
 
 def _render(args: Any) -> int:
-    import os
-
     from drumbeat import backends
     from drumbeat.base.order import dump_order
-    from drumbeat.base.problem import Problem
-    from drumbeat.base.redact import visible
     from drumbeat.desk.start.submit import queued_order
     from drumbeat.jobfile.flags import load_job
 
@@ -169,8 +169,6 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 
 def _headline(order: Any) -> List[str]:
-    import shlex
-
     from drumbeat.plan.argv import replaced_flags
     from drumbeat.plan.show import wrapped
 
@@ -190,7 +188,4 @@ def _headline(order: Any) -> List[str]:
 
 
 def _width() -> int:
-    import shutil
-    import sys
-
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80

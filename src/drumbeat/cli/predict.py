@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import sys
 from typing import Any, List, Optional, Sequence, Tuple
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json
-from drumbeat.cli.output import print_json, write_file
+from drumbeat.cli.output import print_json, quantity, write_file
+from drumbeat.predict import show
+from drumbeat.predict.forecast import forecast
 
 
 def add_arguments(parser: Any) -> None:
@@ -59,14 +65,8 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
-    import sys
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict import show
-    from drumbeat.predict.forecast import forecast
     from drumbeat.predict.goodput import reliability_of
-    from drumbeat.predict.job import make_case, node_counts
+    from drumbeat.predict.job import Question, Wishes, node_counts
     from drumbeat.predict.past import error_words
     from drumbeat.report.calibration import failure_rate
 
@@ -82,66 +82,43 @@ def run(args: Any) -> int:
     described, job = _described(args)
     cluster = _cluster(args, job)
     counts = node_counts(args.nodes) if args.nodes else [job.nodes or 1 if job else 1]
-    wishes = _wishes(args)
+    wishes = Wishes(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Wishes)})
     constants, basis, seen = _learned(args, cluster, described, wishes, os.environ)
-    cases, problems = [], []
-    for nodes in counts:
-        try:
-            cases.append(make_case(described, wishes, cluster, nodes, constants, basis))
-        except Problem as problem:
-            problems.append((nodes, problem))
+    question = Question(described, wishes, cluster, constants, basis)
+    cases, problems = question.cases(counts)
     if not cases:
-        raise problems[0][1]
-    for nodes, why in problems:
+        raise problems[counts[0]]
+    for nodes, why in problems.items():
         print(f"drumbeat predict: {nodes} nodes left out: {why.what}", file=sys.stderr)
-    counts = [each for each in counts if each not in dict(problems)]
+    most = max(set(counts) - set(problems))
     if "here" in args.calibrate:
         cases = [_measured(case) for case in cases]
     if args.search:
-        more = [] if len(cases) > 1 else _smaller(described, wishes, cluster, counts[-1], constants, basis)
-        return _search(args, [*more, *cases], job)
+        return _search(args, [*(_other_sizes(question, most) if len(cases) == 1 else ()), *cases], job)
     found = [forecast(case) for case in cases]
-    naive = [_naive(each, described, wishes, constants, basis) for each in found]
+    naive = [_naive(each, question) for each in found]
     last = found[-1]
     reliability = reliability_of(last.case.gpus, *failure_rate(os.environ))
     whole = _whole(args, last, described, reliability)
     if args.html:
         from drumbeat.report.forecast_page import page_of
 
-        many = found if len(found) > 1 else _more(args, described, wishes, cluster, counts[-1], constants, basis)
-        write_file(
-            args.html,
-            page_of(
-                last,
-                many,
-                [_naive(each, described, wishes, constants, basis) for each in many],
-                seen,
-                show.whole_lines(whole, last.unit, reliability) if whole else (),
-            ),
-        )
+        around = {max(1, most // 8), max(1, most // 4), max(1, most // 2), most, most * 2, most * 4}
+        many = found if len(found) > 1 else [forecast(case) for case in question.cases(around)[0]]
+        lines = show.whole_lines(whole, last.unit, reliability) if whole else ()
+        write_file(args.html, page_of(last, many, [_naive(each, question) for each in many], seen, lines))
     if args.json:
         print_json([show.plain_of(each, simple, whole if each is last else None) for each, simple in zip(found, naive)])
     elif not args.html:
         if len(found) > 1:
             print("\n".join(show.scaling_lines(found, naive)) + "\n")
-        print(
-            "\n".join(
-                show.lines_of(
-                    last,
-                    naive[-1] if last.case.gpus > cluster.gpus_per_node else None,
-                    whole,
-                    reliability,
-                    error_words(seen),
-                    described.assumed,
-                )
-            )
-        )
+        simple = naive[-1] if last.case.gpus > cluster.gpus_per_node else None
+        print("\n".join(show.lines_of(last, simple, whole, reliability, error_words(seen), described.assumed)))
     return 0 if any(each.verdict != "does not fit" for each in found) else 1
 
 
 def _described(args: Any) -> Tuple[Any, Any]:
     """The model, and the job if there is one."""
-    from drumbeat.base.problem import Problem
     from drumbeat.predict.arguments import from_command
     from drumbeat.predict.models import Described, describe
 
@@ -153,8 +130,6 @@ def _described(args: Any) -> Tuple[Any, Any]:
         job = load_job(args.job, args)
         found = from_command([str(word) for word in job.command]) if job.command else None
     if args.model:
-        import dataclasses
-
         named = describe(args.model)
         found = dataclasses.replace(found, model=named.model, seq=named.seq) if found else named
     if found is None:
@@ -168,7 +143,6 @@ def _described(args: Any) -> Tuple[Any, Any]:
 
 
 def _cluster(args: Any, job: Any) -> Any:
-    from drumbeat.base.problem import Problem
     from drumbeat.predict.machine import find_cluster
 
     for name in ("gpus_per_node", "nics", "memory", "batch", "micro_batch", "seq"):
@@ -188,22 +162,6 @@ def _cluster(args: Any, job: Any) -> Any:
         per_node = per_node or len(here)
         memory = memory or (here[0].memory_bytes or 0) / 2**30
     return find_cluster(str(gpu), per_node, args.fabric or "", args.nics or 0, memory or 0.0)
-
-
-def _wishes(args: Any) -> Any:
-    from drumbeat.predict.job import Wishes
-
-    return Wishes(
-        args.layout or "",
-        args.batch,
-        args.micro_batch,
-        args.seq,
-        args.precision or "",
-        args.recompute or "",
-        args.zero or "",
-        args.framework or "",
-        args.schedule or "",
-    )
 
 
 def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any) -> Tuple[Any, Any, List[Any]]:
@@ -232,7 +190,6 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
 
 def _measured(case: Any) -> Any:
     """The case with constants from the products of its own shapes on this machine's GPU."""
-    import dataclasses
 
     from drumbeat.predict.interval import MEASURED
     from drumbeat.predict.matmul import measured_rate, share_of
@@ -243,22 +200,16 @@ def _measured(case: Any) -> Any:
     return dataclasses.replace(case, constants=constants, basis=dataclasses.replace(MEASURED, words=words))
 
 
-def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) -> float:
+def _naive(found: Any, question: Any) -> float:
     """Seconds of a step at the speed per GPU of one node."""
-    import dataclasses
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict.forecast import forecast
-    from drumbeat.predict.job import make_case
-
     case = found.case
-    nodes = max(1, case.gpus // case.cluster.gpus_per_node)
-    model = int(case.layout.tp * case.layout.pp * case.layout.cp)
-    smallest = max(1, -(-model // case.cluster.gpus_per_node))
-    if nodes <= smallest:
+    per_node = case.cluster.gpus_per_node
+    smallest = max(1, -(-int(case.layout.tp * case.layout.pp * case.layout.cp) // per_node))
+    if max(1, case.gpus // per_node) <= smallest:
         return float(found.seconds)
+    wishes = dataclasses.replace(question.wishes, batch=None)
     try:
-        small = make_case(described, dataclasses.replace(wishes, batch=None), case.cluster, smallest, constants, basis)
+        small = dataclasses.replace(question, wishes=wishes).case(smallest)
         share = int(case.work.batch // case.layout.dp)
         small = dataclasses.replace(
             small,
@@ -272,30 +223,19 @@ def _naive(found: Any, described: Any, wishes: Any, constants: Any, basis: Any) 
 
 
 def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
-    from drumbeat.base.problem import Problem
     from drumbeat.predict.goodput import affordable, whole_run
-    from drumbeat.predict.show import amount
 
-    units = None
-    if args.tokens:
-        units = _quantity(args.tokens, "--tokens")
+    units = quantity(args.tokens, "--tokens") if args.tokens else None
     if args.budget:
-        hours = _quantity(args.budget, "--budget", "gpuh")
-        paid = affordable(hours, found.seconds, found.per_step, found.case.gpus, reliability)
+        hours = quantity(args.budget, "--budget", "gpuh")
+        paid, low, high = (
+            affordable(hours, each, found, reliability) for each in (found.seconds, found.high, found.low)
+        )
         if not args.json and not args.html:
-            asked = (
-                f"; {amount(units)} were asked for: {'enough' if paid >= units else f'{paid / units:.0%} of them'}"
-                if units
-                else ""
-            )
-            low, high = (
-                affordable(hours, each, found.per_step, found.case.gpus, reliability)
-                for each in (found.high, found.low)
-            )
-            print(
-                f"{'budget':<13}{hours:,.0f} GPU-hours pay for {amount(paid)} {found.unit} "
-                f"(90 %: {amount(low)} to {amount(high)}){asked}"
-            )
+            enough = "enough" if units and paid >= units else f"{paid / (units or paid):.0%} of them"
+            asked = f"; {show.amount(units)} were asked for: {enough}" if units else ""
+            span = f"90 %: {show.amount(low)} to {show.amount(high)}"
+            print(f"{'budget':<13}{hours:,.0f} GPU-hours pay for {show.amount(paid)} {found.unit} ({span}){asked}")
         units = units or paid
     if units is None and described.steps:
         units = described.steps * found.per_step
@@ -303,42 +243,10 @@ def _whole(args: Any, found: Any, described: Any, reliability: Any) -> Any:
         return None
     if args.price is not None and not 0 <= args.price < 1e6:
         raise Problem(f"--price {args.price}: a price above 0 is needed")
-    return whole_run(
-        units,
-        found.seconds,
-        found.per_step,
-        found.low,
-        found.high,
-        found.case.gpus,
-        reliability,
-        found.case.cluster.watts,
-        args.price,
-    )
-
-
-def _quantity(text: str, flag: str, unit: str = "") -> float:
-    from drumbeat.base.problem import Problem
-
-    number = text.strip().lower()
-    if unit and number.endswith(unit):
-        number = number[: -len(unit)].strip()
-    times = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(number[-1:], 1.0)
-    try:
-        value = float(number if times == 1.0 else number[:-1]) * times
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e30:
-        raise Problem(
-            f"{flag} {text}: a number above 0 is needed", f"such as {'20000gpuh' if unit else '300e9 or 300b'}"
-        )
-    return value
+    return whole_run(units, found, reliability, args.price)
 
 
 def _search(args: Any, cases: Sequence[Any], job: Any) -> int:
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict import show
-    from drumbeat.predict.forecast import forecast
     from drumbeat.predict.search import best, pareto, simplest, usual
 
     case = cases[-1]
@@ -378,7 +286,6 @@ def _job_text(args: Any, job: Any, case: Any) -> str:
     """The job with the layout to use, as a job file."""
     import yaml
 
-    from drumbeat.base.problem import Problem
     from drumbeat.predict.arguments import with_arguments
 
     if job is None or not job.command:
@@ -395,9 +302,7 @@ def _job_text(args: Any, job: Any, case: Any) -> str:
 
 def _verify(args: Any, job: Any, found: Sequence[Any]) -> int:
     """Run the best three layouts for 20 steps each, through tune."""
-    import os
 
-    from drumbeat.base.problem import Problem
     from drumbeat.cli.tune import tune
     from drumbeat.predict.arguments import arguments_of
     from drumbeat.tune.request import Asked
@@ -414,34 +319,10 @@ def _verify(args: Any, job: Any, found: Sequence[Any]) -> int:
     return tune(settle(asked, job, place_here(sized(job, asked.given), os.environ)), args.json, False)
 
 
-def _smaller(described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:
-    """The same step on fewer and on more nodes, for the table of time against GPU-hours."""
-    import dataclasses
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict.job import make_case
-
-    batch = make_case(described, wishes, cluster, nodes, constants, basis).work.batch
-    found = []
-    for count in sorted({max(1, nodes // 4), max(1, nodes // 2), nodes * 2} - {nodes}):
-        try:
-            same = dataclasses.replace(wishes, batch=int(batch), layout="", micro=None)
-            found.append(make_case(described, same, cluster, count, constants, basis))
-        except Problem:
-            continue
-    return found
-
-
-def _more(args: Any, described: Any, wishes: Any, cluster: Any, nodes: int, constants: Any, basis: Any) -> List[Any]:
-    """Predictions around one number of nodes, for the page's curves."""
-    from drumbeat.base.problem import Problem
-    from drumbeat.predict.forecast import forecast
-    from drumbeat.predict.job import make_case
-
-    found = []
-    for count in sorted({max(1, nodes // 8), max(1, nodes // 4), max(1, nodes // 2), nodes, nodes * 2, nodes * 4}):
-        try:
-            found.append(forecast(make_case(described, wishes, cluster, count, constants, basis)))
-        except Problem:
-            continue
-    return found
+def _other_sizes(question: Any, nodes: int) -> List[Any]:
+    """Cases of the same step on fewer and on more nodes, for the table of time against GPU-hours."""
+    batch = int(question.case(nodes).work.batch)
+    wishes = dataclasses.replace(question.wishes, batch=batch, layout=None, micro_batch=None)
+    counts = {max(1, nodes // 4), max(1, nodes // 2), nodes * 2} - {nodes}
+    cases: List[Any] = dataclasses.replace(question, wishes=wishes).cases(counts)[0]
+    return cases

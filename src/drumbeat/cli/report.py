@@ -7,19 +7,22 @@ import shutil
 import sys
 from typing import Any, Dict
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import to_plain
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json, write_file
 
 _FORMATS = ("markdown", "csv", "latex")  # as in drumbeat.report.tables
 
 
-_RUNS = (
-    "run id or the start of one, run folder, scheduler job, or a file that a program printed; default: the newest run; "
-    "several: how they scale"
-)
+_RUN = "run id or the start of one, run folder, scheduler job, or a file that a program printed"
 
 
-def add_arguments(parser: Any, runs: str = _RUNS) -> None:
+def add_arguments(parser: Any) -> None:
+    several = parser.get_default("called") == "compare"
+    runs = (
+        f"two or more: each a {_RUN}" if several else f"{_RUN}; default: the newest run here; several: how they scale"
+    )
     parser.add_argument("runs", nargs="*", metavar="RUN", help=runs)
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
     parser.add_argument("--svg", metavar="FOLDER", help="write each figure as an SVG file, for a paper")
@@ -33,8 +36,9 @@ def add_arguments(parser: Any, runs: str = _RUNS) -> None:
 def run(args: Any) -> int:
     if len(args.runs) > 1:
         return _several(args)
-    from drumbeat.base.problem import Problem
 
+    if args.called == "compare":
+        raise Problem("compare takes two runs or more", "drumbeat compare RUN RUN; drumbeat list shows them")
     if args.table:
         raise Problem("--table compares runs, but only one was given", "drumbeat report RUN RUN ... --table markdown")
     if args.export:
@@ -56,8 +60,6 @@ def run(args: Any) -> int:
 
 
 def _several(args: Any) -> int:
-    from drumbeat.base.problem import Problem
-    from drumbeat.base.record import to_plain
     from drumbeat.report import tables
     from drumbeat.report.gather import compare_named
 
@@ -79,7 +81,6 @@ def _several(args: Any) -> int:
 
 
 def _write_charts(folder: str, charts: Dict[str, str]) -> None:
-    from drumbeat.base.problem import Problem
     from drumbeat.report.chart import standalone
 
     try:

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import sys
 from typing import Any
+
+from drumbeat.base.problem import Problem
+from drumbeat.base.redact import printable
 
 
 def add_arguments(parser: Any) -> None:
     from drumbeat.jobfile.flags import add_job_flags
 
     add_job_flags(parser)
+    add_start(parser)
+
+
+def add_start(parser: Any) -> None:
+    """Add the arguments of commands that start a run at once."""
     parser.add_argument("--no-preflight", action="store_true", help="start even if a node fails its preflight checks")
     group = parser.add_argument_group("without a scheduler, typed once on each machine")
     group.add_argument("--node-rank", type=int, metavar="K", help="node rank of this machine, from 0")
     group.add_argument("--master", default="", metavar="HOST[:PORT]", help="address of node 0 as the others reach it")
 
 
-def run(args: Any) -> int:
-    import dataclasses
-
-    from drumbeat.base.problem import Problem
-    from drumbeat.desk.start.run import run_job
+def job_to_start(args: Any) -> Any:
     from drumbeat.jobfile.flags import load_job
 
     if args.node_rank is not None and args.node_rank < 0:
         raise Problem(f"--node-rank {args.node_rank}: node ranks count from 0")
     job = load_job(args.job, args)
-    if args.no_preflight:
-        job = dataclasses.replace(job, checks=dataclasses.replace(job.checks, preflight="off"))
+    return (
+        dataclasses.replace(job, checks=dataclasses.replace(job.checks, preflight="off")) if args.no_preflight else job
+    )
+
+
+def run(args: Any) -> int:
+    from drumbeat.desk.start.run import run_job
+
+    job = job_to_start(args)
     if args.job is None and args.node_rank is None:
         _say_what_is_seen(job)
     return run_job(job, args.job, args.node_rank, args.master, job.nodes)
@@ -34,10 +48,7 @@ def run(args: Any) -> int:
 
 def _say_what_is_seen(job: Any) -> None:
     """Say in one line what the program looks like: where nothing was run before, and always if ranks would be copies."""
-    import os
-    import sys
 
-    from drumbeat.base.redact import printable
     from drumbeat.commands.program import script_at
     from drumbeat.convert.folder import PROGRAM, first_look, kind_of
     from drumbeat.desk.start.place import HERE, find_place

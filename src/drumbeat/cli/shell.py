@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_run
 
 
 def add_arguments(parser: Any) -> None:
-    add_run(parser, "default: the newest")
+    add_run(parser, "default: the newest here")
     parser.add_argument("--node", type=int, default=0, metavar="K", help="which node, from 0")
     parser.usage = (
         "%(prog)s [RUN] [--node K] [-- COMMAND ...]\n\n"
@@ -22,7 +23,6 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     from drumbeat import backends
     from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED
-    from drumbeat.base.problem import Problem
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.status import status
 

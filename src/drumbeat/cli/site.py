@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pkgutil
+import socket
 from typing import Any
 
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import to_plain
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
 
@@ -25,8 +30,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.problem import Problem
-
     if args.action in ("show", "check", "image") and not args.site:
         raise Problem(f"{args.action} what?", "drumbeat site show NAME; drumbeat site check FILE")
     actions = {"list": _list, "show": _show, "new": _new, "check": _check, "image": _image}
@@ -34,9 +37,6 @@ def run(args: Any) -> int:
 
 
 def _image(args: Any) -> int:
-    import os
-
-    from drumbeat.base.problem import Problem
     from drumbeat.containers.image import recipe
     from drumbeat.jobfile.site import find_site
 
@@ -53,9 +53,6 @@ def _image(args: Any) -> int:
 
 
 def _list(args: Any) -> int:
-    import os
-    import socket
-
     from drumbeat.jobfile.site import detect, load_site, site_names, user_profiles
     from drumbeat.machine.host import LiveHost
     from drumbeat.machine.identity import read as identity
@@ -75,10 +72,6 @@ def _list(args: Any) -> int:
 
 
 def _show(args: Any) -> int:
-    import os
-    import pkgutil
-
-    from drumbeat.base.record import to_plain
     from drumbeat.jobfile.new_site import site_lines
     from drumbeat.jobfile.site import load_site, site_from_path, user_profiles
     from drumbeat.jobfile.yamlfile import read_file
@@ -99,8 +92,6 @@ def _show(args: Any) -> int:
 
 
 def _new(args: Any) -> int:
-    import os
-
     from drumbeat import backends
     from drumbeat.jobfile.new_site import new_site
     from drumbeat.machine.gather import gather

@@ -8,21 +8,20 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Tuple
 
+from drumbeat.base.redact import printable
 from drumbeat.cli import add_json, add_run
 from drumbeat.cli.output import print_json
 
 if TYPE_CHECKING:
     from drumbeat.desk.state import State
-    from drumbeat.runfolder.derived import Ranks
+    from drumbeat.runfolder.run import Ranks
 
 
-_LAST_FILES = (
-    5.0  # seconds for what is still to be fetched of a run that has ended elsewhere: only then is it tidied up there
-)
+_LAST_FILES = 5.0  # seconds to fetch the rest of a run that has ended elsewhere: only then is it tidied up there
 
 
 def add_arguments(parser: Any) -> None:
-    add_run(parser, "default: the newest")
+    add_run(parser, "default: the newest here")
     parser.add_argument(
         "--placement", action="store_true", help="each rank's GPU, cores, NUMA node and NIC, and whether they fit"
     )
@@ -30,9 +29,8 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.redact import printable
     from drumbeat.desk.runs import find_run
-    from drumbeat.desk.state import output_of, placement_lines, state_of, unsaved_lines
+    from drumbeat.desk.state import as_plain, output_of, placement_lines, state_of, unsaved_lines
     from drumbeat.runfolder.lines import closing_lines, code_words, failure_lines, folded
     from drumbeat.runfolder.run import lead_now
 
@@ -122,13 +120,3 @@ def rank_words(ranks: Ranks, now: float) -> str:
     if ranks.seen is not None and ranks.seen > ranks.started:
         return f"{ranks.seen} seen in one world, started by {count(ranks.started, 'command')}"
     return f"all {ranks.started} running" if ranks.started else ""
-
-
-def as_plain(state: State) -> dict[str, Any]:
-    from drumbeat.base.record import to_plain
-
-    rate = state.rate
-    plain: dict[str, Any] = to_plain(state)
-    plain["outcome"] = None if state.goes_on else state.condition.word
-    plain["throughput"] = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
-    return plain

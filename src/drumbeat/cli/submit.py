@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 from drumbeat.cli import add_json
@@ -27,9 +29,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
-    import sys
-
     from drumbeat import backends
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.start.submit import order_after, queued_order, saved_order, submit
@@ -60,15 +59,11 @@ def run(args: Any) -> int:
 
 
 def _say(text: str) -> None:
-    import sys
-
     print(f"{'after':<9} {text}", file=sys.stderr, flush=True)
 
 
 def _wait(folder: str, show: bool) -> int:
     """Wait for the run to end. A Ctrl-C ends only the waiting: the job stays submitted."""
-    import os
-    import sys
 
     from drumbeat.cli.logs import follow
     from drumbeat.desk.cancel import exit_code, wait_for_end

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import os
+import sys
+from typing import Any
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json
-from drumbeat.cli.output import print_json
+from drumbeat.cli.output import print_json, quantity
 
 _NOT_OURS = ("array", "restarts")
 _HELP = {
@@ -69,8 +72,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    import os
-
     from drumbeat.jobfile.flags import load_job
     from drumbeat.tune.session import settle, sized
     from drumbeat.tune.trial_list import place_here
@@ -83,9 +84,6 @@ def run(args: Any) -> int:
 
 
 def _submit(args: Any, job: Any, asked: Any) -> int:
-    import os
-    import sys
-
     from drumbeat import backends
     from drumbeat.desk.start.submit import queued_order
     from drumbeat.tune.session import make_request, settle, sized, submit
@@ -113,10 +111,7 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
 
 def run_submitted(request: str) -> int:
     """Run a submitted tuning in its allocation: `_tune REQUEST`, called by the batch script."""
-    import os
-    import sys
 
-    from drumbeat.base.problem import Problem
     from drumbeat.tune.session import read_request, settle, sized
     from drumbeat.tune.trial_list import place_here
 
@@ -131,7 +126,6 @@ def run_submitted(request: str) -> int:
 
 
 def tune(tuning: Any, as_json: bool, dry: bool) -> int:
-
     from drumbeat.tune.progress import Shown, closing, table
     from drumbeat.tune.session import outcome_code, run_tuning
     from drumbeat.tune.trial import Interruption
@@ -160,7 +154,6 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
 
 
 def _asked(args: Any) -> Any:
-    from drumbeat.base.problem import Problem
     from drumbeat.jobfile.resources import NAMES
     from drumbeat.tune.request import Asked
     from drumbeat.tune.search import HOOKS
@@ -174,18 +167,7 @@ def _asked(args: Any) -> Any:
     hooks = tuple(name for name in args.hooks.split(",") if name) if args.hooks is not None else HOOKS
     if not hooks:
         raise Problem("--hooks names none", f"known: {', '.join(HOOKS)}")
+    parameters = quantity(args.parameters, "--parameters") if args.parameters is not None else None
     plain = ("seconds", "silence", "steps", "start", "largest", "global_batch", "data_ranks", "rate", "candidates")
     said = {name: getattr(args, name) for name in plain}
-    return Asked(args.what, hooks=hooks, parameters=_parameters(args.parameters), given=given, **said)
-
-
-def _parameters(text: Optional[str]) -> Optional[float]:
-    from drumbeat.base.problem import Problem
-
-    if text is None:
-        return None
-    times = {"m": 1e6, "b": 1e9}.get(text[-1:].lower(), 1.0)
-    try:
-        return float(text if times == 1.0 else text[:-1]) * times
-    except ValueError:
-        raise Problem(f"--parameters {text}: a number is needed", "such as 8e9, 8b or 350m") from None
+    return Asked(args.what, hooks=hooks, parameters=parameters, given=given, **said)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from drumbeat.cli import add_json
 from drumbeat.cli.output import print_json
+from drumbeat.cli.run import add_start, job_to_start
 
 _NOT_OURS = ("command", "launcher", "restarts", "name")
 
@@ -26,25 +28,18 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--python", metavar="PATH", help="a Python with torch. Default: this one if it has torch, else python3"
     )
-    parser.add_argument("--node-rank", type=int, metavar="K", help="typed on each machine: its node rank, from 0")
-    parser.add_argument("--master", default="", metavar="HOST[:PORT]", help="address of node 0 as the others reach it")
-    parser.add_argument("--no-preflight", action="store_true", help="start even if a node fails its preflight checks")
+    add_start(parser)
     add_job_flags(parser, leave_out=_NOT_OURS)
     parser.set_defaults(takes_command=False)
     parser.usage = f"{parser.prog} [JOB.yaml] [options]"
 
 
 def run(args: Any) -> int:
-    import dataclasses
-
     from drumbeat.desk.start.verify import as_plain, judged, run_verify, verify_job, write_verdict
-    from drumbeat.jobfile.flags import load_job
 
     if args.mpi:
         return _mpi(args)
-    job = verify_job(load_job(args.job, args), args.quick, args.backend, args.python)
-    if args.no_preflight:
-        job = dataclasses.replace(job, checks=dataclasses.replace(job.checks, preflight="off"))
+    job = verify_job(job_to_start(args), args.quick, args.backend, args.python)
     code, folder = run_verify(job, args.node_rank, args.master)
     if folder is None:
         return code  # the lead's machine has the results
@@ -64,14 +59,11 @@ def run(args: Any) -> int:
 
 
 def _mpi(args: Any) -> int:
-    import os
-
     from drumbeat.desk.start.verify import mpi_job, mpi_results, require_mpi_launcher, run_verify
-    from drumbeat.jobfile.flags import load_job
     from drumbeat.verify.show import NOT_MEASURED, mpi_failed, mpi_lines
 
     require_mpi_launcher(os.environ)
-    code, folder = run_verify(mpi_job(load_job(args.job, args), args.quick, args.python), args.node_rank, args.master)
+    code, folder = run_verify(mpi_job(job_to_start(args), args.quick, args.python), args.node_rank, args.master)
     if folder is None:
         return code  # the lead's machine has the results
     results = mpi_results(folder)

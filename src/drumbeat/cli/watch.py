@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from drumbeat.base.problem import Problem
 from drumbeat.cli import add_json, add_run
 from drumbeat.cli.output import print_json
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: Any) -> None:
-    add_run(parser, "default: the newest")
+    add_run(parser, "default: the newest here")
     parser.add_argument("--web", action="store_true", help="a page for the browser, and /metrics for Prometheus")
     parser.add_argument(
         "--port", type=port, metavar="P", help="port of the page; default: 8765, or any free one; 0: any"
@@ -38,7 +39,6 @@ def port(text: str) -> int:
 
 
 def run(args: Any) -> int:
-    from drumbeat.base.problem import Problem
     from drumbeat.desk.runs import find_run
     from drumbeat.watch.session import Session
 
@@ -56,7 +56,6 @@ def run(args: Any) -> int:
 
 def _page(session: Session, args: Any) -> int:
     from drumbeat.base.installed import pip_install
-    from drumbeat.base.problem import Problem
 
     try:
         from drumbeat.watch.web import serve

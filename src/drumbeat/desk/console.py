@@ -373,17 +373,13 @@ class Console:
         # Unknown verdicts are in the events; they tell a person nothing.
         silent = verdict.answer == "unknown" and (verdict.check in ("transport", "traffic") or not verdict.seen)
         words = verdict.summary if verdict.answer == "as planned" else verdict.words
-        if (
-            verdict.check == "affinity" and self.order.nodes > 1 and event.peer is not None
-        ):  # its numbers are one node's
+        if verdict.check == "affinity" and self.order.nodes > 1 and event.peer is not None:  # about one node
             wrong = verdict.answer == "mismatch"  # that cannot wait for the others
             lines = [f"node {event.peer}: {words}"] if wrong else []
             for line in [*lines, *self._affinity.add(event.peer, "" if silent or wrong else words)]:
                 self.say(verdict.check, line)
-        elif not silent and (
-            event.peer == 0 or verdict.answer == "mismatch"
-        ):  # node 0 speaks for those that are as planned
-            self.say(verdict.check, words)
+        elif not silent and (event.peer == 0 or verdict.answer == "mismatch"):
+            self.say(verdict.check, words)  # node 0 speaks for those that are as planned
 
     def _is_of_the_muster(self, event: kinds.FindingMade) -> bool:
         """Return true if the finding belongs to the muster: every node checks itself before it joins, so others may report

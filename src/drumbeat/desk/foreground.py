@@ -22,10 +22,9 @@ from drumbeat.base.signals import EXIT_STORAGE, STOPS, stops_held_back
 from drumbeat.desk.console import Console
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.layout import RunFolder, ask_to_stop
 from drumbeat.runfolder.ledger import ledger
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import Run, replaced_nodes
 from drumbeat.runfolder.state import Course, hangs_of, ranks_seen, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,
@@ -177,9 +176,7 @@ class Foreground:
         os.set_blocking(reports, False)
         os.set_blocking(report_fd, False)  # a desk that is stopped (Ctrl-Z) must not stop its guards
         self.console.begin()
-        with (
-            stops_held_back()
-        ):  # the guards let them in once they can pass them on; none is lost, and none kills a guard
+        with stops_held_back():  # until the guards can pass them on: none is lost, and none kills a guard
             self.guards = start_agents(self.bundle, self.order, self.nodes, self.token, environ, report_fd, if_killed)
         for early in self.signals:  # those that came before there was anybody to pass them on to
             self._signal_guards(early)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
 from typing import Callable, List, Mapping, Optional, Tuple
 
 from drumbeat import backends
-from drumbeat.backends.contract import ALIVE, parse_handle
+from drumbeat.backends.contract import ALIVE, CANCELLED, FINISHED, parse_handle
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import RecordError
+from drumbeat.base.redact import printable
 from drumbeat.desk.start.create import index_folder
-from drumbeat.desk.status import status
+from drumbeat.desk.status import ask_together, status
 from drumbeat.runfolder.run import Run
+
+_LOOKED_AT = 20  # runs of which one is chosen to be diagnosed
 
 
 class NoSuchRun(Problem):
@@ -53,22 +57,52 @@ def is_trial(run: Run) -> bool:
 
 
 def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
-    """Find the run that is meant; the newest if none is named. An exact id wins, then an exact name, then the start of an
-    id."""
+    """Find the run that is meant; the newest one here if none is named. An exact id wins, then an exact name, then the
+    start of an id."""
     if wanted and (os.path.isdir(wanted) or os.sep in wanted and "://" not in wanted):
         return _opened(wanted, environ)
-    runs = all_runs(environ).runs
     if not wanted:
-        runs = tuple(run for run in runs if not is_trial(run))
-        if not runs:
-            raise Problem("no run was started here yet", "drumbeat run -- python train.py")
-        return runs[0]
-    matches = _matches(wanted, runs)
+        return runs_here(environ)[0]
+    matches = _matches(wanted, all_runs(environ).runs)
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise Problem(f"{wanted} could be any of {_ids(matches)}", "type more of the run id")
     raise NoSuchRun(f"no run {wanted}", "drumbeat list shows them; the path of a run folder works too")
+
+
+def runs_here(environ: Mapping[str, str]) -> List[Run]:
+    """Return the runs whose folder or working folder is the current folder or below it, the newest first. If there are
+    none, return all runs and say so: somebody who types nothing must know which run is shown."""
+    runs = [run for run in all_runs(environ).runs if not is_trial(run)]
+    if not runs:
+        raise Problem("no run was started yet", "drumbeat run -- python train.py")
+    here = [run for run in runs if _is_below(run.path) or _is_below(_workdir(run))]
+    if not here:
+        print(f"drumbeat: no run of this folder; {printable(runs[0].run_id)} is the newest of all", file=sys.stderr)
+    return here or runs
+
+
+def run_to_diagnose(environ: Mapping[str, str]) -> Run:
+    """Return the newest run here that did not end well, and was not cancelled either; if there is none, the newest."""
+    runs = runs_here(environ)[:_LOOKED_AT]
+    ask_together(runs)
+    ended = ((run, status(run)) for run in runs)
+    bad = (run for run, end in ended if end.state not in (FINISHED, CANCELLED) or end.detail == "doubtful")
+    return next(bad, runs[0])
+
+
+def _workdir(run: Run) -> str:
+    try:
+        order = run.order()
+    except RecordError:
+        return ""
+    return order.source_workdir if order else ""
+
+
+def _is_below(path: str) -> bool:
+    """Return true if a path is the current folder or below it."""
+    return bool(path) and f"{os.path.realpath(path)}{os.sep}".startswith(_here())
 
 
 def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: Callable[[Run], bool]) -> Run:
@@ -131,8 +165,6 @@ def job_of(run: Run) -> str:
 
 
 def _ids(runs: List[Run]) -> str:
-    from drumbeat.base.redact import printable
-
     more = f" and {len(runs) - 5} more" if len(runs) > 5 else ""
     return ", ".join(printable(run.run_id) for run in runs[:5]) + more
 

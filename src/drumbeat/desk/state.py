@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, Status
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
-from drumbeat.base.record import RecordError, from_plain
+from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.desk.status import read_summary, status
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
-from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
 from drumbeat.runfolder.events import Event, VerdictGiven
 from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Run, lead_now
+from drumbeat.runfolder.run import Ranks, Run, lead_now, replaced_nodes, spares_left
 from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, world_of
 from drumbeat.runfolder.summary import Affected, Summary
 
@@ -62,6 +61,14 @@ class State:
         if self.summary and self.summary.throughput:
             return self.summary.throughput.value, self.summary.throughput.unit
         return self.progress.rate()
+
+
+def as_plain(state: State) -> Dict[str, Any]:
+    """Return what `--json` prints."""
+    rate = state.rate
+    throughput = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
+    outcome = None if state.goes_on else state.condition.word
+    return {**to_plain(state), "outcome": outcome, "throughput": throughput}
 
 
 def state_of(run: Run, now: Optional[float] = None) -> State:

@@ -10,7 +10,7 @@ from drumbeat.base.regex import regex
 from drumbeat.doctor.case import seen, worst_first
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
-from drumbeat.machine.framework_answers import FrameworkAnswers
+from drumbeat.machine.frameworks import FrameworkAnswers
 
 # Findings on the MPI of this node: which one, whether it takes GPU memory, and whether mpi4py uses the same one as
 # mpirun.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.machine.framework_answers import FrameworkAnswers
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.machine.host import Host
 
 SECONDS = 120.0  # importing torch or asking a driver can take long on a cold file system
@@ -63,6 +64,22 @@ except BaseException as error:
 print("\\ndrumbeat:" + json.dumps(found), flush=True)
 os._exit(0)
 """
+
+
+FRAMEWORKS = tuple(MODULES)
+
+
+@dataclass(frozen=True)
+class FrameworkAnswers:
+    """`tools`: what each report tool printed; None where it failed or did not answer in time; left out where it is not there."""
+
+    framework: str
+    python: str
+    probe: Mapping[str, Any] = field(default_factory=dict)  # empty: the interpreter did not answer
+    tools: Mapping[str, Optional[str]] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    stale_locks: Tuple[str, ...] = ()  # of extension builds that were killed
+    gpus: Tuple[str, ...] = ()  # vendors, one per GPU of this node
 
 
 def ask(host: Host, framework: str, python: str, gpus: Tuple[str, ...] = ()) -> FrameworkAnswers:

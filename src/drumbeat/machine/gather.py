@@ -44,19 +44,9 @@ _NAMES = frozenset(
 )  # fmt: skip
 # What identity and container ask for besides; a capture needs it, a job's environment does not.
 _IDENTITY_PREFIXES = (
-    "SLURM_",
-    "SLURMD_",
-    "PBS_",
-    "PALS_",
-    "OMPI_COMM_WORLD_",
-    "PMI_",
-    "PMIX_",
-    "MPI_LOCAL",
-    "RUNAI_",
-    "LSB_",
-    "JSM_",
+    "SLURM_", "SLURMD_", "PBS_", "PALS_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL", "RUNAI_", "LSB_", "JSM_",
     "FLUX_",
-)
+)  # fmt: skip
 _IDENTITY_NAMES = frozenset(
     (
         "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "JOB_NAME", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER",

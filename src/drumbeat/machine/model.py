@@ -256,9 +256,7 @@ class Facts:
     kernel: Kernel = field(default_factory=Kernel)
     container: Container = field(default_factory=Container)
     identity: Identity = field(default_factory=Identity)
-    environment: Dict[str, str] = field(
-        default_factory=dict
-    )  # variables that matter to a job; secrets are not among them
+    environment: Dict[str, str] = field(default_factory=dict)  # variables that matter to a job, without secrets
     unknown: Tuple[str, ...] = ()  # what could not be read, and why
     gpus_on_bus: Dict[str, int] = field(default_factory=dict)  # vendor -> how many the machine has, ours or not
     default_route: Optional[str] = None  # the interface that leads out; empty: none does

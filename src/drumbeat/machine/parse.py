@@ -7,7 +7,7 @@ import re
 from typing import Dict, List, Optional, Set, Tuple, Union
 
 from drumbeat.base.regex import regex
-from drumbeat.machine.host_protocol import Host
+from drumbeat.machine.host import Host
 
 _CPU_LIMIT = 1 << 14
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
@@ -78,20 +78,6 @@ def cpulist(text: Optional[str]) -> Optional[Tuple[int, ...]]:
             return None
         cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
-
-
-def cpulist_text(cpus: Tuple[int, ...]) -> str:
-    """The other way round, for people: 0-3,64."""
-    parts: List[str] = []
-    first = last = None  # type: Optional[int]
-    for cpu in (*cpus, None):
-        if last is not None and cpu == last + 1:
-            last = cpu
-            continue
-        if first is not None:
-            parts.append(str(first) if first == last else f"{first}-{last}")
-        first = last = cpu
-    return ",".join(parts)
 
 
 def pci_address(text: Optional[str]) -> Optional[str]:

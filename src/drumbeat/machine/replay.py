@@ -15,12 +15,13 @@ import os
 import shlex
 import tarfile
 import zlib
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from drumbeat.base.problem import Problem
 from drumbeat.machine import gather
 from drumbeat.machine.host import READ_LIMIT, Host, digest_of, read_piece, version_in_piece
 
+T = TypeVar("T")
 CAPTURE_NAME = "capture.json"
 CAPTURE_SCHEMA = 1
 _CAPTURE_LIMIT = 64 << 20
@@ -42,9 +43,8 @@ def open_host(place: str) -> Host:
 class _Told:
     """The answers that are not files, from JSON that someone else may have written: wrong types are no answer."""
 
-    def __init__(self, told: Mapping[str, Any], where: str) -> None:
+    def __init__(self, told: Mapping[str, Any]) -> None:
         self._told = told
-        self._where = where
 
     def _table(self, name: str) -> Mapping[str, Any]:
         value = self._told.get(name)
@@ -89,40 +89,36 @@ class FolderHost(_Told):
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
         self._places: Dict[str, Optional[str]] = {}
-        super().__init__(self._load_told(), self.root)
-
-    def _load_told(self) -> Mapping[str, Any]:
         text = self.read("/.drumbeat/host.json")
-        if text is None:
-            return {}
-        return _json_object(text, os.path.join(self.root, ".drumbeat/host.json"))
+        super().__init__(_json_object(text, f"{self.root}/.drumbeat/host.json") if text is not None else {})
 
     def read(self, path: str) -> Optional[str]:
         data = self.data(path, 0, READ_LIMIT)
         return None if data is None else data.decode("utf-8", "replace")
 
     def data(self, path: str, start: int, size: int) -> Optional[bytes]:
-        place = self._place(path)
-        return None if place is None else read_piece(self.root + place, start, size)
+        return read_piece(self._real(path), start, size)
 
     def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
-        place = self._place(path)
-        return None if place is None else version_in_piece(self.root + place, text, start, size)
+        return version_in_piece(self._real(path), text, start, size)
 
     def digest(self, path: str) -> Optional[str]:
-        place = self._place(path)
-        return None if place is None else digest_of(self.root + place)
+        return digest_of(self._real(path))
 
     def list(self, path: str) -> List[str]:
-        place = self._place(path)
         try:
-            return [] if place is None else sorted(os.listdir(self.root + place))[:_NAMES_LIMIT]
+            return sorted(os.listdir(self._real(path)))[:_NAMES_LIMIT]
         except OSError:
             return []
 
     def resolve(self, path: str) -> Optional[str]:
         place = self._place(path)
         return place if place is not None and os.path.lexists(self.root + place) else None
+
+    def _real(self, path: str) -> str:
+        """Return the path on this machine; empty, which nothing can be read from, for a loop of links."""
+        place = self._place(path)
+        return "" if place is None else self.root + place
 
     def _place(self, path: str) -> Optional[str]:
         """Follow links as if the folder were `/`; `..` stops at the folder. None: a loop, or no such name."""
@@ -162,7 +158,7 @@ class CaptureHost(_Told):
         told = _json_object(_capture_text(path), path)
         if told.get("schema") != CAPTURE_SCHEMA:
             raise Problem(f"{path}: a capture of schema {told.get('schema')!r}", "read it with a newer drumbeat")
-        super().__init__(told, path)
+        super().__init__(told)
 
     def read(self, path: str) -> Optional[str]:
         return _text(self._table("read").get(path))
@@ -236,7 +232,7 @@ Read it anywhere: drumbeat facts --root THIS_FILE
 """
 
 
-class RecordingHost:
+class RecordingHost(_Told):
     """Passes every question on and keeps the answer. The environment it shows is the one the capture will hold."""
 
     def __init__(self, host: Host) -> None:
@@ -248,52 +244,35 @@ class RecordingHost:
             "environ": gather.for_capture(host.environ),
             "affinity": list(host.affinity()),
         }
+        super().__init__(self.answers)
 
-    def _keep(self, kind: str, key: str, answer: Any) -> None:
+    def _keep(self, kind: str, key: str, answer: T, kept: Any = None) -> T:
+        """Return the answer, which the capture holds as `kept` if it is not JSON itself."""
         if answer is not None and answer != []:
-            self.answers.setdefault(kind, {})[key] = answer
+            self.answers.setdefault(kind, {})[key] = answer if kept is None else kept
+        return answer
 
     def read(self, path: str) -> Optional[str]:
-        answer = self.host.read(path)
-        self._keep("read", path, answer)
-        return answer
+        return self._keep("read", path, self.host.read(path))
 
     def data(self, path: str, start: int, size: int) -> Optional[bytes]:
         answer = self.host.data(path, start, size)
-        self._keep("data", f"{path}@{start}+{size}", None if answer is None else base64.b64encode(answer).decode())
-        return answer
+        return self._keep("data", f"{path}@{start}+{size}", answer, base64.b64encode(answer or b"").decode())
 
     def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
-        answer = self.host.version_in(path, text, start, size)
-        self._keep("version_in", f"{path}@{start}+{size} {text}", answer)
-        return answer
+        return self._keep("version_in", f"{path}@{start}+{size} {text}", self.host.version_in(path, text, start, size))
 
     def digest(self, path: str) -> Optional[str]:
-        answer = self.host.digest(path)
-        self._keep("digest", path, answer)
-        return answer
+        return self._keep("digest", path, self.host.digest(path))
 
     def list(self, path: str) -> List[str]:
-        answer = self.host.list(path)
-        self._keep("list", path, answer)
-        return answer
+        return self._keep("list", path, self.host.list(path))
 
     def resolve(self, path: str) -> Optional[str]:
-        answer = self.host.resolve(path)
-        self._keep("resolve", path, answer)
-        return answer
+        return self._keep("resolve", path, self.host.resolve(path))
 
     def command(self, argv: Sequence[str], timeout: float = 5.0) -> Optional[str]:
-        answer = self.host.command(argv, timeout)
-        self._keep("commands", shlex.join(argv), answer)
-        return answer
-
-    @property
-    def environ(self) -> Dict[str, str]:
-        return dict(self.answers["environ"])
-
-    def library(self, name: str) -> Any:
-        return None
+        return self._keep("commands", shlex.join(argv), self.host.command(argv, timeout))
 
     def addresses(self) -> Optional[Dict[str, Tuple[str, ...]]]:
         answer = self.host.addresses()
@@ -301,24 +280,11 @@ class RecordingHost:
             self.answers["addresses"] = {name: list(items) for name, items in answer.items()}
         return answer
 
-    def affinity(self) -> Tuple[int, ...]:
-        return tuple(self.answers["affinity"])
-
     def limit(self, name: str) -> Optional[int]:
-        answer = self.host.limit(name)
-        self._keep("limits", name, answer)
-        return answer
+        return self._keep("limits", name, self.host.limit(name))
 
     def disk_bytes(self, path: str) -> Optional[int]:
-        answer = self.host.disk_bytes(path)
-        self._keep("disk_bytes", path, answer)
-        return answer
-
-    def hostname(self) -> str:
-        return str(self.answers["hostname"])
-
-    def python(self) -> str:
-        return str(self.answers["python"])
+        return self._keep("disk_bytes", path, self.host.disk_bytes(path))
 
     def write_capture(self, path: str) -> int:
         """Write what was asked so far; returns the file's size. It appears whole or not at all."""

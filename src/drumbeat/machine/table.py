@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
+from drumbeat.base.ranges import ranges
 from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.model import Facts, Gpu, Interface, RdmaDevice
-from drumbeat.machine.parse import cpulist_text
 
 _Rows = List[Tuple[str, str]]
 
@@ -87,26 +87,20 @@ def _cpus(facts: Facts) -> Iterator[Tuple[str, str]]:
     cores = len(cpus.siblings) if cpus.siblings else None
     with_cpus = [node for node, members in cpus.numa.items() if members]
     memory_only = len(cpus.numa) - len(with_cpus)
-    yield (
-        "cpu",
-        f"{_or(cpus.model)}: {len(cpus.online) or 'unknown'} CPUs, {_or(cores)} cores, {len(cpus.l3)} L3 groups",
-    )
+    online = len(cpus.online) or "unknown"
+    yield "cpu", f"{_or(cpus.model)}: {online} CPUs, {_or(cores)} cores, {len(cpus.l3)} L3 groups"
     for node in with_cpus:
-        yield "cpu", f"NUMA {node}: {cpulist_text(cpus.numa[node])}"
+        yield "cpu", f"NUMA {node}: {ranges(cpus.numa[node])}"
     if memory_only:
         yield "cpu", f"{memory_only} NUMA nodes have memory only"
-    yield "cpu", f"we may use {cpulist_text(cpus.allowed) or 'unknown'} ({len(cpus.allowed)})"
+    yield "cpu", f"we may use {ranges(cpus.allowed) or 'unknown'} ({len(cpus.allowed)})"
     if cpus.reserved:
-        yield "cpu", f"kept for the system: {cpulist_text(cpus.reserved)}"
+        yield "cpu", f"kept for the system: {ranges(cpus.reserved)}"
 
 
 def _gpu(gpu: Gpu, facts: Facts) -> str:
-    parts = [
-        f"{gpu.index}  {gpu.name or 'unknown ' + gpu.vendor}",
-        _or(gpu.arch),
-        _bytes(gpu.memory_bytes),
-        _place(gpu),
-    ]
+    name = gpu.name or f"unknown {gpu.vendor}"
+    parts = [f"{gpu.index}  {name}", _or(gpu.arch), _bytes(gpu.memory_bytes), _place(gpu)]
     if gpu.module is not None:
         parts.append(f"module {gpu.module}")
     if gpu.integrated:
@@ -185,29 +179,19 @@ def _versions(facts: Facts) -> _Rows:
     return rows if "torch" in facts.versions else [*rows, ("versions", none)]
 
 
-def _limits(facts: Facts) -> _Rows:
+def _limits(facts: Facts) -> Iterator[Tuple[str, str]]:
     limits = facts.limits
     nofile = "unlimited" if limits.nofile == -1 else _or(limits.nofile)
-    return [
-        (
-            "limits",
-            f"locked memory {_bytes(limits.memlock)}, open files {nofile}, /dev/shm {_bytes(limits.shm_bytes)}, "
-            f"cgroup memory {_bytes(limits.cgroup_memory_bytes)}, "
-            f"cgroup CPUs {cpulist_text(limits.cgroup_cpuset) or 'unknown'}",
-        )
-    ]
+    process = f"locked memory {_bytes(limits.memlock)}, open files {nofile}, /dev/shm {_bytes(limits.shm_bytes)}"
+    cpus = ranges(limits.cgroup_cpuset) or "unknown"
+    yield "limits", f"{process}, cgroup memory {_bytes(limits.cgroup_memory_bytes)}, cgroup CPUs {cpus}"
 
 
-def _kernel(facts: Facts) -> _Rows:
+def _kernel(facts: Facts) -> Iterator[Tuple[str, str]]:
     kernel = facts.kernel
     ports = "unknown" if kernel.ephemeral_ports is None else f"{kernel.ephemeral_ports[0]}-{kernel.ephemeral_ports[1]}"
-    return [
-        (
-            "kernel",
-            f"NUMA balancing {_yes(kernel.numa_balancing, 'on', 'off')}, IOMMU {_or(kernel.iommu)}, "
-            f"ACS {_yes(kernel.acs_enabled, 'on', 'off')}, ephemeral ports {ports}",
-        )
-    ]
+    numa, acs = _yes(kernel.numa_balancing, "on", "off"), _yes(kernel.acs_enabled, "on", "off")
+    yield "kernel", f"NUMA balancing {numa}, IOMMU {_or(kernel.iommu)}, ACS {acs}, ephemeral ports {ports}"
 
 
 def _container(facts: Facts) -> _Rows:

@@ -11,6 +11,7 @@ import math
 from typing import Optional
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.predict.forecast import Forecast
 
 # 419 unexpected interruptions of 16,384 GPUs in 54 days (Llama 3, arXiv:2407.21783, section 3.3.4).
 GPU_HOURS_PER_FAILURE = 50_000.0
@@ -91,42 +92,23 @@ class Whole:
     limit: float  # seconds to ask the scheduler for
 
 
-def whole_run(
-    units: float,
-    seconds: float,
-    per_step: float,
-    low: float,
-    high: float,
-    gpus: int,
-    r: Reliability,
-    watts: float,
-    price: Optional[float],
-) -> Whole:
-    """Return what `units` cost at a step time. `low` and `high`: its interval."""
-    steps = units / per_step
+def whole_run(units: float, found: Forecast, r: Reliability, price: Optional[float]) -> Whole:
+    """Return what `units` cost at the predicted time of a step."""
     share = max(1e-3, r.goodput.share)
-    total = steps * seconds / share
-    hours = gpus * total / 3600
+    steps = units / found.per_step / share
+    hours = found.case.gpus * steps * found.seconds / 3600
     # GPUs in training draw about 0.85 of their board's power; a node's other parts add about half of that again.
-    kwh = hours * watts * 0.85 * 1.5 / 1000 if watts else None
+    watts = found.case.cluster.watts * 0.85 * 1.5
+    kwh = hours * watts / 1000 if watts else None
+    money = hours * price if price is not None else None
+    low, high = steps * found.low, steps * found.high
     # The upper end of the interval, a start of ten minutes, and the last checkpoint.
-    limit = steps * high / share + 600 + r.checkpoint
-    return Whole(
-        units,
-        total,
-        steps * low / share,
-        steps * high / share,
-        hours,
-        share,
-        kwh,
-        hours * price if price is not None else None,
-        limit,
-    )
+    return Whole(units, steps * found.seconds, low, high, hours, share, kwh, money, high + 600 + r.checkpoint)
 
 
-def affordable(gpu_hours: float, seconds: float, per_step: float, gpus: int, r: Reliability) -> float:
-    """Return the tokens (or images) that a budget of GPU-hours pays for."""
-    return gpu_hours * 3600 / gpus * r.goodput.share / seconds * per_step
+def affordable(gpu_hours: float, seconds: float, found: Forecast, r: Reliability) -> float:
+    """Return the tokens (or images) that a budget of GPU-hours pays for at a step of `seconds`."""
+    return gpu_hours * 3600 / found.case.gpus * r.goodput.share / seconds * found.per_step
 
 
 def limit_words(seconds: float) -> str:

@@ -204,10 +204,7 @@ def config_model(config: Dict[str, Any], name: str) -> Tuple[Model, int]:
     once = hidden * (1 + family.norm_bias) * (norms > 0) + ("h" in bias) * vocab
     if kind == "bloom":
         once += 2 * hidden
-    elif kind in (
-        "bert",
-        "roberta",
-    ):  # types, the norm of the embeddings instead of a last one, and the head's transform
+    elif kind in ("bert", "roberta"):  # types, a norm of the embeddings instead of a last one, the head's transform
         once += c.count("type_vocab_size", default=2) * hidden + hidden * hidden + 3 * hidden + vocab
     elif kind == "vit":
         channels = c.count("num_channels", default=3)

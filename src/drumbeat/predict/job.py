@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
@@ -21,17 +21,17 @@ from drumbeat.predict.show import one_line
 
 @dataclass(frozen=True)
 class Wishes:
-    """Options of the command line. None or empty: not given."""
+    """Options of the command line; None: not given."""
 
-    layout: str = ""
+    layout: Optional[str] = None
     batch: Optional[int] = None
-    micro: Optional[int] = None
+    micro_batch: Optional[int] = None
     seq: Optional[int] = None
-    precision: str = ""
-    recompute: str = ""
-    zero: str = ""
-    framework: str = ""
-    schedule: str = ""
+    precision: Optional[str] = None
+    recompute: Optional[str] = None
+    zero: Optional[str] = None
+    framework: Optional[str] = None
+    schedule: Optional[str] = None
 
 
 _MOST_AT_ONCE, _MOST_TOKENS = 8, 16384  # samples of a micro-batch that is chosen here; more where they are short
@@ -102,7 +102,7 @@ def make_case(
     share = batch // dp
     work = Work(wishes.seq or described.seq, batch)
     level = recompute_named(wishes.recompute) if wishes.recompute else int(said.recompute)
-    micro = wishes.micro or int(max(0, said.micro))
+    micro = wishes.micro_batch or int(max(0, said.micro))
     if not micro and said.micro < 0:  # as a number of micro-batches
         if share % -said.micro:
             raise Problem(
@@ -126,6 +126,30 @@ def make_case(
     if micro and level >= 0:
         return case
     return _chosen(case, share, bool(micro), level >= 0)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prediction that was asked for, on any number of nodes."""
+
+    described: Described
+    wishes: Wishes
+    cluster: Cluster
+    constants: Optional[Constants] = None
+    basis: Basis = UNCALIBRATED
+
+    def case(self, nodes: int) -> Case:
+        return make_case(self.described, self.wishes, self.cluster, nodes, self.constants, self.basis)
+
+    def cases(self, counts: Iterable[int]) -> Tuple[List[Case], Dict[int, Problem]]:
+        """Return the cases of these numbers of nodes, and why the other numbers are not possible."""
+        cases, problems = [], {}
+        for nodes in sorted(set(counts)):
+            try:
+                cases.append(self.case(nodes))
+            except Problem as problem:
+                problems[nodes] = problem
+        return cases, problems
 
 
 def _sensible(described: Described, wishes: Wishes, ep: int) -> None:

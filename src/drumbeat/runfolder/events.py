@@ -15,6 +15,8 @@ from drumbeat.base.record import RecordError, from_plain
 from drumbeat.findings.model import Finding, Verdict
 from drumbeat.runfolder.progress import Progress
 
+TYPES: Dict[str, Type[Event]] = {}  # by the value of `kind`
+
 
 @dataclass(frozen=True)
 class Event:
@@ -26,12 +28,15 @@ class Event:
     node: int  # node rank
     attempt: int
 
+    def __init_subclass__(cls, name: str) -> None:
+        TYPES[name] = cls
+
 
 # -- written by the lead, to RUN/events.jsonl
 
 
 @dataclass(frozen=True)
-class RunStarted(Event):
+class RunStarted(Event, name="run-started"):
     run_id: str
     nodes: int
     ranks_per_node: int
@@ -41,7 +46,7 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True)
-class NodeJoined(Event):
+class NodeJoined(Event, name="node-joined"):
     peer: int
     peer_host: str
     address: str
@@ -50,7 +55,7 @@ class NodeJoined(Event):
 
 
 @dataclass(frozen=True)
-class Waiting(Event):
+class Waiting(Event, name="waiting"):
     """The muster takes long: names those that have not joined yet."""
 
     missing: str  # host names as a node list, or node ranks
@@ -59,14 +64,14 @@ class Waiting(Event):
 
 
 @dataclass(frozen=True)
-class Mustered(Event):
+class Mustered(Event, name="mustered"):
     seconds: float
     master_addr: str
     master_port: int
 
 
 @dataclass(frozen=True)
-class AttemptStarted(Event):
+class AttemptStarted(Event, name="attempt-started"):
     world_size: int
     master_addr: str
     master_port: int
@@ -77,12 +82,12 @@ class AttemptStarted(Event):
 
 
 @dataclass(frozen=True)
-class FirstStep(Event):
+class FirstStep(Event, name="first-step"):
     seconds: float  # from the command to the first training step that a rank of this attempt reported
 
 
 @dataclass(frozen=True)
-class Activity(Event):
+class Activity(Event, name="activity"):
     """Activity of the ranks while no step comes."""
 
     seconds: float  # since the attempt began, or since the last step
@@ -91,7 +96,7 @@ class Activity(Event):
 
 
 @dataclass(frozen=True)
-class Resumed(Event):
+class Resumed(Event, name="resumed"):
     """A reported hang is over: steps come again, or all ranks have ended well."""
 
     seconds: float  # since the last step; 0 where all ranks have ended
@@ -99,7 +104,7 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True)
-class Stalled(Event):
+class Stalled(Event, name="stalled"):
     """The others wait for a slow rank. Written when it is named, every minute, and when that is over."""
 
     rank: int
@@ -112,12 +117,12 @@ class Stalled(Event):
 
 
 @dataclass(frozen=True)
-class Failed(Event):
+class Failed(Event, name="failed"):
     finding: Finding  # the first real failure
 
 
 @dataclass(frozen=True)
-class Consequence(Event):
+class Consequence(Event, name="consequence"):
     """Ranks that failed, or were ended, because of the first failure."""
 
     ranks: str  # 0-7,9
@@ -126,14 +131,14 @@ class Consequence(Event):
 
 
 @dataclass(frozen=True)
-class AttemptEnded(Event):
+class AttemptEnded(Event, name="attempt-ended"):
     outcome: str  # finished, doubtful, failed, cancelled, time-limit, requeue
     exit_code: int
     progress: Optional[Progress] = None  # what its ranks reported, by the lead's clock
 
 
 @dataclass(frozen=True)
-class Decided(Event):
+class Decided(Event, name="decided"):
     action: str  # stop, restart, requeue
     why: str
     cause: str = ""  # what kind of failure it was: docs/comeback.md
@@ -142,7 +147,7 @@ class Decided(Event):
 
 
 @dataclass(frozen=True)
-class Excluded(Event):
+class Excluded(Event, name="excluded"):
     """A node that no further attempt of this run uses."""
 
     peer: int
@@ -151,14 +156,14 @@ class Excluded(Event):
 
 
 @dataclass(frozen=True)
-class Stopping(Event):
+class Stopping(Event, name="stopping"):
     why: str
     signal: int
     grace: float
 
 
 @dataclass(frozen=True)
-class NodeSilent(Event):
+class NodeSilent(Event, name="node-silent"):
     """A node is silent although its connection is not broken. It is given up only after `patience` seconds."""
 
     peer: int
@@ -173,7 +178,7 @@ class NodeSilent(Event):
 
 
 @dataclass(frozen=True)
-class NodeHeard(Event):
+class NodeHeard(Event, name="node-heard"):
     """A silent node is heard again."""
 
     peer: int
@@ -186,7 +191,7 @@ class NodeHeard(Event):
 
 
 @dataclass(frozen=True)
-class NodeLost(Event):
+class NodeLost(Event, name="node-lost"):
     peer: int
     peer_host: str
     why: str
@@ -201,7 +206,7 @@ class NodeLost(Event):
 
 
 @dataclass(frozen=True)
-class RunEnded(Event):
+class RunEnded(Event, name="run-ended"):
     outcome: str
     exit_code: int
 
@@ -210,14 +215,14 @@ class RunEnded(Event):
 
 
 @dataclass(frozen=True)
-class AgentStarted(Event):
+class AgentStarted(Event, name="agent-started"):
     pid: int
     version: str
     python: str
 
 
 @dataclass(frozen=True)
-class RankStarted(Event):
+class RankStarted(Event, name="rank-started"):
     rank: int
     local_rank: int
     pid: int
@@ -226,7 +231,7 @@ class RankStarted(Event):
 
 
 @dataclass(frozen=True)
-class RankExited(Event):
+class RankExited(Event, name="rank-exited"):
     rank: int
     exit_code: Optional[int]
     signal: Optional[int]
@@ -240,7 +245,7 @@ class RankExited(Event):
 
 
 @dataclass(frozen=True)
-class VerdictGiven(Event):
+class VerdictGiven(Event, name="verdict"):
     """The answer of a check on one node; the lead repeats it in its own file, with `peer`."""
 
     verdict: Verdict
@@ -252,12 +257,12 @@ class VerdictGiven(Event):
 
 
 @dataclass(frozen=True)
-class FindingMade(Event):
+class FindingMade(Event, name="finding"):
     finding: Finding  # stops nothing
 
 
 @dataclass(frozen=True)
-class KernelLogRead(Event):
+class KernelLogRead(Event, name="kernel-log"):
     """Says whether this node's kernel log is followed for errors of its GPUs."""
 
     source: str  # /dev/kmsg, dmesg, journalctl or a file; empty: it cannot be read, so its silence means nothing
@@ -265,40 +270,11 @@ class KernelLogRead(Event):
 
 
 @dataclass(frozen=True)
-class AgentEnded(Event):
+class AgentEnded(Event, name="agent-ended"):
     cpu_seconds: float
     seconds: float
     reaped: int
 
-
-TYPES: Dict[str, Type[Event]] = {
-    "run-started": RunStarted,
-    "node-joined": NodeJoined,
-    "waiting": Waiting,
-    "mustered": Mustered,
-    "attempt-started": AttemptStarted,
-    "first-step": FirstStep,
-    "activity": Activity,
-    "resumed": Resumed,
-    "stalled": Stalled,
-    "failed": Failed,
-    "consequence": Consequence,
-    "attempt-ended": AttemptEnded,
-    "decided": Decided,
-    "excluded": Excluded,
-    "stopping": Stopping,
-    "node-silent": NodeSilent,
-    "node-heard": NodeHeard,
-    "node-lost": NodeLost,
-    "run-ended": RunEnded,
-    "agent-started": AgentStarted,
-    "rank-started": RankStarted,
-    "rank-exited": RankExited,
-    "verdict": VerdictGiven,
-    "finding": FindingMade,
-    "kernel-log": KernelLogRead,
-    "agent-ended": AgentEnded,
-}
 
 COMMON = tuple(field.name for field in dataclasses.fields(Event))
 
@@ -308,11 +284,7 @@ def _own_fields(kind: Type[Event]) -> Tuple[str, ...]:
     return tuple(field.name for field in own if field.default is dataclasses.MISSING)
 
 
-KINDS: Dict[str, Tuple[str, ...]] = {
-    kind: _own_fields(record) for kind, record in TYPES.items()
-}  # what writers must give
-
-
+KINDS = {kind: _own_fields(record) for kind, record in TYPES.items()}  # what writers must give
 _UNKNOWN = {"mono": 0.0, "seq": 0, "host": "", "node": 0, "attempt": 0}  # what readers can do without
 
 

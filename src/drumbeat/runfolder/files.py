@@ -12,7 +12,7 @@ import socket
 import stat
 import time
 from dataclasses import field
-from typing import Any, BinaryIO, Callable, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
@@ -170,6 +170,14 @@ class Files:
         finally:
             os.close(fd)
 
+    def end(self, name: str, size: int) -> Tuple[str, bool]:
+        """Return the whole lines in the last `size` bytes of a file, and true if these are all of it."""
+        found = self.chunk(name, 0, 0)
+        chunk = self.chunk(name, max(0, found.size - size), size) if found else None
+        text = (chunk.data if chunk else b"").decode("utf-8", "replace")
+        whole = found is None or found.size <= size
+        return text if whole else "".join(text.splitlines(keepends=True)[1:]), whole
+
     def append(self, name: str, text: str) -> bool:
         """Add text to the end of a file; false if that is not possible now."""
         append(os.path.join(self.root, name), text.encode())
@@ -236,6 +244,14 @@ class Tail:
             parts.append(self._rest)
             self._rest = b""
         return [part.decode("utf-8", "replace") for part in parts]
+
+    def rest(self) -> Iterator[str]:
+        """Yield all lines up to the end of the file, also a last one that has no end."""
+        while True:
+            texts = self.lines(final=True)
+            yield from texts
+            if not texts and not self.behind:
+                return
 
     def skip(self, keep: int = 0) -> None:
         """Take all that is in the file now as read, but for the whole lines in its last `keep` bytes."""

@@ -12,12 +12,11 @@ from dataclasses import field
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.runfolder.derived import Log, list_logs
 from drumbeat.runfolder.events import Event, parse_event
 from drumbeat.runfolder.files import Files, Tail, decode
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.records import Line, Metric, Sample, SoFar, parse_metric, parse_sample, parse_so_far
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import Log, Run, list_logs
 
 Record = Union[Event, Line, Metric, Sample, SoFar]
 

@@ -40,14 +40,25 @@ RUN/
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import tempfile
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.files import append
 
 SCHEMA = "1.0"
+
+
+class _File:
+    """The path of a file in a folder that has a `path`."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+
+    def __get__(self, folder: Any, owner: Any = None) -> str:
+        return os.path.join(folder.path, *self.parts)
 
 
 @dataclass(frozen=True)
@@ -57,81 +68,25 @@ class RunFolder:
     def at(self, *parts: str) -> str:
         return os.path.join(self.path, *parts)
 
-    @property
-    def run_json(self) -> str:
-        return self.at("run.json")
-
-    @property
-    def order(self) -> str:
-        return self.at("order.json")
-
-    @property
-    def job(self) -> str:
-        return self.at("job.yaml")
-
-    @property
-    def code(self) -> str:
-        return self.at("code.json")
-
-    @property
-    def diff(self) -> str:
-        return self.at("code.diff")
-
-    @property
-    def packages(self) -> str:
-        return self.at("packages.json")
-
-    @property
-    def code_archive(self) -> str:
-        return self.at("code.tar.gz")
-
-    @property
-    def code_copy(self) -> str:
-        return self.at("code")
-
-    @property
-    def bundle(self) -> str:
-        return self.at("drumbeat.pyz")
-
-    @property
-    def script(self) -> str:
-        return self.at("job.sh")
-
-    @property
-    def call(self) -> str:
-        return self.at("call", "call.pkl")
-
-    @property
-    def stop(self) -> str:
-        return self.at("stop")
-
-    @property
-    def on_end_log(self) -> str:
-        return self.at("on-end.log")
-
-    @property
-    def verdict(self) -> str:
-        return self.at("verdict")
-
-    @property
-    def lost(self) -> str:
-        return self.at("lost")
-
-    @property
-    def requeues(self) -> str:
-        return self.at("requeues")
-
-    @property
-    def events(self) -> str:
-        return self.at("events.jsonl")
-
-    @property
-    def peers(self) -> str:
-        return self.at("peers.json")
-
-    @property
-    def summary(self) -> str:
-        return self.at("summary.json")
+    run_json = _File("run.json")
+    order = _File("order.json")
+    job = _File("job.yaml")
+    code = _File("code.json")
+    diff = _File("code.diff")
+    packages = _File("packages.json")
+    code_archive = _File("code.tar.gz")
+    code_copy = _File("code")
+    bundle = _File("drumbeat.pyz")
+    script = _File("job.sh")
+    call = _File("call", "call.pkl")
+    stop = _File("stop")
+    on_end_log = _File("on-end.log")
+    verdict = _File("verdict")
+    lost = _File("lost")
+    requeues = _File("requeues")
+    events = _File("events.jsonl")
+    peers = _File("peers.json")
+    summary = _File("summary.json")
 
     def node(self, node: int) -> NodeFolder:
         return NodeFolder(self.at("nodes", str(node)), node)
@@ -145,29 +100,12 @@ class NodeFolder:
     def at(self, *parts: str) -> str:
         return os.path.join(self.path, *parts)
 
-    @property
-    def facts(self) -> str:
-        return self.at("facts.json")
-
-    @property
-    def environment(self) -> str:
-        return self.at("environment.json")
-
-    @property
-    def events(self) -> str:
-        return self.at("events.jsonl")
-
-    @property
-    def metrics(self) -> str:
-        return self.at("metrics.jsonl")
-
-    @property
-    def telemetry(self) -> str:
-        return self.at("telemetry.jsonl")
-
-    @property
-    def agent_log(self) -> str:
-        return self.at("agent.log")
+    facts = _File("facts.json")
+    environment = _File("environment.json")
+    events = _File("events.jsonl")
+    metrics = _File("metrics.jsonl")
+    telemetry = _File("telemetry.jsonl")
+    agent_log = _File("agent.log")
 
     def attempt(self, attempt: int) -> str:
         return self.at(f"attempt-{attempt}")
@@ -210,6 +148,11 @@ _LIMIT = 1 << 16
 def ask_to_stop(path: str, name: str, reason: str) -> None:
     """Ask the agents to stop. `name` is one of WORDS."""
     append(path, stop_line(name, reason).encode())
+
+
+def stop_word(number: int) -> str:
+    """Return the word of WORDS for a signal that asks for the end."""
+    return {signal.SIGINT: "INT", signal.SIGUSR2: "USR2"}.get(signal.Signals(number), "TERM")
 
 
 def stop_line(name: str, reason: str) -> str:

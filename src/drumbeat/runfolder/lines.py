@@ -9,9 +9,8 @@ from typing import Collection, List, Mapping, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
-from drumbeat.runfolder.derived import Log, lost_spares
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import Log, Run, lost_spares
 from drumbeat.runfolder.summary import Affected, Summary
 
 # Current use of a run's GPUs: one line for `status`.

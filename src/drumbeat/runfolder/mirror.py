@@ -276,9 +276,7 @@ class Mirror(Files):
             return
         # results are unpickled, and only where nobody else can have changed them: whatever the umask is
         mode = 0o600 if path.endswith(RUN_AS_CODE) else 0o666
-        partial = (
-            f"{full}.{os.urandom(8).hex()}.tmp"  # several desks may look at once, and others may write to this folder
-        )
+        partial = f"{full}.{os.urandom(8).hex()}.tmp"  # several desks may look at once, and others may write here
         try:
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
                 file.write(data)

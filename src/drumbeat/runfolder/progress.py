@@ -54,9 +54,7 @@ class Progress:
     first_step: Optional[int] = None
     widest: Optional[int] = None  # the most steps between two reports of the lowest rank
     reports: Optional[int] = None  # of a step, by the lowest rank; None: not counted
-    laps: int = (
-        0  # how often the step number began anew, as where steps are counted per epoch, or per stage of a script
-    )
+    laps: int = 0  # how often the step number began anew: some programs count the steps of each epoch or stage
     stages: int = 0  # of these laps, those that began with a launcher of a script that was seen to start
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     tokens: float = 0.0  # since each rank's first report: what came before it also held the warm-up

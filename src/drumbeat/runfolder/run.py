@@ -7,33 +7,143 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 import time
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order, load_order
 from drumbeat.base.record import RecordError, from_plain
+from drumbeat.base.regex import regex
 from drumbeat.findings.model import Verdict
-from drumbeat.runfolder import derived
 from drumbeat.runfolder import events as kinds
-from drumbeat.runfolder.derived import Log, Ranks, list_logs
 from drumbeat.runfolder.events import Event, parse_event
 from drumbeat.runfolder.files import Files, Tail, decode, read_json
-from drumbeat.runfolder.layout import RunFolder, stop_line
+from drumbeat.runfolder.layout import NodeFolder, RunFolder, stop_line
 from drumbeat.runfolder.ledger import PARTS, ledger
-from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.records import Line, Member, Metric, Sample, parse_member, parse_metric, parse_sample
+from drumbeat.runfolder.progress import Progress, merged
+from drumbeat.runfolder.records import (
+    SO_FAR,
+    Line,
+    Member,
+    Metric,
+    Sample,
+    parse_member,
+    parse_metric,
+    parse_sample,
+    parse_so_far,
+)  # fmt: skip
+from drumbeat.runfolder.state import ranks_seen
 from drumbeat.runfolder.summary import AttemptEnd, RunRecord, Summary, parse_summary, read_run_record
 
 if TYPE_CHECKING:
     from drumbeat.machine.model import Facts
 
 
+T = TypeVar("T")
 _LAST_EVENTS = 16 << 10  # bytes of the lead's events that hold how the run ended
 _LAST_SAMPLES = 64 << 10  # bytes of a node's telemetry that hold its last sample
 _LAST_OUTPUT = 256 << 10  # bytes of the scheduler's output file
+_RECENT = 1 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
+_HEAD = 16 << 10  # bytes of each node's metrics that tell how it began
+_MANY = 64  # nodes: of more, not every one is asked how it began
+
+
+# The logs of an attempt: two files per rank, or one file per node where the job is large, and a launcher's own
+# output.
+
+
+_RANK = regex(r"rank-(\d{1,9})\.(out|err)")
+_LAUNCHER = regex(r"(?:launcher|torchrun)\.(out|err)")
+# A rank's line, copied for the script's own log: it is in the rank's log too.
+_COPY = regex(r"\[rank \d{1,9}\] ")
+_MERGED_LINE = regex(r"(\d{1,9}) (out|err) (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Log:
+    name: str  # relative to its Files
+    node: int
+    attempt: int
+    rank: Optional[int] = None  # None: several ranks, or a launcher
+    stream: str = ""  # out, err; empty: both
+    merged: bool = False
+    launcher: bool = False
+
+    def is_copy(self, text: str) -> bool:
+        """Return true if this line of a launcher's log is one of its ranks' own."""
+        return self.launcher and _COPY.match(text) is not None
+
+    def parsed(self, texts: Iterable[str]) -> Iterator[Line]:
+        """Yield the lines that lines of this file stand for."""
+        found = (self.line(text) for text in texts if not self.is_copy(text))
+        return (line for line in found if line)
+
+    def line(self, text: str) -> Optional[Line]:
+        """Return the line that a line of this file stands for; None for a torn one of a merged log."""
+        if not self.merged:
+            return Line(self.node, self.attempt, self.rank, self.stream, text)
+        found = _MERGED_LINE.fullmatch(text)
+        return Line(self.node, self.attempt, int(found[1]), found[2], found[3]) if found else None
+
+
+def list_logs(files: Files, node: NodeFolder, attempt: int) -> List[Log]:
+    """List logs by rank, standard output before standard error; then the launcher's own."""
+    folder = node.attempt(attempt)
+    names = files.names(folder)
+    ranked = [found for found in map(_RANK.fullmatch, names) if found]
+    logs = [Log(os.path.join(folder, each[0]), node.node, attempt, int(each[1]), each[2]) for each in ranked]
+    logs.sort(key=lambda log: (log.rank, log.stream != "out"))
+    if os.path.basename(node.merged(attempt)) in names:
+        logs.append(Log(node.merged(attempt), node.node, attempt, merged=True))
+    own = sorted((found for found in map(_LAUNCHER.fullmatch, names) if found), key=lambda each: each[1] != "out")
+    return logs + [Log(os.path.join(folder, each[0]), node.node, attempt, None, each[1], launcher=True) for each in own]
+
+
+@dataclass(frozen=True)
+class EndedRank:
+    rank: int
+    node: int
+    exit_code: Optional[int]
+    signal: Optional[int]
+    t: float  # the lead's clock
+    of_command: bool = False  # how its node's command ended, which had started it
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0
+
+    @property
+    def words(self) -> str:
+        how = f"ended by signal {self.signal}" if self.signal else f"ended with {self.exit_code}"
+        return f"its command {how}" if self.of_command else how
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of the last attempt: how many were started, and those that have ended. Ranks that a node's command starts (a
+    launcher, a script) are counted by their logs; without logs of their own they are not counted."""
+
+    started: int = 0
+    ended: Tuple[EndedRank, ...] = ()
+    commands: int = 0  # nodes whose command starts its ranks itself
+    counted: bool = True
+    seen: Optional[int] = None  # in one world, whoever started them; None: not known
 
 
 @dataclass(frozen=True)
@@ -121,12 +231,7 @@ class Run:
 
     def output_lines(self, names: Sequence[str]) -> List[str]:
         """Return the last lines of these files that a scheduler's job printed into."""
-        lines: List[str] = []
-        for name in names:
-            size = (self.files.chunk(name, 0, 0) or (b"", 0))[1]
-            chunk = self.files.chunk(name, max(0, size - _LAST_OUTPUT), _LAST_OUTPUT)
-            lines += (chunk.data if chunk else b"").decode("utf-8", "replace").splitlines()
-        return lines
+        return [line for name in names for line in self.files.end(name, _LAST_OUTPUT)[0].splitlines()]
 
     # -- nodes, attempts, logs ---------------------------------------------------------------------------------------
 
@@ -179,26 +284,11 @@ class Run:
 
     def lines(self, log: Log) -> Iterator[Line]:
         """Yield all lines of a log, read in pieces."""
-        tail = Tail(log.name, 0, self.files)
-        while True:
-            texts = tail.lines(final=True)
-            for text in texts:
-                line = None if log.is_copy(text) else log.line(text)
-                if line:
-                    yield line
-            if not texts and not tail.behind:
-                return
+        return log.parsed(Tail(log.name, 0, self.files).rest())
 
     def last_lines(self, log: Log, size: int = 64 << 10) -> List[Line]:
         """Return the lines in the last `size` bytes of a log."""
-        found = self.files.chunk(log.name, 0, 0)
-        if found is None:
-            return []
-        chunk = self.files.chunk(log.name, max(0, found.size - size), size)
-        texts = (chunk.data if chunk else b"").decode("utf-8", "replace").splitlines()
-        own = [text for text in (texts if found.size <= size else texts[1:]) if not log.is_copy(text)]
-        lines = (log.line(text) for text in own)
-        return [line for line in lines if line]
+        return list(log.parsed(self.files.end(log.name, size)[0].splitlines()))
 
     # -- records -----------------------------------------------------------------------------------------------------
 
@@ -208,17 +298,15 @@ class Run:
 
     def run_events(self) -> List[Event]:
         """Return the lead's events, in its order."""
-        return list(self._events(_AT.events))
+        return list(self._read(_AT.events, parse_event))
 
     def last_run_events(self) -> List[Event]:
         """Return the end of the lead's events: how the run ended is there, however many nodes joined before."""
-        decoded = (decode(line) for line in self._last_texts(_AT.events, _LAST_EVENTS))
-        found = (parse_event(data) for data in decoded if data)
-        return [event for event in found if event]
+        return list(_records(self.files.end(_AT.events, _LAST_EVENTS)[0].split("\n"), parse_event))
 
     def node_events(self, node: int) -> Iterator[Event]:
         """Yield one node's events, by its own clock."""
-        return self._events(_AT.node(node).events)
+        return self._read(_AT.node(node).events, parse_event)
 
     def events(self) -> List[Event]:
         """Return all events of all nodes, by the lead's clock."""
@@ -233,39 +321,85 @@ class Run:
         return [event.verdict for event in self.run_events() if isinstance(event, kinds.VerdictGiven)]
 
     def metrics(self, node: int) -> Iterator[Metric]:
-        for data in self._decoded(_AT.node(node).metrics):
-            metric = parse_metric(data, node)
-            if metric:
-                yield metric
+        return self._read(_AT.node(node).metrics, lambda data: parse_metric(data, node))
 
     def telemetry(self, node: int) -> Iterator[Sample]:
-        for data in self._decoded(_AT.node(node).telemetry):
-            sample = parse_sample(data, node)
-            if sample:
-                yield sample
+        return self._read(_AT.node(node).telemetry, lambda data: parse_sample(data, node))
 
     def latest_sample(self, node: int) -> Optional[Sample]:
         """Return the latest sample of the node's devices."""
-        for line in reversed(self._last_texts(_AT.node(node).telemetry, _LAST_SAMPLES)):
-            data = decode(line)
-            sample = parse_sample(data, node) if data else None
-            if sample:
-                return sample
-        return None
+        lines = reversed(self.files.end(_AT.node(node).telemetry, _LAST_SAMPLES)[0].split("\n"))
+        return next(_records(lines, lambda data: parse_sample(data, node)), None)
 
     # -- what the records say ----------------------------------------------------------------------------------------
 
     def attempt_ends(self) -> List[AttemptEnd]:
         """Return the attempts in the run's events. One without an end was cut off: its node, or the whole job, was killed."""
-        return derived.attempt_ends(self)
+        found: List[AttemptEnd] = []
+        for event in self.run_events():
+            if isinstance(event, kinds.AttemptStarted):
+                found.append(AttemptEnd(event.attempt, "cut off", None))
+            elif found and isinstance(event, kinds.Failed):
+                found[-1] = dataclasses.replace(found[-1], finding=event.finding)
+            elif found and isinstance(event, kinds.AttemptEnded):
+                found[-1] = dataclasses.replace(found[-1], outcome=event.outcome, exit_code=event.exit_code)
+        return found
 
     def ranks(self) -> Ranks:
-        """Return the ranks of the last attempt, by the nodes' own events."""
-        return derived.ranks(self)
+        """Return the ranks of the last attempt, by the nodes' own events and by the logs of ranks that a command has started."""
+        offsets = self.clock_offsets()
+        attempt, started = -1, 0
+        commands: List[int] = []  # nodes
+        ends: List[Tuple[int, kinds.RankExited]] = []
+        for node in self.nodes():
+            for event in self.node_events(node):
+                if not isinstance(event, (kinds.RankStarted, kinds.RankExited)) or event.attempt < attempt:
+                    continue
+                if event.attempt > attempt:
+                    attempt, started, commands, ends = event.attempt, 0, [], []
+                if isinstance(event, kinds.RankExited):
+                    ends.append((node, event))
+                elif event.of_command:
+                    commands.append(node)
+                else:
+                    started += 1
+        logged = {node: self._logged_ranks(node, attempt) for node in commands}
+        ended: Dict[int, EndedRank] = {}
+        for node, event in ends:
+            t = event.t + offsets.get(node, 0.0)
+            for rank in (event.of_command and logged.get(node)) or [event.rank]:
+                ended.setdefault(rank, EndedRank(rank, node, event.exit_code, event.signal, t, event.of_command))
+        in_order = tuple(sorted(ended.values(), key=lambda end: (end.t, end.rank)))
+        counted = all(each is not None for each in logged.values())
+        started += sum(len(each or ()) for each in logged.values())
+        return Ranks(started, in_order, len(commands), counted, ranks_seen(self.run_events()))
 
     def progress(self) -> Progress:
-        """Return progress and recent speed: from the first and the last metrics of each node, however many there are."""
-        return derived.progress(self)
+        """Return how far the run is, and its speed in this attempt. Of long files only the ends are read: there the agent says
+        what everything before adds up to."""
+        nodes = self.nodes()
+        size = max(_HEAD, _RECENT // max(1, len(nodes)))
+        offsets = self.clock_offsets()
+        first = Progress()
+        parts: Dict[int, Progress] = {}
+        ends: Dict[int, List[str]] = {}
+        exact = True
+        for node in nodes:
+            head, ends[node], whole = self._ends(_AT.node(node).metrics, size)
+            if len(nodes) <= _MANY or first.first_loss is None:
+                for metric in _metrics(head, node):
+                    first.add(metric)
+            parts[node], counted = _part(ends[node], node)
+            exact = exact and (counted or whole)
+        if exact:
+            total = merged((parts[node], offsets.get(node, 0.0)) for node in nodes)
+        else:
+            total = _recent({node: list(_metrics(lines, node)) for node, lines in ends.items()}, offsets)
+        if first.first_loss is not None:
+            total.first_loss, total.first_loss_step = first.first_loss, first.first_loss_step
+        if first.first_validation is not None:
+            total.first_validation = first.first_validation
+        return total
 
     def ledger(self, now: float, progress: Progress) -> Dict[str, float]:
         """Return the time spent in each part of ledger.py: by the summary, else as far as the events tell at `now`."""
@@ -282,31 +416,33 @@ class Run:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _events(self, name: str) -> Iterator[Event]:
-        for data in self._decoded(name):
-            event = parse_event(data)
-            if event:
-                yield event
+    def _read(self, name: str, parse: Callable[[Dict[str, Any]], Optional[T]]) -> Iterator[T]:
+        return _records(Tail(name, 0, self.files).rest(), parse)
 
-    def _last_texts(self, name: str, size: int) -> List[str]:
-        """Return the lines in the last `size` bytes of a file; the first of them may be torn."""
-        found = self.files.chunk(name, 0, 0)
-        chunk = self.files.chunk(name, max(0, found.size - size), size) if found else None
-        return (chunk.data if chunk else b"").decode("utf-8", "replace").split("\n")
+    def _logged_ranks(self, node: int, attempt: int) -> Optional[List[int]]:
+        """Return the ranks that a node's command has started so far; None if they have no logs of their own: then the command
+        is not a launcher of ours, which has one as well, or the logs are one file."""
+        logs = list_logs(self.files, _AT.node(node), attempt)
+        if any(log.merged for log in logs) or not any(log.launcher for log in logs):
+            return None
+        return sorted({log.rank for log in logs if log.rank is not None})
 
-    def _decoded(self, name: str) -> Iterator[Dict[str, Any]]:
-        tail = Tail(name, 0, self.files)
-        while True:
-            texts = tail.lines(final=True)
-            for text in texts:
-                data = decode(text)
-                if data is not None:
-                    yield data
-            if not texts and not tail.behind:
-                return
+    def _ends(self, name: str, size: int) -> Tuple[List[str], List[str], bool]:
+        """Return the first and the last lines of a file: the first `_HEAD` bytes, the last `size`; and whether those are all
+        of it."""
+        found = self.files.chunk(name, 0, _HEAD)
+        head = (found.data if found else b"").decode("utf-8", "replace")
+        last, whole = self.files.end(name, size)
+        return head.split("\n")[:-1], last.split("\n")[:-1], whole
 
 
 _AT = RunFolder("")  # names relative to the run folder
+
+
+def _records(lines: Iterable[str], parse: Callable[[Dict[str, Any]], Optional[T]]) -> Iterator[T]:
+    """Yield what `parse` makes of each line of JSON; lines that cannot be used are left out."""
+    found = (parse(data) for data in map(decode, lines) if data is not None)
+    return (record for record in found if record is not None)
 
 
 def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
@@ -314,6 +450,62 @@ def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
         return None if data is None else from_plain(record, data)
     except (RecordError, AssertionError, OverflowError):
         return None
+
+
+def _part(lines: Sequence[str], node: int) -> Tuple[Progress, bool]:
+    """Return what a node's last lines add up to, and whether one of them says what came before."""
+    part, counted, begin = Progress(), False, 0
+    for at in range(len(lines) - 1, -1, -1):
+        so_far = parse_so_far(decode(lines[at]) or {}, node) if SO_FAR in lines[at] else None
+        if so_far:
+            try:
+                part, counted, begin = Progress.restored(so_far.progress), True, at + 1
+                break
+            except RecordError:
+                continue
+    for metric in _metrics(lines[begin:], node):
+        part.add(metric)
+    return part, counted
+
+
+def _recent(ends: Mapping[int, Sequence[Metric]], offsets: Mapping[int, float]) -> Progress:
+    """Restrict to the time that the ends of all files cover, if the files do not say what their beginning adds up to."""
+    recent: List[Metric] = []
+    starts: List[float] = []
+    for node, metrics in ends.items():
+        shift = offsets.get(node, 0.0)
+        steps = [metric.t + shift for metric in metrics if metric.kind == "step"]
+        starts += [min(steps)] if steps else []
+        recent += [metric._replace(t=metric.t + shift) if shift else metric for metric in metrics]
+    total = Progress()
+    begin = max(starts, default=0.0)
+    for metric in sorted(recent, key=lambda metric: metric.t):
+        if metric.t >= begin or metric.kind != "step":
+            total.add(metric)
+    return total
+
+
+def _metrics(lines: Iterable[str], node: int) -> Iterator[Metric]:
+    for line in lines:
+        metric = parse_metric(decode(line) or {}, node)
+        if metric:
+            yield metric
+
+
+def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
+    """Say which spares replaced which nodes."""
+    return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
+
+
+def lost_spares(events: Iterable[Event]) -> Tuple[str, ...]:
+    """Name the spares that were lost before they had a role."""
+    lost = (event for event in events if isinstance(event, kinds.NodeLost) and event.spare)
+    return tuple(f"node {each.peer} ({each.peer_host}), an idle spare" for each in lost)
+
+
+def spares_left(events: Iterable[Event]) -> int:
+    """Return nodes that waited without a role when the last attempt began."""
+    return next((len(each.spares) for each in reversed(list(events)) if isinstance(each, kinds.AttemptStarted)), 0)
 
 
 # The time by the clock of a run's lead, whose records a desk reads: the desk's own clock may be minutes apart

@@ -71,9 +71,7 @@ class Summary:
     start: int = 0  # how often the scheduler had started this job before
     failure: Optional[Finding] = None
     hang: Optional[Finding] = None  # the hang that had been reported and was not over when the run ended
-    hang_seconds: Optional[float] = (
-        None  # how long that one lasted, or the one that is the failure, since the last step
-    )
+    hang_seconds: Optional[float] = None  # of that hang, or of the one that is the failure, since the last step
     world: Optional[Finding] = None  # why its ranks are not the one training that was planned
     consequences: Tuple[Affected, ...] = ()
     progress: Progress = field(default_factory=Progress)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import field
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.runfolder.records import Metric
 
 MAX_REPORTS = 100_000  # of one rank: a trial is short
 
@@ -34,45 +35,33 @@ class Observed:
     not_finite: Optional[str] = None  # the first loss that was not a number
     memory_gib: Optional[float] = None
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add one metrics record. Any script may write them, so values of the wrong kind are skipped."""
-        rank, t = record.get("rank", 0), number(record.get("t"))
-        kind = record.get("kind", "step")
-        if kind not in ("step", "throughput", "summary") or not isinstance(rank, int) or t is None:
+    def add(self, metric: Metric) -> None:
+        rank, kind = metric.rank, metric.kind
+        if kind not in ("step", "throughput", "summary"):
             return
-        memory = number(record.get("memory_gib"))
-        if memory is not None:
-            self.memory_gib = max(memory, self.memory_gib or 0.0)
-        rate = number(record.get("rate"))
-        if rate is not None and self.rate_rank in (None, rank):
+        if metric.memory_gib is not None:
+            self.memory_gib = max(metric.memory_gib, self.memory_gib or 0.0)
+        if metric.rate is not None and self.rate_rank in (None, rank):
             self.rate_rank = rank
-            self.add_rate(rate, str(record.get("unit", ""))[:40])
-        if kind != "step" or (record.get("printed") and record.get("step") is None):
+            self.add_rate(metric.rate, metric.unit)
+        if kind != "step" or (metric.printed and metric.step is None):
             return  # a line that tells a rate, or a loss, of no step in particular
         seen = self.reports.setdefault(rank, [])
         if len(seen) >= MAX_REPORTS:
             return
-        step = number(record.get("step"))
-        at = int(step) if step is not None else len(seen) + 1
-        seen.append(TrialReport(t, at, number(record.get("tokens")) or 0.0, number(record.get("samples")) or 0.0))
-        if rank == min(self.reports):
-            self._add_loss(at, record.get("loss"))
+        at = metric.step if metric.step is not None else len(seen) + 1
+        seen.append(TrialReport(metric.t, at, metric.tokens or 0.0, metric.samples or 0.0))
+        if rank != min(self.reports) or metric.loss is None:
+            return
+        if math.isfinite(metric.loss):
+            self.losses[at] = metric.loss
+        else:
+            self.not_finite = self.not_finite or f"the loss was {metric.loss} at step {at}"
 
     def add_rate(self, rate: float, unit: str) -> None:
         if math.isfinite(rate) and len(self.rates) < MAX_REPORTS:
             self.rates.append(rate)
             self.rate_unit = unit or self.rate_unit
-
-    def _add_loss(self, step: int, loss: Any) -> None:
-        if isinstance(loss, str) and loss in ("nan", "inf", "-inf"):
-            loss = float(loss)
-        value = number(loss, finite=False)
-        if value is None:
-            return
-        if math.isfinite(value):
-            self.losses[step] = value
-        else:
-            self.not_finite = self.not_finite or f"the loss was {value} at step {step}"
 
     def loss_after(self, steps: int) -> Optional[float]:
         """Return the loss after this many measured steps, so that trials compare the same one; the last one of a shorter
@@ -155,13 +144,3 @@ def _standard_error(values: List[float]) -> Optional[float]:
 
 def _span(ref: TrialReport, after: List[TrialReport]) -> float:
     return after[-1].t - ref.t
-
-
-def number(value: Any, finite: bool = True) -> Optional[float]:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    try:
-        value = float(value)
-    except OverflowError:
-        return None
-    return value if math.isfinite(value) or not finite else None

@@ -17,6 +17,11 @@ WARM_UP = 5  # steps
 _STEPS = {"batch": 10, "hooks": 20, "layout": 20}  # after the warm-up
 
 
+_POSITIVE = (
+    "seconds", "silence", "steps", "start", "largest", "global_batch", "data_ranks", "candidates", "parameters",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Asked:
     kind: str
@@ -35,17 +40,7 @@ class Asked:
     given: Dict[str, str] = field(default_factory=dict)  # --with NAME=VALUE
 
     def check(self) -> None:
-        for name in (
-            "seconds",
-            "silence",
-            "steps",
-            "start",
-            "largest",
-            "global_batch",
-            "data_ranks",
-            "candidates",
-            "parameters",
-        ):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not 0 < value < 10**15:
                 raise Problem(f"--{name.replace('_', '-')} {value:g}: it must be above 0")

@@ -18,6 +18,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.processes import become_subreaper
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.desk.start.create import no_place
 from drumbeat.jobfile.fields import literal
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import NAMES, fill
@@ -134,7 +135,7 @@ def make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)  # a submitted one has its folder already
     except OSError as error:
-        raise Problem(f"cannot make the folder {path}: {error.strerror}", "choose another place with --runs") from None
+        raise no_place(path, error) from None
 
 
 def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption) -> Result:
@@ -242,11 +243,7 @@ def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> str:
         return backends.get(request.backend).submit(request, environ)
     except (Problem, OSError) as error:
         shutil.rmtree(tuning.folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise Problem(
-                f"cannot write {tuning.folder}: {error.strerror}", "choose another place with --runs"
-            ) from None
-        raise
+        raise no_place(tuning.folder, error) if isinstance(error, OSError) else error from None
 
 
 def _request_text(tuning: Tuning) -> str:

@@ -24,10 +24,9 @@ from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import Job
 from drumbeat.logs.reader import Reader
 from drumbeat.runfolder import events as kinds
-from drumbeat.runfolder.derived import Log
 from drumbeat.runfolder.follow import LINES, METRICS, Follower, Record
 from drumbeat.runfolder.records import Line, Metric
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import Log, Run
 from drumbeat.tune.judge import ENDED, INTERRUPTED, NO_MEMORY, NOT_FINITE, SILENCE, STEPS, TIME, Ended, out_of_memory
 from drumbeat.tune.observe import Observed
 
@@ -133,7 +132,7 @@ class Watched:
     def _add(self, record: Record) -> None:
         if isinstance(record, Metric):
             if not (self.rate and record.printed):
-                self.seen.add(record._asdict())
+                self.seen.add(record)
         elif isinstance(record, Line) and self.rate:
             found = self.rate.search(record.text[:_MAX_LINE])
             if found:

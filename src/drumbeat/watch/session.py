@@ -13,12 +13,11 @@ from drumbeat.desk.state import cause_in_output
 from drumbeat.desk.status import array_numbers, read_summary, status
 from drumbeat.findings.model import Finding
 from drumbeat.predict.job import line_of_command
-from drumbeat.runfolder.derived import list_logs
 from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower, Record
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.records import Line
-from drumbeat.runfolder.run import LeadClock, Run
+from drumbeat.runfolder.run import LeadClock, Run, list_logs
 from drumbeat.runfolder.summary import Summary, gpus_used
 from drumbeat.watch.head import Head, Standing, head_of
 from drumbeat.watch.model import RunView

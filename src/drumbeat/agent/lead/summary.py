@@ -14,14 +14,13 @@ from drumbeat.agent.lead.model import NOTICE, REQUEUE, SIGNAL
 from drumbeat.base import clock
 from drumbeat.base.order import Order
 from drumbeat.base.regex import regex
-from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import open_to_write
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run import Run, replaced_nodes
 from drumbeat.runfolder.state import hangs_of, ranks_seen, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,

@@ -180,10 +180,15 @@ def _top(workdir: str) -> str:
     return os.path.realpath(_git(workdir, "rev-parse", "--show-toplevel").strip())
 
 
+def git(where: str, seconds: float, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Ask git about a checkout, whose own hooks must not run."""
+    argv = ["git", "-C", where, "-c", "core.fsmonitor=false", *words]
+    return subprocess.run(argv, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
+
+
 def _git(where: str, *words: str) -> str:
-    argv = ["git", "-C", where, "-c", "core.fsmonitor=false", *words]  # a checkout's own hooks must not run
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+        done = git(where, 60.0, *words)
     except FileNotFoundError:
         raise Problem(
             "code: sync sends what git lists, and there is no git here", "install git, or use code: shared"

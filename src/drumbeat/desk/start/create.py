@@ -19,7 +19,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
 from drumbeat.base.redact import redact
 from drumbeat.containers.image import image_identity
-from drumbeat.desk.start.code_sync import put_into
+from drumbeat.desk.start.code_sync import git, put_into
 from drumbeat.runfolder.files import replace, replace_json
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.summary import Desk, RunRecord, write_run_record
@@ -62,9 +62,8 @@ def _lines(output: Optional[bytes]) -> Any:
 
 
 def _git(workdir: str, *words: str) -> Optional[bytes]:
-    argv = ["git", "-C", workdir, "-c", "core.fsmonitor=false", *words]  # a checkout's own hooks must not run
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=_DEADLINE, check=False, stdin=subprocess.DEVNULL)
+        done = git(workdir, _DEADLINE, *words)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -81,9 +80,7 @@ def create_run(
         os.makedirs(os.path.dirname(folder.path), exist_ok=True)
         os.mkdir(folder.path, 0o775)  # a group may share runs where the umask says so, but never everybody
     except OSError as error:
-        raise Problem(
-            f"cannot make the run folder {folder.path}: {error.strerror}", "choose another place with --runs"
-        ) from None
+        raise no_place(folder.path, error) from None
     try:
         replace(folder.order, dump_order(order))
         if job_file:
@@ -99,16 +96,15 @@ def create_run(
         os.mkdir(folder.at("nodes"))
         replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
         write_run_record(folder, _run_record(order, handle))  # last: a folder with a run.json is whole
-    except Problem:
+    except (Problem, OSError) as error:
         shutil.rmtree(folder.path, ignore_errors=True)
-        raise
-    except OSError as error:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise Problem(
-            f"cannot write the run folder {folder.path}: {error.strerror}", "choose another place with --runs"
-        ) from None
+        raise no_place(folder.path, error) if isinstance(error, OSError) else error from None
     _index(order, environ)
     return folder
+
+
+def no_place(path: str, error: OSError) -> Problem:
+    return Problem(f"cannot write {path}: {error.strerror}", "choose another place with --runs")
 
 
 def _run_record(order: Order, handle: str) -> RunRecord:

@@ -32,9 +32,10 @@ from drumbeat.base.signals import STOPS, heed_interrupts
 from drumbeat.bundle.pinned import running_bundle
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.start.code_sync import unpack_checked
+from drumbeat.desk.start.create import no_place
 from drumbeat.desk.start.scheduled_node import EVERY, joined
 from drumbeat.runfolder.files import read_json, replace, replace_json
-from drumbeat.runfolder.layout import WORDS, RunFolder, ask_to_stop
+from drumbeat.runfolder.layout import WORDS, RunFolder, ask_to_stop, stop_word
 from drumbeat.runfolder.mirror import ENDED, serve
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import RunRecord, is_folder_of, write_run_record
@@ -75,9 +76,8 @@ def _wait(process: subprocess.Popen[Any], folder: RunFolder, node: int, grace: f
         if len(signals) > passed:
             passed = len(signals)
             if node == 0:
-                word = {signal.SIGINT: "INT", signal.SIGUSR2: "USR2"}.get(signal.Signals(signals[-1]), "TERM")
                 with contextlib.suppress(OSError):  # else the container is ended after the grace
-                    ask_to_stop(folder.stop, word, "the desk")
+                    ask_to_stop(folder.stop, stop_word(signals[-1]), "the desk")
             ends = ends or time.monotonic() + grace + _LEAD_LEFT
         if ends and (time.monotonic() > ends or signal.SIGQUIT in signals):
             process.terminate()  # its own trap removes the container
@@ -157,9 +157,7 @@ def _open_folder(order: Order, handle: str, node: int) -> bool:
     try:
         os.makedirs(folder.at("nodes"), exist_ok=True)
     except OSError as error:
-        raise Problem(
-            f"cannot make the run folder {folder.path}: {error.strerror}", "choose another place with --runs"
-        ) from None
+        raise no_place(folder.path, error) from None
     if node == 0:
         replace(folder.order, dump_order(order))
         replace(folder.stop, "")

@@ -11,7 +11,6 @@ import time
 from typing import Any, Callable, List, Mapping, Optional
 
 from drumbeat import backends
-from drumbeat.backends import get
 from drumbeat.backends.contract import job_handle
 from drumbeat.backends.ssh import start
 from drumbeat.backends.ssh.request import BEAT_EVERY, handle_of, host_python
@@ -43,7 +42,7 @@ from drumbeat.jobfile.site import Site
 from drumbeat.machine import container as container_facts
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Identity
-from drumbeat.runfolder.layout import RunFolder, ask_to_stop
+from drumbeat.runfolder.layout import RunFolder, ask_to_stop, stop_word
 from drumbeat.runfolder.mirror import Mirror
 from drumbeat.runfolder.run import Run
 
@@ -52,7 +51,6 @@ from drumbeat.runfolder.run import Run
 
 
 _LEAD_GONE = 60.0  # seconds for the other hosts to end after the lead's connection has
-_WORDS = {signal.SIGINT: "INT", signal.SIGQUIT: "QUIT", signal.SIGUSR2: "USR2"}  # else TERM
 
 
 class Hosts:
@@ -98,22 +96,17 @@ class Hosts:
                 if session.over and session.host not in self.ended:
                     self.ended.append(session.host)
                     if session.code == 255:
-                        _say(
-                            "lost",
-                            f"{session.host}: the connection was lost: {session.complaint.strip() or 'ssh does not say why'}",
-                        )
+                        why = session.complaint.strip() or "ssh does not say why"
+                        _say("lost", f"{session.host}: the connection was lost: {why}")
             if lead.over and not lead_gone:
                 lead_gone = now
             if lead_gone and now - lead_gone > _LEAD_GONE:
-                _say(
-                    "lost",
-                    "hosts that have not ended after their lead: "
-                    + ", ".join(s.host for s in sessions.all if not s.over),
-                )
+                left = ", ".join(session.host for session in sessions.all if not session.over)
+                _say("lost", f"hosts that have not ended after their lead: {left}")
                 return  # their connections are cut, and they end by that
 
     def _end(self, lead: Session, environ: Mapping[str, str]) -> int:
-        files = get(self.order.backend).run_files(self.folder.path, handle_of(self.order), environ)
+        files = backends.get(self.order.backend).run_files(self.folder.path, handle_of(self.order), environ)
         if isinstance(files, Mirror):
             files.sync()
             if not files.complete:
@@ -151,7 +144,7 @@ class Hosts:
     def _pass_on(self, number: int) -> None:
         """Pass a signal on to each host, whose own desk counts requests: a second Ctrl-C ends the run now."""
         assert self.sessions
-        word = _WORDS.get(signal.Signals(number), "TERM")
+        word = "QUIT" if number == signal.SIGQUIT else stop_word(number)
         for session in self.sessions.all:
             session.send(word.encode() + b"\n")
 
@@ -172,16 +165,10 @@ def _say(label: str, text: str) -> None:
 # requests to stop pass by here.
 
 
-_NAMES = {signal.SIGINT: "INT", signal.SIGUSR2: "USR2"}  # else TERM
+Create = Callable[..., RunFolder]  # of an order, its bundle and its handle
 
 
-def start_in_allocation(
-    order: Order,
-    job_file: Optional[str],
-    place: Place,
-    environ: Mapping[str, str],
-    on_created: Optional[Callable[[RunFolder], None]] = None,
-) -> int:
+def start_in_allocation(order: Order, place: Place, environ: Mapping[str, str], create: Create) -> int:
     """Start in an allocation: the backend reaches the nodes; the run folder is made here."""
     backends.get(order.backend).check_allocation(place.identity, environ)
     if order.container:
@@ -191,9 +178,7 @@ def start_in_allocation(
     handle = job_handle(place.identity)
     bundle = cached_bundle(environ)
     order = pinned(order, bundle)
-    folder = create_run(order, job_file, bundle, environ, handle)
-    if on_created:
-        on_created(folder)
+    folder = create(order, bundle, handle)
     try:
         return _fan_out(order, folder, environ)
     finally:
@@ -209,7 +194,7 @@ def _fan_out(order: Order, folder: RunFolder, environ: Mapping[str, str]) -> int
     def on_signal(number: int, frame: Any) -> None:
         name = signal.Signals(number)
         try:
-            ask_to_stop(folder.stop, _NAMES.get(name, "TERM"), f"the desk was sent {name.name}")
+            ask_to_stop(folder.stop, stop_word(number), f"the desk was sent {name.name}")
         except OSError as error:
             print(f"drumbeat: cannot ask the lead to stop: {error}; ending the launcher", file=sys.stderr)
             launcher.send_signal(signal.SIGTERM)
@@ -226,14 +211,7 @@ def _fan_out(order: Order, folder: RunFolder, environ: Mapping[str, str]) -> int
 # Inside a scheduler's step, an MPI task or a pod: join the job as one of its nodes.
 
 
-def join(
-    job: Job,
-    job_file: Optional[str],
-    site: Site,
-    place: Place,
-    environ: Mapping[str, str],
-    on_created: Optional[Callable[[RunFolder], None]] = None,
-) -> int:
+def join(job: Job, site: Site, place: Place, environ: Mapping[str, str], create: Create) -> int:
     """Run this node's part of a job that somebody else has started on all nodes."""
     identity = place.identity
     if environ.get("NODE_RANK", "").isdigit():  # what is exported already wins
@@ -250,9 +228,7 @@ def join(
     bundle = cached_bundle(environ)
     headline = f"joined {job_name(identity)} as {order.run_id}"
     if node == 0:
-        folder = create_run(order, job_file, bundle, environ, job_handle(identity))
-        if on_created:
-            on_created(folder)
+        create(order, bundle, job_handle(identity))
         return joined(Foreground(order, [0], bundle, token, EVERY, headline, identity.by_mpirun), 0, environ)
     foreground = Foreground(order, [node], bundle, token, EVERY)
     return joined(foreground, node, environ, identity.by_mpirun, own_pod=identity.own_home)
@@ -302,13 +278,20 @@ def run_job(
     """Run a job. `on_created` is called with the run folder if it is made here: on the lead's machine, before anything
     starts."""
     environ = os.environ
+
+    def create(order: Order, bundle: str, handle: str = "") -> RunFolder:
+        folder = create_run(order, job_file, bundle, environ, handle)
+        if on_created:
+            on_created(folder)
+        return folder
+
     if job.hosts and node_rank is None:  # then --master is how the other hosts reach the first
         place = dataclasses.replace(find_place(LiveHost()), master=master)
     else:
         place = find_place(LiveHost(), node_rank, master, nodes)
     site = site_of(job, place, environ)
     if on_hosts(job, site):
-        return _run_on_hosts(job, job_file, site, place, on_created)
+        return _run_on_hosts(job, site, place, create)
     check_not_login(place, site)
     if place.kind not in (ALLOCATION, INSIDE):
         by_hand = place.node_rank, place.master, place.nodes
@@ -317,20 +300,14 @@ def run_job(
         place = Place(HERE, place.identity, "", *by_hand)
         check_all_nodes(place, job.site)
     if place.kind == INSIDE:
-        return join(job, job_file, site, place, environ, on_created)
+        return join(job, site, place, environ, create)
     order = make_order(job, site, place, environ)
     if place.kind == ALLOCATION:
-        return start_in_allocation(order, job_file, place, environ, on_created)
-    return _run_here(order, job_file, place, on_created)
+        return start_in_allocation(order, place, environ, create)
+    return _run_here(order, place, create)
 
 
-def _run_on_hosts(
-    job: Job, job_file: Optional[str], site: Site, place: Place, on_created: Optional[Callable[[RunFolder], None]]
-) -> int:
-    from drumbeat import backends
-    from drumbeat.backends.ssh.request import handle_of
-    from drumbeat.desk.start.run import Hosts
-
+def _run_on_hosts(job: Job, site: Site, place: Place, create: Create) -> int:
     if place.kind == INSIDE or place.node_rank is not None:
         who = place.identity.scheduler if place.kind == INSIDE else "--node-rank"
         raise Problem(
@@ -341,10 +318,7 @@ def _run_on_hosts(
     order = pinned(make_order(job, site, place, os.environ), bundle)
     for note in backends.get("ssh").notes(order):
         print(f"drumbeat run: {note}", file=sys.stderr)
-    folder = create_run(order, job_file, bundle, os.environ, handle_of(order))
-    if on_created:
-        on_created(folder)
-    hosts = Hosts(order, folder, bundle, fresh_token())
+    hosts = Hosts(order, create(order, bundle, handle_of(order)), bundle, fresh_token())
     try:
         return hosts.run(os.environ)
     finally:
@@ -352,9 +326,7 @@ def _run_on_hosts(
             forget_run(order, os.environ)
 
 
-def _run_here(
-    order: Order, job_file: Optional[str], place: Place, on_created: Optional[Callable[[RunFolder], None]]
-) -> int:
+def _run_here(order: Order, place: Place, create: Create) -> int:
     """Run all nodes on this machine, or only this machine's node if the run is typed by hand on several."""
     environ, node_rank = os.environ, place.node_rank
     for note in [] if node_rank else backends.get("local").notes(order):
@@ -369,8 +341,6 @@ def _run_here(
     token = fresh_token() if alone else users_token(environ)
     if not alone and node_rank:
         return Foreground(order, [node_rank], bundle, token).run(environ)
-    folder = create_run(order, job_file, bundle, environ)
-    if on_created:
-        on_created(folder)
+    create(order, bundle)
     nodes = range(order.members) if alone else [0]
     return Foreground(order, nodes, bundle, token).run(environ)

@@ -18,7 +18,7 @@ from drumbeat.bundle.pinned import pinned
 from drumbeat.containers.image import check_image
 from drumbeat.desk.cancel import exit_code, wait_for_end
 from drumbeat.desk.nodes import avoiding
-from drumbeat.desk.start.create import create_run, forget_run
+from drumbeat.desk.start.create import create_run, forget_run, no_place
 from drumbeat.desk.start.make_order import make_order, site_of
 from drumbeat.desk.start.place import HERE, LOGIN, Place, check_command, find_place, to_queue
 from drumbeat.desk.state import state_of
@@ -112,9 +112,7 @@ def submit(
         handle = backend.submit(request, environ)
     except (Problem, OSError) as error:
         forget_run(order, environ)
-        if isinstance(error, OSError):
-            raise Problem(f"cannot write {folder.path}: {error.strerror}", "choose another place with --runs") from None
-        raise
+        raise no_place(folder.path, error) if isinstance(error, OSError) else error from None
     write_run_record(folder, replace(record, desk=backend.desk(handle), handle=handle))
     return handle
 
@@ -180,7 +178,5 @@ def _was_emulated(run: str) -> bool:
 
 
 def _peers(facts: Sequence[Facts]) -> Peers:
-    nodes = []
-    for node, each in enumerate(facts):
-        nodes.append(Peer(node, each.host, "", each))  # nobody has reached it: no address is known to lead there
-    return Peers(tuple(nodes), nodes[0].address, 0)
+    """Return the nodes without addresses: nobody has reached them."""
+    return Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)

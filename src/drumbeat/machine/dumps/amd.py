@@ -49,10 +49,8 @@ def _topology(text: Text) -> Optional[Dump]:
 
 
 def _static(text: Text) -> Optional[Dump]:
-    starts = [*_GPU.finditer(text.whole)]
-    ends = [match.start() for match in starts[1:]] + [len(text.whole)]
     gpus, lines = [], {}
-    for start, end in zip(starts, ends):
+    for start, end in text.sections([*_GPU.finditer(text.whole)]):
         fields = dict(_FIELD.findall(text.whole, start.end(), end))
         node = fields.get("NODE") or fields.get("NUMA_NODE") or ""
         if fields:

@@ -170,9 +170,8 @@ _ADDRESS = re.compile(r"^\s*inet6? ([0-9a-f.:]{2,40}(?:/\d+)?)", re.MULTILINE)
 def interfaces(text: Text) -> Iterator[Dump]:
     """`ip addr`."""
     heads = [*_INTERFACE.finditer(text.whole)]
-    ends = [head.start() for head in heads[1:]] + [len(text.whole)]
     found = []
-    for head, end in zip(heads, ends):
+    for head, end in text.sections(heads):
         body = text.whole[head.end() : end]
         up = "LOWER_UP" in head[2].split(",") or " state UP" in head[4]
         addresses = tuple(match[1] for match in _ADDRESS.finditer(body))

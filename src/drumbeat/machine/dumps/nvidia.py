@@ -86,9 +86,8 @@ def query(text: Text) -> Iterator[Dump]:
     heads = [*(_XML_GPU if xml else _GPU).finditer(text.whole)]
     if not heads and text.whole.count("GPU UUID") == 1:
         heads = [*_BUS.finditer(text.whole)][:1]  # cut off at the top
-    ends = [head.start() for head in heads[1:]] + [len(text.whole)]
     gpus = []
-    for index, (head, end) in enumerate(zip(heads, ends)):
+    for index, (head, end) in enumerate(text.sections(heads)):
         if xml:
             name = re.search(r"<product_name>([^<]{1,80})<", head[2])
             gpus.append(Gpu(index, "nvidia", name[1] if name else None, head[1]))

@@ -11,7 +11,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps.text import Dump, Text
-from drumbeat.machine.framework_answers import FrameworkAnswers
+from drumbeat.machine.frameworks import FrameworkAnswers
 from drumbeat.machine.model import Facts, Gpu, Limits, RdmaDevice
 
 _TAG = re.compile(r"<(/?)(\w+)((?:\s+[\w:-]+=\"[^\"]*\")*)\s*(/?)>")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import re
 from dataclasses import field
-from typing import FrozenSet, Mapping, Optional, Tuple
+from typing import FrozenSet, Iterator, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import Evidence
-from drumbeat.machine.framework_answers import FrameworkAnswers
+from drumbeat.machine.frameworks import FrameworkAnswers
 from drumbeat.machine.model import Facts
 
 
@@ -23,6 +24,10 @@ class Text:
     def at(self, position: int) -> Evidence:
         """The line at this position in the text."""
         return self.line(bisect.bisect_right(self._starts, position) - 1)
+
+    def sections(self, heads: Sequence[re.Match[str]]) -> Iterator[Tuple[re.Match[str], int]]:
+        """Yield each head with the position where the next one begins."""
+        return zip(heads, [*(head.start() for head in heads[1:]), len(self.whole)])
 
     def line(self, number: int) -> Evidence:
         """A line, counted from 0."""

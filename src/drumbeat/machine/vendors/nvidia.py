@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import Finding
-from drumbeat.machine.host_protocol import Host
+from drumbeat.machine.host import Host
 from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
 from drumbeat.machine.parse import figure, integer, line, natural, pci_address, size_in_bytes
 from drumbeat.machine.vendors.contract import ContainerFlags, GpuEvent, Rarely, Users, Vendor, find, place
@@ -254,8 +254,6 @@ class Nvidia(Vendor):
         return [_with_health(gpu, told.get(gpu.index), remapped.get(gpu.uuid or "")) for gpu in gpus]
 
     def sampler(self, host: Host, gpus: Sequence[Gpu]) -> Callable[[], List[GpuSample]]:
-        from drumbeat.machine.vendors.nvidia import open_nvml
-
         nvml = open_nvml(host)
         return nvml.samples if nvml else Rarely(lambda: _sample_by_tool(host))
 
@@ -450,8 +448,6 @@ def _yes(cell: str) -> Optional[bool]:
 
 
 def _reasons(text: Optional[str]) -> Optional[Tuple[str, ...]]:
-    from drumbeat.machine.vendors.nvidia import throttle_reasons
-
     found = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", (text or "").strip())
     return throttle_reasons(int(found.group(1), 16)) if found else None
 
