@@ -82,7 +82,7 @@ drumbeat.pyz: $(SMALL) $(shell find src -name '*.py' -o -name '*.yaml' -o -name 
 	.venv-pyz/bin/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-.PHONY: docs docs-search dist tutorial
+.PHONY: docs docs-search dashboard dist tutorial
 
 # The documentation as a site, in site/; every link and anchor is checked.
 docs: .venv-docs/.done
@@ -97,6 +97,11 @@ docs-search: .venv-docs/.done $(VENV)/.dev
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
+
+# Grafana's board against its own types, from npm; the alert rules and /metrics with a real Prometheus.
+dashboard: $(VENV)/.dev packages
+	npm install --prefix build/grafana --silent --ignore-scripts --no-audit --no-fund @grafana/schema typescript
+	$(BIN)/python -m pytest -q -rs tests/watch/test_prometheus.py
 
 # dist/: sdist, wheel and drumbeat.pyz, checked, and each tried in an environment of its own.
 dist: $(VENV)/.cpu

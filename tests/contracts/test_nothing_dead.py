@@ -14,7 +14,7 @@ CALLED_BY = {  # by the library or the page that finds them by name
     "argparse": {"_print_message"},
     "accelerate": {"store_init_configuration"},
     "transformers": {"on_log"},
-    "lightning": {"log_hyperparams"},
+    "lightning": {"log_hyperparams", "log_metrics"},
     "jax": {
         "is_env_present", "get_coordinator_address", "get_process_count", "get_process_id", "get_local_process_id",
     },

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.reference import commands as document
-from tools.reference import events
+from tools.reference.__main__ import PAGES as MADE
 
 from drumbeat.cli import COMMANDS, parser_for
 from drumbeat.jobfile.job import job_from_text
@@ -114,16 +113,24 @@ def test_the_logs_of_the_howto_say_what_it_shows(name, drumbeat):
             assert line in page, line
 
 
-def test_pages_made_from_the_code():
-    page = document.page()
-    assert all(f"## drumbeat {name}" in page for name in COMMANDS) and "`--table markdown\\|csv\\|latex`" in page
-    assert "| `seconds` | `float` | since the lead began to wait |" in events.page()
+@pytest.mark.parametrize("name", MADE)
+def test_pages_made_from_the_code_are_current(name):
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    assert page == MADE[name](), "python -m tools.reference writes it"
+    if name == "commands":
+        assert all(f"## drumbeat {name}" in page for name in COMMANDS) and "`--table markdown\\|csv\\|latex`" in page
+
+
+def test_the_site_stays_short():
+    """Words of all pages, the generated lists included: 35,000 are meant, and a merge may bring some more."""
+    texts = {page: re.sub(r"\A---\n.*?\n---\n", "", page.read_text(), flags=re.DOTALL) for page in PAGES[1:]}
+    words = {name: sum(1 for word in text.split() if re.search(r"\w", word)) for name, text in texts.items()}
+    assert sum(words.values()) <= 36_000, sum(words.values())
 
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
-MADE = {"commands.md", "events.md"}  # written by `make docs`
 OUTSIDE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
@@ -138,7 +145,7 @@ def anchors(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
     for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", OUTSIDE.sub("", page.read_text())):
-        if "://" in link or Path(link).name in MADE:
+        if "://" in link:
             continue
         target = (page.parent / link).resolve() if link else page
         assert target.exists(), f"{page.name}: {link}"
@@ -155,12 +162,12 @@ def test_every_page_is_reached_by_links():
         ahead += [link for link in links if link in PAGES and link not in seen]
     assert not [page.relative_to(ROOT).as_posix() for page in PAGES if page not in seen]
     menu = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(menu) == sorted({page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]} | MADE)
+    assert sorted(menu) == sorted({page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]})
 
 
 def test_the_glossary_is_in_order():
     words = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
-    assert len(words) > 30 and words == sorted(words, key=str.lower)
+    assert len(words) >= 20 and words == sorted(words, key=str.lower)
 
 
 def test_no_internal_ids():

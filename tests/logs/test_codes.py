@@ -19,6 +19,6 @@ def test_every_code_of_the_log_reader_is_listed():
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding" and node.args:
                 code = node.args[0]
                 if isinstance(code, ast.Constant) and code.value:
-                    assert f"| `{code.value}` |" in listed, (
+                    assert f"- `{code.value}`:" in listed, (
                         f"{file.name}:{node.lineno}: {code.value} has no line in codes.py"
                     )

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes /metrics; promtool likes the names."""
+"""A real Prometheus scrapes /metrics and reads the alert rules; promtool likes both; Grafana's own types have the board."""
 
 import json
 import re
@@ -14,6 +14,7 @@ import pytest
 from drumbeat.watch import prometheus
 from drumbeat.watch.prometheus import TextFile
 from tests.conftest import ROOT
+from tests.runfolder.folders import events
 from tests.watch.pages import running, served, until
 from tests.watch.recorded import recorded
 
@@ -23,12 +24,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 CONFIG = """
-global: {{scrape_interval: 1s}}
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [{rules}]
 scrape_configs:
   - job_name: drumbeat
     authorization: {{credentials: {token}}}
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
+
+ALERTS = ROOT / "docs" / "alerts.yaml"
+HANG = {"code": "hang-stopped", "severity": "warning", "title": "rank 1 is stopped", "rank": 1, "cause": "", "fix": ""}
+GRAFANA = ROOT / "build" / "grafana" / "node_modules"
 
 
 def free_port():
@@ -39,6 +45,7 @@ def free_port():
 
 def test_a_real_prometheus(tmp_path):
     run = running(recorded(tmp_path / "r"))
+    events(run, ("finding", {"finding": HANG}))
     with served(run, tmp_path) as page:
         assert until(lambda: "drumbeat_step 40.0" in page.ask("/metrics")[2])
         text = page.ask("/metrics")[2]
@@ -49,7 +56,7 @@ def test_a_real_prometheus(tmp_path):
         kind = page.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
         assert kind[1]["content-type"].startswith("application/openmetrics-text") and kind[2].endswith("# EOF\n")
         config, port = tmp_path / "prometheus.yml", free_port()
-        config.write_text(CONFIG.format(token=page.token, port=page.port))
+        config.write_text(CONFIG.format(token=page.token, port=page.port, rules=ALERTS))
         argv = [
             "prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
@@ -71,9 +78,45 @@ def test_a_real_prometheus(tmp_path):
             assert list(until(lambda: ask("drumbeat_step")).values()) == [40.0]
             assert list(ask('sum(drumbeat_gpu_power_watts{job="drumbeat"})').values()) == [2000.0]
             assert len(ask("drumbeat_gpu_energy_joules_total")) == 4
+            assert until(lambda: ask('ALERTS{alertname="DrumbeatRunHangs"}')), "pending for its first minute"
+            assert not ask('ALERTS{alertname="DrumbeatNodeLost"}')
         finally:
             prometheus.terminate()
             prometheus.wait(120)
+
+
+def test_the_alerts_fire_for_what_they_name_alone(tmp_path):
+    for path, name in ((ALERTS, "alerts-under-test.yaml"), (ROOT / "tests/watch/alerts.yaml", "tests.yaml")):
+        shutil.copy(path, tmp_path / name)
+    for words in (["check", "rules", str(ALERTS)], ["test", "rules", "tests.yaml"]):
+        done = subprocess.run(["promtool", *words], cwd=tmp_path, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not (GRAFANA / "@grafana/schema").exists(), reason="make dashboard brings @grafana/schema")
+@pytest.mark.parametrize("wrong", [False, True])
+def test_grafana_knows_every_key_of_the_board(tmp_path, wrong):
+    text = (ROOT / "docs" / "grafana.json").read_text()
+    if wrong:
+        text = text.replace('"type": "query"', '"type": "question"')
+    (tmp_path / "node_modules").symlink_to(GRAFANA)
+    (tmp_path / "board.ts").write_text(
+        f"import type {{ Dashboard }} from '@grafana/schema';\nexport const board: Dashboard = {text};\n"
+    )
+    words = [
+        "--noEmit",
+        "--strict",
+        "--skipLibCheck",
+        "--moduleResolution",
+        "bundler",
+        "--module",
+        "esnext",
+        "board.ts",
+    ]
+    done = subprocess.run(
+        [GRAFANA / ".bin/tsc", *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode == 0) is not wrong, done.stdout
 
 
 def test_every_name_on_the_grafana_board_exists():
@@ -84,6 +127,7 @@ def test_every_name_on_the_grafana_board_exists():
         for target in panel["targets"]
         for name in re.findall(r"drumbeat_\w+", target["expr"])
     }
+    asked |= set(re.findall(r"drumbeat_\w+", ALERTS.read_text())) - {"drumbeat_state"}
     known = {"drumbeat_tokens_per_second", "drumbeat_samples_per_second", "drumbeat_slowest_rank_step_duration_seconds"}
     known |= {"drumbeat_median_rank_step_duration_seconds"} | {f"drumbeat_{each[0]}" for each in prometheus._OF_RUN}
     known |= {f"drumbeat_node_{each[0]}" for each in prometheus._OF_NODE}

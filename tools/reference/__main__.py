@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Callable, Dict
 
-from tools.reference import codes, commands, environment, events, jobfile
+from tools.reference import codes, commands, environment, jobfile
 
 PAGES: Dict[str, Callable[[], str]] = {
     "codes": codes.page,
     "environment": environment.page,
     "job": lambda: jobfile.page("job"),
     "site": lambda: jobfile.page("site"),
+    "commands": commands.page,
 }
-# Made when the site is built: tools/docs_hooks.py.
-BUILT: Dict[str, Callable[[], str]] = {"commands": commands.page, "events": events.page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

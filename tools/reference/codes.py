@@ -7,14 +7,14 @@ from typing import Dict, List, Mapping, Tuple
 
 from drumbeat.findings.catalog import entries
 from drumbeat.findings.model import ERROR, WAS
-from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, SYMPTOM, Rule, rulebook
+from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM, Rule, rulebook
 
 _INTRO = """\
 <!-- Made by: python -m tools.reference. The words are in src/drumbeat/findings and src/drumbeat/logs/rules. -->
 # Codes of findings
 
-Every code that drumbeat can give, with its meaning; cause, evidence and fix come with the finding itself. Codes are stable,
-titles may change; `...` stands for a value.
+A list to search in: cause, evidence and fix come with the finding itself. Codes are stable, titles may change; `...` stands for
+a value. Notes, because of which nothing fails, are in `drumbeat diagnose --rules`.
 """
 
 # What no rule gives, because it does not rest on one line. A test compares this with the source.
@@ -42,26 +42,24 @@ _KINDS = {
     SYMPTOM: "Symptoms: the answer where no line names a cause",
     CONSEQUENCE: "Consequences: `peer-lost` is the answer where nothing else is in the log, the others are shown beside one",
     REPORT: "Reports of launchers: shown beside an answer; alone they are `unknown`",
-    NOTE: "Notes: nothing fails because of them",
-    NOISE: "What healthy runs print, too",
 }
 
 
 def page() -> str:
     lines = [_INTRO]
-    lines += _table("Answers that rest on more than one line", sorted(_ANSWERS.items()))
-    kinds: Dict[str, Dict[str, List[Rule]]] = {kind: {} for kind in _KINDS}
+    lines += _list("Answers that rest on more than one line", sorted(_ANSWERS.items()))
+    kinds: Dict[str, Dict[str, List[Rule]]] = {}
     for rule in rulebook().rules:
-        kinds[_kind(rule)].setdefault(rule.code, []).append(rule)
+        kinds.setdefault(_kind(rule), {}).setdefault(rule.code, []).append(rule)
     for kind, title in _KINDS.items():
-        lines += _table(title, [(code, _meaning(rules)) for code, rules in sorted(kinds[kind].items())])
-    lines += _table("Findings beside an answer", sorted(_BESIDE.items()))
+        lines += _list(title, [(code, _meaning(rules)) for code, rules in sorted(kinds[kind].items())])
+    lines += _list("Findings beside an answer", sorted(_BESIDE.items()))
     for title, files in _CATALOGS.items():
         found: Dict[str, List[Mapping[str, str]]] = {}
         for name, entry in [pair for file in files for pair in entries(file).items()]:
             found.setdefault(name.partition("/")[0], []).append(entry)
-        lines += _table(title, [(code, _of_entries(each)) for code, each in sorted(found.items())])
-    lines += _table("Codes of earlier versions", [(old, f"now `{new}`") for old, new in sorted(WAS.items())])
+        lines += _list(title, [(code, _of_entries(each)) for code, each in sorted(found.items())])
+    lines += _list("Codes of earlier versions", [(old, f"now `{new}`") for old, new in sorted(WAS.items())])
     return "\n".join(lines)
 
 
@@ -90,6 +88,5 @@ def _general(words: str) -> str:
     return re.sub(r"(?<!=) ?\{\w+\}", " ...", re.sub(r"=\{\w+\}", "=...", whole)).replace("( ", "(").strip()
 
 
-def _table(title: str, rows: List[Tuple[str, str]]) -> List[str]:
-    table = [f"| `{code}` | {meaning.replace('|', chr(92) + '|')} |" for code, meaning in rows]
-    return [f"## {title}\n", "| code | means |", "|---|---|", *table, ""]
+def _list(title: str, rows: List[Tuple[str, str]]) -> List[str]:
+    return [f"## {title}\n", *(f"- `{code}`: {meaning}" for code, meaning in rows), ""]

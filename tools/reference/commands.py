@@ -6,13 +6,22 @@ import argparse
 from typing import Any, List
 
 from drumbeat.cli import COMMANDS, parser_for
+from drumbeat.jobfile.fields import keys_of
+from drumbeat.jobfile.job import Job
+
+_COMMON = {"--help", "--help-all", "--json", "--json-schema", "--debug"}
+_RUN = "run id or the start of one, run folder, or scheduler job"
+_JOB = {f"--{name}" for name, (_, key) in keys_of(Job).items() if key.flag}
 
 
 def page() -> str:
     lines = [
+        "<!-- Made by: python -m tools.reference. -->",
         "# Commands",
         "",
-        "Reference, made from the code. `drumbeat COMMAND --help` shows what most people need, `--help-all` everything. "
+        "`drumbeat COMMAND --help` shows what most people need, `--help-all` everything. `--json` prints machine-readable "
+        "output, `--json-schema` its schema, `--debug` the traceback of an error. RUN is a run id or the start of one, a run "
+        "folder, or a scheduler's job; default: the newest. "
         "An error is text on standard error, with `--json` too, where standard output then stays empty or has what could "
         "still be said; the exit code is not 0, and 2 for wrong input.",
         "",
@@ -20,21 +29,26 @@ def page() -> str:
         "|---|---|",
         *(f"| [`{name}`](#drumbeat-{name}) | {_cell(text)} |" for name, text in COMMANDS.items()),
     ]
-    for name, text in COMMANDS.items():
-        lines += ["", f"## drumbeat {name}", "", text[0].upper() + text[1:] + ".", "", *_table(parser_for(name)[0])]
+    for name in COMMANDS:
+        lines += ["", f"## drumbeat {name}", "", *_table(parser_for(name)[0])]
     return "\n".join(lines) + "\n"
 
 
 def _table(parser: Any) -> List[str]:
     lines = ["| argument | meaning |", "|---|---|"]
+    flags = 0
     for action in parser._actions:
-        if action.help == argparse.SUPPRESS or "--help" in action.option_strings:
+        if action.help == argparse.SUPPRESS or _COMMON & set(action.option_strings):
+            continue
+        if _JOB & set(action.option_strings):
+            flags += 1
             continue
         if isinstance(action, argparse._SubParsersAction):
             lines += [f"| `{name}` | {_cell(sub.description or '')} |" for name, sub in action.choices.items()]
             continue
-        lines.append(f"| {_names(action)} | {_cell((action.help or '').replace('%%', '%'))} |")
-    return lines
+        words = (action.help or "").replace("%%", "%").replace(_RUN, "a run").replace("; default: the newest", "")
+        lines.append(f"| {_names(action)} | {_cell(words)} |")
+    return lines + (["", "Also the keys of a [job file](job.md) as flags."] if flags > 9 else [])
 
 
 def _names(action: Any) -> str:

@@ -14,16 +14,17 @@ tags: [environment variable, environment variables]
 <!-- Made by: python -m tools.reference. The words are in the tables of src/drumbeat/plan. -->
 # Environment variables
 
-Every variable that drumbeat can set for a rank: when, to what, why, and who says so. Strongest first, the value comes
+Every variable that drumbeat can set for a rank: when, to what, and why. Strongest first, the value comes
 from **you** (the job's `env`, then what you exported), the **site** (its profile), what was **detected** on the node, or a
-**default** that fits its kind. `drumbeat plan --explain` shows which it was for a job, and what was left alone; a run keeps
-the same list in its folder. Your exported variables are never overwritten; suspicious ones are reported.
+**default** that fits its kind. `drumbeat plan --explain` shows which it was for a job, its source, and what was left alone; a run
+keeps the same list in its folder. Your exported variables are never overwritten; suspicious ones are reported.
 
 # Identity of a rank
 
 Set for every rank when the run starts; they belong to drumbeat.
 """
 _TASKS = """
+Those of JAX are left alone if you set JAX_COORDINATOR_ADDRESS, or a launcher starts the ranks.
 Where one task of a scheduler or of mpirun starts several ranks, each gets that task's variables with its own numbers
 ([run.md](run.md)). Below torchrun and accelerate `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` keeps the store of one attempt from the
 next. A script that starts a launcher itself gets `DRUMBEAT_LAUNCHERS`, a longer `PATH`, `BASH_ENV` and shell functions, so that
@@ -32,6 +33,7 @@ the launcher joins this run; the ranks below it do not.
 # What fits the job and the node
 """
 
+_JAX = "; unless you set JAX_COORDINATOR_ADDRESS, or a launcher starts the ranks"
 _WORDS = {
     "fabric": "{} network",
     "vendor": "{} GPUs",
@@ -49,31 +51,33 @@ _WORDS = {
 
 
 def page() -> str:
-    entries: Dict[str, List[Tuple[str, str, str, str]]] = {}
+    entries: Dict[str, List[Tuple[str, str, str]]] = {}
     for made in COMPUTED:
-        row = (made.value, made.when, made.why, made.reference)
+        row = (made.value, made.when, made.why)
         entries.setdefault(made.name, []).append(row)
     for fixed in SETTINGS:
-        row = (f"`{fixed.value}`", _condition(fixed.when), fixed.why, fixed.reference)
+        row = (f"`{fixed.value}`", _condition(fixed.when), fixed.why)
         entries.setdefault(fixed.name, []).append(row)
     lines = [_INTRO, "| variable | what it is |", "|---|---|"]
-    lines += [f"| `{name}` | {why} |" for name, why in WHO.items()]
+    lines += [f"| `{name}` | {why.replace(_JAX, '')} |" for name, why in WHO.items()]
     lines.append(_TASKS)
     for name in sorted(entries):
         lines.append(f"## `{name}`\n")
-        for value, when, why, reference in entries[name]:
-            lines.append(f"- {value}; when: {when}\n  {why[0].upper() + why[1:]}. ({reference})")
+        for value, when, why in entries[name]:
+            lines.append(f"- {value}; when: {when}\n  {why[0].upper() + why[1:]}.")
         lines.append("")
-    lines += ["# Your variables that are checked\n", "| variable | what is said | when |", "|---|---|---|"]
+    lines += ["# Your variables that are checked\n"]
     for name in sorted(DEAD):
         dead = DEAD[name]
         use = f"; use `{dead.use}`" if dead.use else ""
-        lines.append(f"| `{name}` | {dead.why}{use} | {_condition(dead.when)} |")
-    lines += [f"| `{name}` | the old name, still read; use `{OLD[name]}` | always |" for name in sorted(OLD)]
+        lines.append(f"- `{name}`{f' ({_condition(dead.when)})' if dead.when else ''}: {dead.why}{use}")
+    old = ", ".join(f"`{name}` (now `{OLD[name]}`)" for name in sorted(OLD))
+    lines.append(f"- Old names that are still read: {old}")
+    lines.append("\nLeft on after debugging:\n")
     for name in sorted(DEBUGGING):
         entry = DEBUGGING[name]
-        off = ", ".join(f"`{value}`" for value in entry.harmless if value) or "unset"
-        lines.append(f"| `{name}` | for debugging: {entry.cost} | unless {off} |")
+        off = ", ".join(f"`{value}`" for value in entry.harmless if value)
+        lines.append(f"- `{name}`{f' (not {off})' if off else ''}: {entry.cost}")
     return "\n".join(lines) + "\n"
 
 

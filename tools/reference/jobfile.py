@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List
+from typing import Any, Iterator
 
 from drumbeat.jobfile.fields import KINDS, Key, default_words, keys_of, required_keys
 from drumbeat.jobfile.job import Job
@@ -12,7 +12,8 @@ _JOB = """\
 # The job file
 
 What you want to run, in YAML. Only the command is needed, and it can be given on the command line instead:
-`drumbeat run job.yaml`, or `drumbeat run -- python train.py` without any file. Flags win over the file.
+`drumbeat run job.yaml`, or `drumbeat run -- python train.py` without any file. Most keys are also flags (`--nodes 2`), which win
+over the file; `drumbeat run --help-all` lists them.
 
 ```yaml
 {example}```
@@ -46,8 +47,7 @@ goes to `~/.config/drumbeat/sites/NAME.yaml` (or under `$XDG_CONFIG_HOME`) and w
 give its path: `--site ./my.yaml`. Without `--site` the cluster's name, then the host's, is looked up in every profile's
 `detect`; where none fits, the site is `localhost`. A host that two profiles claim is an error.
 
-On `localhost` several nodes are emulated on one machine. Each has its own agent and its own loopback address for the
-muster (127.0.0.1, 127.0.0.2, ...); gloo's own traffic runs on 127.0.0.1, because `GLOO_SOCKET_IFNAME=lo` is set there.
+On `localhost` several nodes are emulated on one machine, each with its own agent and loopback address.
 
 ```yaml
 {example}```
@@ -66,38 +66,33 @@ detect: {hosts: [stairs*]}
 
 
 def page(which: str) -> str:
-    intro, cls, flags = {
-        "job": (_JOB.format(example=_EXAMPLE), Job, True),
-        "site": (_SITE.format(example=_SITE_EXAMPLE), Site, False),
-    }[which]
+    intro, cls = {"job": (_JOB.format(example=_EXAMPLE), Job), "site": (_SITE.format(example=_SITE_EXAMPLE), Site)}[
+        which
+    ]
     made = "<!-- Made by: python -m tools.reference. The words are next to each field's definition. -->\n"
-    return "\n".join([made + intro, *_sections(cls, "", flags)]) + "\n"
+    return "\n".join([made + intro, *_sections(cls, "")]) + "\n"
 
 
-def _sections(cls: Any, prefix: str, flags: bool) -> Iterator[str]:
+def _sections(cls: Any, prefix: str) -> Iterator[str]:
     for name, (field, key) in keys_of(cls).items():
         yield f"## `{prefix}{name}`\n"
         yield key.help + "\n"
-        yield "\n".join(_facts(cls, name, field, key, flags)) + "\n"
+        facts = (f"`{name}: {key.example}`", _kind(key), _default(cls, name, field, key))
+        yield " ".join(f"{fact}." for fact in facts if fact) + "\n"
         if key.inner is not None:
-            inner = prefix + name + "." + ("NAME." if key.kind == "tables" else "")
-            yield from _sections(key.inner, inner, False)
+            yield from _sections(key.inner, prefix + name + "." + ("NAME." if key.kind == "tables" else ""))
 
 
-def _facts(cls: Any, name: str, field: str, key: Key, flags: bool) -> List[str]:
-    lines = ["- One of: " + ", ".join(f"`{word}`" for word in key.allowed) if key.allowed else f"- {_kind(key)}"]
-    if name in required_keys(cls):
-        lines.append("- Required")
-    else:
-        lines.append(f"- Default: {default_words(cls, field, key)}")
-    lines.append(f"- Example: `{name}: {key.example}`")
-    if flags and key.flag:
-        lines.append(f"- Flag: `--{name}{'' if key.kind == 'switch' else ' ' + key.flag}`")
-    return lines
+def _default(cls: Any, name: str, field: str, key: Key) -> str:
+    words = "Required" if name in required_keys(cls) else f"Default: {default_words(cls, field, key)}"
+    return "" if words == "Default: none" else words
+
+
+_PLAIN = ("text", "path", "shell", "number", "switch", "table", "words", "duration")  # the example shows it
 
 
 def _kind(key: Key) -> str:
-    words = KINDS[key.kind]
-    if key.minimum is not None:
-        words += f", at least {key.minimum}" + (" s" if key.kind == "duration" else "")
+    if key.kind in _PLAIN and not key.allowed:
+        return ""
+    words = "one of " + ", ".join(f"`{word}`" for word in key.allowed) if key.allowed else KINDS[key.kind]
     return words[0].upper() + words[1:]

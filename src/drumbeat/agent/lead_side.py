@@ -30,6 +30,7 @@ from drumbeat.agent.lead.model import (
     record_finding,
 )
 from drumbeat.agent.lead.summary import run_on_end, what_follows, write_end
+from drumbeat.agent.lead.tracking import Tracking, missing_packages, python_of
 from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire.files import take
@@ -58,6 +59,7 @@ from drumbeat.agent.wire.messages import (
 from drumbeat.base.processes import in_child, on_storage
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.signals import EXIT_STORAGE
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.fabric import all_versions
 from drumbeat.machine.host import LiveHost
@@ -67,6 +69,8 @@ from drumbeat.runfolder.files import EventLog, replace_json
 from drumbeat.runfolder.layout import RunFolder, StopFile
 from drumbeat.runfolder.state import CODE as HANG
 from drumbeat.runfolder.summary import REQUEUE, Summary
+
+find = Catalog("lead")
 
 # Feeds the lead's watchers and turns what they ask for into acts of the lead.
 
@@ -295,6 +299,8 @@ class LeadSide:
         self.last_look = 0.0
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
+        self.tracking: Optional[Tracking] = None
+        self.untracked: List[str] = []  # trackers that are not installed
         self.asked: List[List[str]] = []  # lines of the `stop` file from before our start that are meant for it
 
     def skip_old_stops(self) -> None:
@@ -338,6 +344,16 @@ class LeadSide:
             agent.on_storage(self._write_packages, order.workdir, _PACKAGES)
         except TimeoutError as error:
             agent.complain(f"versions of installed packages are not recorded: {error}")
+        if order.track:
+            self._begin_tracking()
+
+    def _begin_tracking(self) -> None:
+        """Start the trackers; a package that is missing is found before any rank starts."""
+        agent = self.agent
+        self.untracked = agent.on_storage(lambda: missing_packages(agent.order), agent.order.workdir, _PACKAGES * 2)
+        if not self.untracked:
+            assert agent.node
+            self.tracking = Tracking(agent.order, self.folder, agent.bundle, agent.node.beside)
 
     def _write_packages(self) -> None:
         """Import in a child: packages may lie on slow storage of their own."""
@@ -351,7 +367,12 @@ class LeadSide:
         if order.members > 1:
             self.connections.open()
             self.meeting.address = resolve(order.master, agent.wait_politely) or self.meeting.address
-        self._do(self.lead.hello(agent.hello(self.meeting.address), 0.0, time.monotonic()))
+        hello = agent.hello(self.meeting.address)
+        if self.untracked:
+            names, python = " ".join(self.untracked), python_of(order)
+            missing = find("tracker-missing", names=names, python=python, node=0, host=hello.host)
+            hello = dataclasses.replace(hello, findings=(*hello.findings, missing))
+        self._do(self.lead.hello(hello, 0.0, time.monotonic()))
 
     def tell(self, message: Message) -> None:
         """This node's own messages go to the lead like any other's."""
@@ -414,8 +435,11 @@ class LeadSide:
         does it; the guard goes on hearing from us."""
         if self.connections.by_socket:
             in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)
+        until = self.tracking.end() if self.tracking else 0.0
         if self.agent.order.on_end:
             self._run_on_end()
+        for log in self.tracking.wait(until, self.agent.beat) if self.tracking else ():
+            self.agent.complain(f"not all metrics reached a tracker: {log}; drumbeat report --export sends them again")
 
     def _run_on_end(self) -> None:
         agent = self.agent

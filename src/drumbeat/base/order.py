@@ -174,6 +174,7 @@ class Order:
     wanted_nodes: Optional[int] = None  # of a range, where the scheduler gave fewer
     on_end: Tuple[str, ...] = ()  # run once by the lead, or by the desk if the lead was killed, when the run has ended
     textfile: str = ""  # folder of node-exporter's textfile collector, for the lead; empty: none
+    track: Tuple[str, ...] = ()  # NAME=PLACE: trackers that get the metrics while the run goes on (metrics/trackers.py)
     doubtful_ok: bool = False  # a run in which a failure was seen ends with 0 if its command did
     stop_grace: float = 60.0
     stop_signal: int = int(STOP_SIGNAL)  # what each rank's main process is sent when it should save and end

@@ -1,7 +1,7 @@
 """The part of drumbeat.pyz that travels to pods, in a config map or a secret, which hold 1 MiB.
 
 Nobody keeps a list of it: it is what the node's commands import, at the top of a file or inside a function, with the data of
-every package that those files name. Byte code, docstrings and PyYAML stay at the desk; every line keeps its number.
+every package that those files name. Byte code, docstrings, return types and PyYAML stay at the desk; every line keeps its number.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _IN_RANKS = "drumbeat/inrank/"
 _YAML = "yaml/"  # stays at the desk: what nodes read of YAML files has a JSON twin
 _DOCSTRING = regex(rb'(\A|:\n[ \t]+)"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n)', re.DOTALL)
 _INDENT = regex(rb'("""(?:[^"\\]|\\.|"(?!""))*""")|^(?: {4})+', re.DOTALL | re.MULTILINE)  # not inside a text
+_RETURNS = regex(rb"\) -> [^\n]*:$", re.MULTILINE)
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
 _FINDINGS = "drumbeat/findings"
 _CATALOG = regex(rb'Catalog\("(\w+)"\)')
@@ -88,10 +89,11 @@ def node_files(files: Mapping[str, bytes]) -> Set[str]:
 
 
 def without_docstrings(data: bytes) -> bytes:
-    """Replace each docstring by an empty one of as many lines, and indent with tabs. A test compares the syntax trees of
-    all our files."""
+    """Replace each docstring by an empty one of as many lines, leave out what functions return, and indent with tabs. A test
+    compares the syntax trees of all our files."""
     data = _DOCSTRING.sub(lambda found: found[1] + b'""' + b"\n" * found[0][len(found[1]) :].count(b"\n"), data)
-    return _INDENT.sub(lambda found: found[1] or b"\t" * (len(found[0]) // 4), data)
+    data = _INDENT.sub(lambda found: found[1] or b"\t" * (len(found[0]) // 4), data)
+    return _RETURNS.sub(b"):", data)
 
 
 def _imports(data: bytes) -> Iterator[str]:

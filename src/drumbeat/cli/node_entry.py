@@ -64,6 +64,12 @@ def _stand_in(arguments: List[str]) -> int:
     return run_stand_in(arguments)
 
 
+def _track(arguments: List[str]) -> int:
+    from drumbeat.runfolder.tracker import track
+
+    return track(*arguments)
+
+
 def _open_textfile(folder: str, run_path: str) -> TextFile:
     from drumbeat.watch.prometheus import TextFile
 
@@ -77,4 +83,5 @@ COMMANDS: Dict[str, Callable[[List[str]], int]] = {
     "_node": _node,
     "_shim": _shim,
     "_stand_in": _stand_in,
+    "_track": _track,
 }

@@ -28,7 +28,9 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--svg", metavar="FOLDER", help="write each figure as an SVG file, for a paper")
     parser.add_argument("--table", choices=_FORMATS, help="with several runs: print only the table, for a paper")
     parser.add_argument(
-        "--export", metavar="WHERE", help="write a run's metrics: csv=FILE, tensorboard=FOLDER or wandb=PROJECT"
+        "--export",
+        metavar="WHERE",
+        help="write metrics: csv=FILE, tensorboard=FOLDER, wandb=PROJECT or mlflow=EXPERIMENT",
     )
     add_json(parser)
 

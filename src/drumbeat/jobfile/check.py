@@ -224,6 +224,10 @@ def _words(key: Key, node: Node, place: str) -> Tuple[str, ...]:
     return tuple(_text(key, item, f"{place}[{index}]") for index, item in enumerate(node.values))
 
 
+def _names(key: Key, node: Node, place: str) -> Tuple[str, ...]:
+    return _words(key, node, place) if isinstance(node, Items) else tuple(_filled(key, node, place).split(","))
+
+
 def _hosts(key: Key, node: Node, place: str) -> Tuple[str, ...]:
     """Parse a list, or one text as schedulers write it: a,b or n[1-4]; each may have a user before it."""
     words = _words(key, node, place) if isinstance(node, Items) else (_filled(key, node, place),)
@@ -300,6 +304,7 @@ _READERS: Dict[str, Callable[[Key, Node, str], Any]] = {
     "count": _range,
     "numbers": _numbers,
     "words": _words,
+    "names": _names,
     "hosts": _hosts,
     "size": _size,
     "duration": _duration,

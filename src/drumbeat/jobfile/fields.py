@@ -27,6 +27,7 @@ KINDS = {
     "count": "a whole number, or a range such as 4-8",
     "numbers": "a list of whole numbers",
     "words": "a list of words",
+    "names": "a word, or a list of words",
     "hosts": "a list of hosts, such as [a, b] or n[1-4]",
     "size": "a size such as 440G, 64Gi or 512000M",
     "duration": "a time such as 90s, 30m, 1h, 2d6h30m, 1:30:00 or 1-02:00:00",

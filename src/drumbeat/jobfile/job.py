@@ -370,6 +370,15 @@ class JobLaunch:
         flag="DIR",
         default_text="the site's, else none",
     )
+    track: Tuple[str, ...] = key(
+        "names",
+        "Trackers that get the metrics while the job runs (docs/metrics.md): tensorboard, wandb, mlflow; after `=` the "
+        "folder, project or experiment. One process on node 0 sends what ranks report or print.",
+        "[tensorboard, wandb=my-project]",
+        (),
+        flag="A,B",
+        default_text="none",
+    )
 
 
 # Keys of a job that its scheduler reads.

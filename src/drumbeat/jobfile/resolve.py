@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from dataclasses import replace
-from typing import Dict, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wrap
 from drumbeat.base.problem import Problem
@@ -23,6 +23,7 @@ from drumbeat.jobfile.resources import Here, container, environment, flag_of, im
 from drumbeat.jobfile.site import Site
 from drumbeat.jobfile.yamlfile import shown
 from drumbeat.machine.vendors import count_shown
+from drumbeat.metrics.trackers import MODULES as TRACKERS
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
@@ -218,6 +219,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         wanted_nodes=wanted,
         on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
         textfile=_absolute(textfile, here) if textfile else "",
+        track=tuple(_track(job, here, name)),
         doubtful_ok=job.doubtful == "ok",
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
@@ -393,6 +395,19 @@ def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
             f"{here.cpus} core{'s' * (here.cpus > 1)} x {job.oversubscribe} per core allow {room}",
             f"ask for fewer, or allow more with --oversubscribe {-(-asked // here.cpus)}",
         )
+
+
+def _track(job: Job, here: Here, name: str) -> Iterator[str]:
+    """Yield each tracker with its place; TensorBoard's own default is in the run folder, which each job of an array has."""
+    for text in job.track:
+        tracker, _, place = text.partition("=")
+        if tracker not in TRACKERS:
+            raise Problem(f"{job.where('track')}: no tracker {shown(tracker)}", f"known: {', '.join(TRACKERS)}")
+        place = _path(place, job.where("track"), here) or ""
+        if tracker == "tensorboard":
+            yield f"{tracker}={_absolute(place, here) if place else ''}"
+        else:
+            yield f"{tracker}={place or name}"
 
 
 def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:

@@ -310,15 +310,15 @@ def processes(order: Order, peers: Peers, node: int, tools: Tools) -> List[Proce
     if order.launcher in ("ranks", "tasks"):
         command = _composer(found, tools) if found and found.kind == "composer" else order.command
         return [
-            Process(rank, rank - first, _after_setup(order, wrapped(order.wrap, command, rank, node)))
+            Process(rank, rank - first, after_setup(order, wrapped(order.wrap, command, rank, node)))
             for rank in range(first, first + peers.nodes[node].ranks)
         ]
     if order.launcher == "torchrun" and found is None:
-        return [Process(first, 0, _after_setup(order, _torchrun_before(order, peers, node, tools)))]
+        return [Process(first, 0, after_setup(order, _torchrun_before(order, peers, node, tools)))]
     if has_driver(order) and found:
-        return [Process(first, 0, _after_setup(order, launcher_argv(found, peers, node, tools)))]
+        return [Process(first, 0, after_setup(order, launcher_argv(found, peers, node, tools)))]
     command = launcher_argv(found, peers, node, tools) if found else order.command
-    return [Process(first, 0, _after_setup(order, wrapped(order.wrap, command, node, node)))]
+    return [Process(first, 0, after_setup(order, wrapped(order.wrap, command, node, node)))]
 
 
 def wrapped(wrap: Optional[Wrap], command: Sequence[str], rank: int, node: int) -> Tuple[str, ...]:
@@ -329,7 +329,7 @@ def wrapped(wrap: Optional[Wrap], command: Sequence[str], rank: int, node: int) 
     return (*prefix, *command)
 
 
-def _after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
+def after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
     """The user's setup is shell, and runs before the command, which never is."""
     if not order.setup:
         return tuple(argv)

@@ -16,6 +16,8 @@ RUN/
   lost, requeues       nodes lost and requeues so far      lead, replaced
   stop                 a line for each request to stop     whoever asks; only the lead reads it
   on-end.log           what the on-end command printed   the command, appended
+  track-NAME.log       what the process of a tracker printed   that process, appended
+  track-NAME.sent      time of the last metric it has   that process, replaced
   array/N/             one job of an array: a run folder of its own
   events.jsonl         the run's events                    lead
   peers.json           who took part, and as which node    lead, replaced
@@ -87,6 +89,12 @@ class RunFolder:
     events = _File("events.jsonl")
     peers = _File("peers.json")
     summary = _File("summary.json")
+
+    def track_log(self, tracker: str) -> str:
+        return self.at(f"track-{tracker}.log")
+
+    def tracked(self, tracker: str) -> str:
+        return self.at(f"track-{tracker}.sent")
 
     def node(self, node: int) -> NodeFolder:
         return NodeFolder(self.at("nodes", str(node)), node)

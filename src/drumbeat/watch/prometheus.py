@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import RUNNING
 from drumbeat.base.light_dataclass import dataclass
@@ -54,39 +54,29 @@ _OF_RUN = (
 )
 _UNITS = {"tokens/s": "tokens", "samples/s": "samples", "steps/s": "steps", "epochs/s": "epochs"}
 
-_Pick = Callable[[Any], Optional[float]]
-_OF_NODE: Tuple[Tuple[str, str, _Pick], ...] = (
-    ("cpu_utilization_ratio", "Share of the cores that is busy.", lambda node: _share(node.cpu_busy)),
-    ("memory_used_bytes", "Memory of the host in use.", lambda node: node.memory_used),
-    ("receive_bytes_per_second", "Network traffic in.", lambda node: node.received),
-    ("transmit_bytes_per_second", "Network traffic out.", lambda node: node.sent),
+# Name, help, kind, the field of the node or GPU, and what it is multiplied by.
+_OF_NODE = (
+    ("cpu_utilization_ratio", "Share of the cores that is busy.", GAUGE, "cpu_busy", 0.01),
+    ("memory_used_bytes", "Memory of the host in use.", GAUGE, "memory_used", 1),
+    ("receive_bytes_per_second", "Network traffic in.", GAUGE, "received", 1),
+    ("transmit_bytes_per_second", "Network traffic out.", GAUGE, "sent", 1),
 )
-_OF_GPU: Tuple[Tuple[str, str, str, _Pick], ...] = (
-    ("utilization_ratio", "Share of the time with some kernel running.", GAUGE, lambda gpu: _share(gpu.busy)),
-    ("memory_used_bytes", "Memory in use.", GAUGE, lambda gpu: gpu.memory_used),
-    ("memory_size_bytes", "Memory in all.", GAUGE, lambda gpu: gpu.memory_total),
-    ("power_watts", "Power now.", GAUGE, lambda gpu: gpu.power),
-    ("power_cap_watts", "Power limit.", GAUGE, lambda gpu: gpu.power_cap),
-    ("temperature_celsius", "Temperature.", GAUGE, lambda gpu: gpu.temperature),
-    ("clock_hertz", "Clock of the compute units.", GAUGE, lambda gpu: None if gpu.clock is None else gpu.clock * 1e6),
-    (
-        "throttled",
-        "1 where something slows it down.",
-        GAUGE,
-        lambda gpu: None if gpu.throttle is None else bool(gpu.throttle),
-    ),
-    ("energy_joules", "Energy since the driver was loaded.", COUNTER, lambda gpu: gpu.energy),
-    (
-        "ecc_corrected_errors",
-        "Corrected memory errors since the driver was loaded.",
-        COUNTER,
-        lambda gpu: gpu.ecc_corrected,
-    ),
-    ("ecc_uncorrected_errors", "Uncorrected memory errors.", COUNTER, lambda gpu: gpu.ecc_uncorrected),
-    ("pcie_receive_bytes", "Bytes over PCIe to the GPU.", COUNTER, lambda gpu: gpu.pcie_received),
-    ("pcie_transmit_bytes", "Bytes over PCIe from the GPU.", COUNTER, lambda gpu: gpu.pcie_sent),
-    ("link_receive_bytes", "Bytes over NVLink or xGMI to the GPU.", COUNTER, lambda gpu: gpu.link_received),
-    ("link_transmit_bytes", "Bytes over NVLink or xGMI from the GPU.", COUNTER, lambda gpu: gpu.link_sent),
+_OF_GPU = (
+    ("utilization_ratio", "Share of the time with some kernel running.", GAUGE, "busy", 0.01),
+    ("memory_used_bytes", "Memory in use.", GAUGE, "memory_used", 1),
+    ("memory_size_bytes", "Memory in all.", GAUGE, "memory_total", 1),
+    ("power_watts", "Power now.", GAUGE, "power", 1),
+    ("power_cap_watts", "Power limit.", GAUGE, "power_cap", 1),
+    ("temperature_celsius", "Temperature.", GAUGE, "temperature", 1),
+    ("clock_hertz", "Clock of the compute units.", GAUGE, "clock", 1e6),
+    ("throttled", "1 where something slows it down.", GAUGE, "throttle", 1),
+    ("energy_joules", "Energy since the driver was loaded.", COUNTER, "energy", 1),
+    ("ecc_corrected_errors", "Corrected memory errors since the driver was loaded.", COUNTER, "ecc_corrected", 1),
+    ("ecc_uncorrected_errors", "Uncorrected memory errors.", COUNTER, "ecc_uncorrected", 1),
+    ("pcie_receive_bytes", "Bytes over PCIe to the GPU.", COUNTER, "pcie_received", 1),
+    ("pcie_transmit_bytes", "Bytes over PCIe from the GPU.", COUNTER, "pcie_sent", 1),
+    ("link_receive_bytes", "Bytes over NVLink or xGMI to the GPU.", COUNTER, "link_received", 1),
+    ("link_transmit_bytes", "Bytes over NVLink or xGMI from the GPU.", COUNTER, "link_sent", 1),
 )
 
 
@@ -106,15 +96,11 @@ def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
         found.append(_gauge(name, "Step time of the slowest rank.", [(at, slow.step_seconds)], ("rank", "node")))
         name = "drumbeat_median_rank_step_duration_seconds"
         found.append(_gauge(name, "Step time of the median rank.", [((), slow.median_seconds)]))
-    nodes = list(nodes)
-    of_node = [((str(node.node), node.host), node) for node in nodes]
-    for name, words, pick in _OF_NODE:
-        samples = [(labels, pick(node)) for labels, node in of_node]
-        found.append(_gauge(f"drumbeat_node_{name}", words, samples, ("node", "host")))
-    gpus = [((str(node.node), node.host, str(gpu.index)), gpu) for node in nodes for gpu in node.gpus]
-    for name, words, kind, pick in _OF_GPU:
-        readings = [(labels, pick(gpu)) for labels, gpu in gpus]
-        found.append(_family(f"drumbeat_gpu_{name}", words, kind, readings, ("node", "host", "gpu")))
+    of_nodes = [((str(node.node), node.host), node) for node in nodes]
+    of_gpus = [((*labels, str(gpu.index)), gpu) for labels, node in of_nodes for gpu in node.gpus]
+    found += _read("node", _OF_NODE, of_nodes, ("node", "host")) + _read(
+        "gpu", _OF_GPU, of_gpus, ("node", "host", "gpu")
+    )
     return [family for family in found if family.samples]
 
 
@@ -129,25 +115,21 @@ def _throughput(head: Head) -> List[Family]:
     return [_gauge("drumbeat_reported_rate", words, [((head.rate_unit,), head.rate)], ("unit",))]
 
 
+def _read(what: str, table: Sequence[Any], things: Sequence[Any], labels: Tuple[str, ...]) -> List[Family]:
+    """Return a family for each row of the table."""
+    found = []
+    for name, words, kind, field, factor in table:
+        values = ((at, getattr(thing, field)) for at, thing in things)
+        samples = [(at, float(bool(v) if isinstance(v, tuple) else v * factor)) for at, v in values if v is not None]
+        found.append(Family(f"drumbeat_{what}_{name}", words, kind, labels, samples))
+    return found
+
+
 def _gauge(
     name: str, words: str, samples: Iterable[Tuple[Tuple[str, ...], Optional[float]]], labels: Tuple[str, ...] = ()
 ) -> Family:
-    return _family(name, words, GAUGE, samples, labels)
-
-
-def _family(
-    name: str,
-    words: str,
-    kind: str,
-    samples: Iterable[Tuple[Tuple[str, ...], Optional[float]]],
-    labels: Tuple[str, ...],
-) -> Family:
     known = [(values, float(value)) for values, value in samples if value is not None]
-    return Family(name, words, kind, labels, known)
-
-
-def _share(percent: Optional[float]) -> Optional[float]:
-    return None if percent is None else percent / 100
+    return Family(name, words, GAUGE, labels, known)
 
 
 def text(found: Iterable[Family], more: Dict[str, str]) -> str:

@@ -193,6 +193,7 @@ class Node:
         self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-", bundle)  # node-local: many small writes
         # Files without names, four per rank: they outlive the ranks, and end with the agent.
         self.memory: List[int] = []
+        self.beside: Set[int] = set()  # processes of the lead that go on between attempts
         self.attempt = 0
         self.failed_in = -1  # the last attempt in which a rank of this node failed by itself
         self.node_rank = member
@@ -261,6 +262,7 @@ class Node:
         """A child was reaped; it may be an orphan that only became ours."""
         if self.monitor.ended(pid):
             return
+        self.beside.discard(pid)
         self.reaped += 1
         rank = self.ranks.own_ended(pid)
         if rank:
@@ -466,4 +468,11 @@ class Node:
     def _kept(self) -> Set[int]:
         """The monitor and the folder's processes go on between attempts; whoever reads how ranks ended has a deadline. The
         kernel's log is read until the attempt is over."""
-        return {self.child.pid, self.child.printed.pid, self.monitor.pid, self.ends.pid, self.watch.pid} - {0}
+        return {
+            self.child.pid,
+            self.child.printed.pid,
+            self.monitor.pid,
+            self.ends.pid,
+            self.watch.pid,
+            *self.beside,
+        } - {0}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 from drumbeat import metrics
+from drumbeat.base.problem import Problem
+from drumbeat.metrics.trackers import MODULES, open_tracker
 from drumbeat.train.refusal import Refusal
 
 
@@ -25,6 +26,7 @@ class Reporter:
         metrics.report(step, kind=kind, steps=steps, **own, **(shared if self.lead else {}))
         for sink in self._sinks:
             sink.write(kind, step, {**own, **shared})
+            sink.flush()  # reports are rare, and a run that is killed must not lose two minutes of them
 
     def begins(self, kind: str, step: int) -> None:
         """Announce work that takes its time: until the next report of this rank its silence is no hang."""
@@ -46,70 +48,21 @@ class _Lines:
     def write(self, kind: str, step: int, values: Dict[str, Any]) -> None:
         plain = {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
         self._file.write(json.dumps({"kind": kind, "step": step, **plain}) + "\n")
+
+    def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
 
 
-class _TensorBoard:
-    def __init__(self, place: str) -> None:
-        self._writer = _need("torch.utils.tensorboard", "tensorboard").SummaryWriter(place or "tensorboard")
-
-    def write(self, kind: str, step: int, values: Dict[str, Any]) -> None:
-        for name, value in _numbers(kind, values):
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # reports are rare, and a run that is killed must not lose two minutes of them
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _WandB:
-    """A checkpoint becomes durable some steps after its own, and wandb's own step never goes back: ours is a figure."""
-
-    def __init__(self, place: str) -> None:
-        self._run = _need("wandb", "wandb").init(project=place or "drumbeat")
-        self._run.define_metric("*", step_metric="step")
-
-    def write(self, kind: str, step: int, values: Dict[str, Any]) -> None:
-        self._run.log({"step": step, **dict(_numbers(kind, values))})
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class _MLflow:
-    def __init__(self, place: str) -> None:
-        self._library = _need("mlflow", "mlflow")
-        self._library.set_experiment(place or "drumbeat")
-        self._library.start_run()
-
-    def write(self, kind: str, step: int, values: Dict[str, Any]) -> None:
-        self._library.log_metrics(dict(_numbers(kind, values)), step=step)
-
-    def close(self) -> None:
-        self._library.end_run()
-
-
-_SINKS: Dict[str, Any] = {"jsonl": _Lines, "tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
-
-
 def _open(text: str) -> Any:
     name, _, place = text.partition("=")
-    if name not in _SINKS:
-        raise Refusal(f"'{text}' is no place for figures", f"known: {', '.join(_SINKS)}, each with =WHERE")
-    return _SINKS[name](place)
-
-
-def _numbers(kind: str, values: Dict[str, Any]) -> List[Tuple[str, float]]:
-    """Named `kind/figure`; MLflow takes no plus sign in a name."""
-    found = [(key, value) for key, value in values.items() if isinstance(value, (int, float))]
-    return [(f"{kind}/{key.replace('+', '_')}", float(value)) for key, value in found]
-
-
-def _need(module: str, package: str) -> Any:
+    if name == "jsonl":
+        return _Lines(place)
+    if name not in MODULES:
+        raise Refusal(f"'{text}' is no place for figures", f"known: jsonl, {', '.join(MODULES)}, each with =WHERE")
     try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise Refusal(f"{package} is not installed", f"pip install {package}") from None
+        return open_tracker(name, place or ("tensorboard" if name == "tensorboard" else "drumbeat"))
+    except Problem as problem:
+        raise Refusal(problem.what, problem.fix) from None
