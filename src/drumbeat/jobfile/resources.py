@@ -210,6 +210,7 @@ def _check_no_secret(job: Job) -> None:
         ("wrap.command", in_words(wrap)),
         ("on-end", in_words(job.on_end)),
         ("setup", in_text(job.setup or "")),
+        ("on-start", in_text(job.on_start)),
     )
     for key, holder in found:
         if holder:

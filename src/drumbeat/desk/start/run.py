@@ -23,7 +23,7 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
 from drumbeat.containers.image import check_image
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.foreground import Foreground, after_on_start
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
 from drumbeat.desk.start.make_order import make_order, named_in_command, on_hosts, site_of
 from drumbeat.desk.start.place import (
@@ -191,6 +191,7 @@ def start_in_allocation(
     handle = job_handle(place.identity)
     bundle = cached_bundle(environ)
     order = pinned(order, bundle)
+    environ = after_on_start(order, environ)
     folder = create_run(order, job_file, bundle, environ, handle)
     if on_created:
         on_created(folder)
@@ -241,6 +242,7 @@ def join(
     check_joinable(identity)
     order = make_order(job, site, dataclasses.replace(place, identity=identity), environ)
     check_inside(order)
+    _check_on_start(order)
     check_command(order, environ)
     token = _token(identity, environ)
     node = identity.node_rank
@@ -266,6 +268,14 @@ def check_inside(order: Order) -> None:
             f"the job names the container {used.image}, but this is not inside it",
             f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
             "run in an allocation",
+        )
+
+
+def _check_on_start(order: Order) -> None:
+    if order.on_start:
+        raise Problem(
+            "on-start runs once before all nodes, but this is one of several that start by themselves",
+            "run it before them; or drumbeat submit, or drumbeat run in an allocation outside srun",
         )
 
 
@@ -356,7 +366,8 @@ def _run_here(
     order: Order, job_file: Optional[str], place: Place, on_created: Optional[Callable[[RunFolder], None]]
 ) -> int:
     """Run all nodes on this machine, or only this machine's node if the run is typed by hand on several."""
-    environ, node_rank = os.environ, place.node_rank
+    environ: Mapping[str, str] = os.environ
+    node_rank = place.node_rank
     for note in [] if node_rank else backends.get("local").notes(order):
         print(f"drumbeat run: {note}", file=sys.stderr)
     order = dataclasses.replace(order, resources=dataclasses.replace(order.resources, array=""))
@@ -366,9 +377,12 @@ def _run_here(
         raise Problem(f"node rank {node_rank} of {order.members} nodes: ranks count from 0 to {order.members - 1}")
     bundle = cached_bundle(environ)
     alone = node_rank is None or order.members == 1
+    if not alone:
+        _check_on_start(order)
     token = fresh_token() if alone else users_token(environ)
     if not alone and node_rank:
         return Foreground(order, [node_rank], bundle, token).run(environ)
+    environ = after_on_start(order, environ)
     folder = create_run(order, job_file, bundle, environ)
     if on_created:
         on_created(folder)
