@@ -640,6 +640,8 @@ class Shell:
                 found = assignment(word._replace(raw=name)) if "=" in name else None
                 if found:
                     self._assign(found[0], found[3], self.marks.quoted(found[3]), node.line, exports)
+                elif name in self.variables and words[0] == "export" and not exports:
+                    self.variables[name] = self.variables[name]._replace(exported=False)
                 elif re.fullmatch(r"[A-Za-z_]\w*", name) and exports:
                     old = self.variables.get(name)
                     self.exports = self.exports | {name}
@@ -710,7 +712,7 @@ class Shell:
 
     def _eval(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         said = " ".join(words[1:])
-        if any(not unknown.stable and unknown.text.startswith("$(") for unknown in self.marks.of(said)):
+        if MARK.match(said) and self.marks.get(said[0]).text.startswith("$("):
             return self._source(words, node, text)
         outer, self.text = self.text, said
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
@@ -14,9 +14,9 @@ from drumbeat.convert.compare import differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, job_file
 from drumbeat.convert.job_shell import JobShell
-from drumbeat.convert.launch import OURS, STARTERS, Launch, peel, redirected, starts_training, unwrapped
+from drumbeat.convert.launch import AS_TEXT, OURS, STARTERS, Launch, peel, redirected, starts_training, unwrapped
 from drumbeat.convert.residue import keep
-from drumbeat.findings.model import ERROR, Finding
+from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.lint.context import rules
 from drumbeat.lint.engine import lint
@@ -140,12 +140,10 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
         return
     _ask_for_arguments(draft, launch)
     tasks = tasks_per_node(script.directives)
-    _own_size(draft, launch, tasks)
     ranks = _ranks(draft, launch, tasks)
-    needed, exported = _command(draft, launch)
-    keep(draft, launch, needed, exported)
+    keep(draft, launch, _command(draft, launch) | launch.in_binds)
     draft.lines.setdefault("command", launch.line)
-    _compare(draft, launch, ranks)
+    _compare(draft, launch, ranks, batch.known)
 
 
 def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
@@ -162,8 +160,8 @@ def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
         ]
 
 
-def _command(draft: Draft, launch: Launch) -> Tuple[FrozenSet[str], FrozenSet[str]]:
-    """Write the command. Return the variables that it reads, and those that must be exported for it."""
+def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
+    """Write the command. Return the variables that it reads, which must be exported for it."""
     marks, words = draft.marks, launch.words
     unknown = [each for word in words for each in marks.of(word)]
     lists = {
@@ -177,20 +175,22 @@ def _command(draft: Draft, launch: Launch) -> Tuple[FrozenSet[str], FrozenSet[st
     unknown += [each for items in given.values() for item in items for each in marks.of(item)]
     own = {name for each in unknown for name in each.reads if not each.stable or each.kind != SUBMIT} - OURS
     own -= set(given)
-    assigned = {
-        name for name in own if name in launch.shell.variables or any(name in each.writes for each in launch.events)
-    }
+    variables = launch.shell.variables
+    assigned = {name for name in own if name in variables or any(name in each.writes for each in launch.events)}
     if all(each.kind == SUBMIT and each.stable for each in unknown):
         draft.keys["command"] = words
-        return frozenset(), frozenset()
-    text = "".join(f"{name}=({' '.join(map(marks.quoted, items))}); " for name, items in given.items())
+        return frozenset()
+    doubtful = {name for name in assigned if name in variables and variables[name].maybe}
+    launch.as_text = frozenset(doubtful | assigned & (set(lists) - set(given)))
+    private = sorted(
+        name for name in assigned - launch.as_text if name not in variables or not variables[name].exported
+    )
+    text = f"export -n {' '.join(private)}; " if private else ""  # the shell's own, as in the script
+    text += "".join(f'eval "${AS_TEXT}{name}"; unset {AS_TEXT}{name}; ' for name in sorted(launch.as_text))
+    text += "".join(f"{name}=({' '.join(map(marks.quoted, items))}); " for name, items in given.items())
     text += "exec " + " ".join(map(marks.quoted, words))
     draft.keys["command"] = ["bash", "-c", text]
-    open_lists = [each.text for each in unknown if "[" in each.text and not each.reads & set(given)]
-    if open_lists:
-        why = "a list that the script fills when it runs: bash passes on no list"
-        draft.question(launch.line, " ".join(open_lists), why)
-    return frozenset(assigned), frozenset(assigned)
+    return frozenset(assigned)
 
 
 def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
@@ -201,15 +201,10 @@ def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
 
 def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     """Return ranks per node as the script starts them; None if its launcher takes one per GPU. The job file says so."""
-    nodes: int = draft.keys.get("nodes", 1)
+    nodes = _own_nodes(draft, launch)
     count = launch.tasks
     if not launch.launcher:
-        count = (
-            count
-            or (launch.size["ntasks"] // nodes if "ntasks" in launch.size else 0)
-            or (1 if launch.alone else tasks)
-            or 1
-        )
+        count = launch.size.get("ntasks", 0) // nodes or count or (1 if launch.alone else tasks) or 1
     if count and count != draft.keys.get("gpus"):
         draft.set("ranks-per-node", count, launch.line)
     if any(re.search(r"\bray\s+start\b", event.text) for event in launch.shell.events):
@@ -220,27 +215,31 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     return count
 
 
-def _own_size(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
-    """Ask about a size of srun's own: it may start fewer or more than the job has; a job file uses the whole job."""
-    nodes: int = draft.keys.get("nodes", 1)
-    per_node: int = 1 if launch.launcher else launch.tasks or tasks or draft.keys.get("gpus") or 1
-    given = {"nodes": nodes, "ntasks": nodes * per_node}
-    other = [f"--{name}={count}" for name, count in launch.size.items() if count != given[name]]
-    if other:
-        has = f"nodes: {nodes}" + ("" if launch.launcher else f" with {per_node} ranks each")
+def _own_nodes(draft: Draft, launch: Launch) -> int:
+    """Return the nodes that the step uses, and ask for no others; a step that does not fit them is the user's to decide."""
+    has: int = draft.keys.get("nodes", 1)
+    nodes = launch.size.get("nodes", has)
+    total = launch.size.get("ntasks", nodes)
+    said = f"srun {' '.join(f'--{name}={count}' for name, count in launch.size.items())}"
+    if nodes > has or total % nodes or (launch.launcher and total != nodes):
         draft.question(
-            launch.line, f"srun {' '.join(other)}", f"not the job's size ({has}), which the job file takes: write yours"
+            launch.line, said, f"not as many on each of the job's nodes ({has}): write nodes and ranks-per-node"
         )
+        return has
+    if nodes < has:
+        draft.set("nodes", nodes, launch.line)
+        draft.drop(launch.line, said, f"uses {nodes} of the script's {has} nodes, and the job asks for no others")
+    return nodes
 
 
-def _compare(draft: Draft, launch: Launch, ranks: Optional[int]) -> None:
+def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[str, str]) -> None:
     """List what reaches a rank otherwise than from the script."""
     try:
         job = job_from_text(job_file(draft, "script"), "the converted job")
     except Problem:
         return  # said when the file is written
     there = from_script(launch)
-    draft.differences = differences(there, from_job(job, draft.marks, launch), draft.marks, draft.env)
+    draft.differences = differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
     if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
 
@@ -256,7 +255,7 @@ def ask_about_findings(draft: Draft, script: Script) -> None:
         line = place.line or 0
         if finding.code not in gone and line not in dropped and not _asked(draft, finding, line):
             why = redact(f"{finding.title}; {finding.fix} [{finding.code}]")
-            draft.question(line, place.text, why, advice=finding.severity != ERROR)
+            draft.question(line, place.text, why, advice=True)
 
 
 def _carried(draft: Draft, script: Script) -> Set[int]:

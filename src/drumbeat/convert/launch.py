@@ -21,8 +21,9 @@ OURS = {
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "LOCAL_WORLD_SIZE",
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
     "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET_GDR_LEVEL", "MIOPEN_USER_DB_PATH", "NCCL_NET", "SRUN_CPUS_PER_TASK",
-    "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR",
+    "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "DRUMBEAT_WORKDIR",
 }  # fmt: skip
+AS_TEXT = "AS_TEXT_"
 WORKED_OUT = "worked out on each node, with its reason (drumbeat plan)"
 STARTERS = ("srun", "mpirun", "mpiexec")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman")
@@ -67,9 +68,10 @@ class Launch:
     container: bool = False
     alone: bool = False  # the batch script starts it itself, on the first node
     errexit: List[Tuple[int, bool]] = field(default_factory=list)  # of the batch script
-    also: FrozenSet[str] = (
+    in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
+    as_text: FrozenSet[str] = (
         frozenset()
-    )  # variables of the batch shell that the job file exports, since its command reads them
+    )  # variables of the command that `declare -p` brings there: lists, doubtful exports
 
 
 def unwrapped(words: Sequence[str]) -> List[str]:
@@ -145,16 +147,31 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
         else:
             break
     launch.events = launch.shell.events
-    for key in ("container", "binds"):
-        value = draft.keys.get(key) or ""
-        if draft.marks.kind("".join(value)) not in ("", SUBMIT):
-            draft.question(
-                launch.line,
-                "".join(value),
-                f"{key}: known only in the job: write its value, or export it where you submit",
-            )
+    image = draft.keys.get("container") or ""
+    if draft.marks.kind(image) not in ("", SUBMIT):
+        draft.question(launch.line, image, "an image known only in the job: write its name, or export it and submit")
+    _binds(draft, launch)
     _launcher(draft, launch)
     return launch
+
+
+def _binds(draft: Draft, launch: Launch) -> None:
+    """Leave variables of the job in `binds` to the batch script; ask about all else that only it knows."""
+
+    def written(found: re.Match[str]) -> str:
+        unknown = draft.marks.get(found[0])
+        if unknown.kind == SUBMIT or not re.fullmatch(r"\$\{\w+\}", unknown.text):
+            return found[0]
+        launch.in_binds |= unknown.reads & set(batch)
+        return unknown.text
+
+    batch = launch.shell.hidden | set(launch.shell.variables)
+    binds = [MARK.sub(written, each) for each in draft.keys.get("binds", ())]
+    if binds:
+        draft.keys["binds"] = binds
+    if draft.marks.kind("".join(binds)) not in ("", SUBMIT):
+        why = "binds: known only in the job: write its value, or export it where you submit"
+        draft.question(launch.line, " ".join(binds), why)
 
 
 def _in_task(known: Mapping[str, str]) -> Dict[str, str]:

@@ -514,7 +514,8 @@ class JobSoftware:
     )
     binds: Tuple[str, ...] = key(
         "words",
-        "Folders that the container sees besides the work and run folders: HOST or HOST:INSIDE.",
+        "Folders that the container sees besides the work and run folders: HOST or HOST:INSIDE. `$${NAME}` is filled in when "
+        "the job runs: SLURM_JOB_ID, or what on-start exports.",
         "[/scratch, $DATA:/data]",
         (),
     )

@@ -268,7 +268,7 @@ def _on_start(order: Order) -> List[str]:
         order.on_start.rstrip("\n"),
         end,
         "left_behind=$(mktemp) || exit",
-        'bash -c "set -e; $on_start"$\'\\nexport -p >&9\' on-start 9> "$left_behind"; code=$?',
+        'bash -c "set -e; $on_start"$\'\\nexport -p >&9\' "$0" 9> "$left_behind"; code=$?',
         'if [ ! -s "$left_behind" ]; then',
         '  rm -f "$left_behind"; echo "drumbeat: on-start ended the job (exit $code)" >&2; exit $code',
         "fi",
