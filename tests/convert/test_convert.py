@@ -116,8 +116,11 @@ def test_one_command_of_several():
     text = script("python prepare.py", "srun python train.py", "srun -n1 nvidia-smi")
     assert job(text).command == ("python", "train.py")
     assert job(text).on_start.split("\n")[-1] == "python prepare.py"
-    asks = convert(script("srun -n1 python prepare.py", "srun python train.py")).to_check
-    assert "a job file starts one command; give this one a job of its own" in [each.why for each in asks]
+    draft = convert(script("srun -n1 python prepare.py | tee log", "srun python train.py", "srun python eval.py"))
+    assert draft.on_start[-1] == "srun -n1 python prepare.py | tee log" and [each.line for each in draft.advice] == [2]
+    assert [(each.line, each.why) for each in draft.to_check] == [
+        (4, "a job file starts one command; give this one a job of its own")
+    ]
 
 
 def test_mpi_and_docker():
@@ -134,7 +137,7 @@ def test_the_command(drumbeat, tmp_path):
     assert done.returncode == 0 and job_from_text(done.stdout).nodes == 2
     path.write_text("echo nothing\n")
     done = drumbeat("convert", path)
-    assert done.returncode == 1 and "no line starts a training" in done.stderr
+    assert done.returncode == 1 and "no line starts a program" in done.stderr
 
 
 def test_gpus_per_task_and_a_gres_without_a_number():
@@ -168,9 +171,9 @@ def test_what_is_done_after_the_training_stays_with_it():
     assert job(text).command == ("bash", "-c", "cp data /tmp; python train.py; cp /tmp/model .")
 
 
-def test_an_unknown_program_is_named():
-    draft = convert(script("srun nvidia-smi -L"))
-    assert "command" not in draft.keys and draft.unknown == (2, "srun nvidia-smi -L")
+def test_an_unknown_program_is_a_program():
+    assert convert(script("srun nvidia-smi -L")).keys["command"] == ["nvidia-smi", "-L"]
+    assert convert(script("mkdir out", "bash run.sh a")).keys["command"] == ["bash", "run.sh", "a"]
     assert convert(script("srun tune run --nnodes 2 recipe")).keys["command"] == ["tune", "run", "recipe"]
 
 
@@ -372,14 +375,16 @@ def test_a_training_command_kept_in_variables_of_the_container():
     assert not draft.differences
 
 
+SOURCED = ["set +e  # as in the script", "export A=1", "source setup.sh"]
+
+
 def test_what_a_sourced_file_may_change_is_said():
     text = script("export A=1", "source setup.sh", "srun python t.py $A")
-    assert any("not read here: if it sets A" in each.why for each in convert(text).to_check)
+    draft = convert(text)
+    assert not draft.to_check and not draft.differences and draft.on_start[:3] == SOURCED
+    assert draft.on_start[3].startswith('[ "$A" = 1 ] || { echo "A was changed in line 3')
     draft = convert(text, None, lambda path: "A=2\n" if path == "setup.sh" else "")
-    assert draft.keys["command"] == ["bash", "-c", "exec python t.py ${A}"] and draft.setup[-2:] == [
-        "export A=1",
-        "source setup.sh",
-    ]
+    assert draft.keys["command"] == ["bash", "-c", "exec python t.py ${A}"] and draft.setup == SOURCED[1:]
     assert not [each for each in draft.to_check if "not read" in each.why]
 
 

@@ -374,6 +374,11 @@ class Shell:
                 pass
 
     def _unknown(self, node: Node) -> Optional[bool]:
+        text = self.text[node.start : node.end]
+        if text.startswith("((") and text.endswith("))"):
+            number = self.words.arithmetic(text[2:-2], text)
+            if re.fullmatch(r"-?\d+", number):
+                return number != "0"
         if node.end > node.start:
             self._keep(node)
         return None
@@ -396,6 +401,9 @@ class Shell:
             inner._command(body[0], rest)
         if len(self.started) == started:
             self._keep(node)
+        else:
+            text = self._written(node)
+            self.events.append(Event("started", node.line, text, names_read(text)))
         return None
 
     def _list(self, node: Node) -> Optional[bool]:

@@ -9,12 +9,23 @@ from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
 from drumbeat.commands.interpret import Shell, Started
 from drumbeat.commands.script import Script, foreign_directives, read
+from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import SUBMIT, without_marks
 from drumbeat.convert.compare import differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, job_file
 from drumbeat.convert.job_shell import JobShell
-from drumbeat.convert.launch import AS_TEXT, OURS, STARTERS, Launch, peel, redirected, starts_training, unwrapped
+from drumbeat.convert.launch import (
+    AS_TEXT,
+    OURS,
+    STARTERS,
+    Launch,
+    peel,
+    redirected,
+    starts_something,
+    starts_training,
+    unwrapped,
+)
 from drumbeat.convert.residue import keep
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import job_from_text
@@ -22,6 +33,7 @@ from drumbeat.lint.context import rules
 from drumbeat.lint.engine import lint
 
 MAX_LINES = 10_000
+_AFTERWARDS = re.compile(r"eval|infer|(?<!pre)test|convert|merge|export|plot|visuali|upload|generate|summar")
 _ARGUMENT = re.compile(r"\$(?:\{[0-9]+\}|[0-9#])")
 
 
@@ -42,8 +54,12 @@ def convert(
     for line in script.late:
         draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
     _unclosed(draft, script)
-    batch = JobShell(slurm_variables(draft, script.directives), starts_training, arguments, draft.marks, read=read_file)
-    batch.run(without_marks(text))
+    known = slurm_variables(draft, script.directives)
+    for wanted in (starts_training, starts_something):
+        batch = JobShell(known, wanted, arguments, draft.marks, read=read_file)
+        batch.run(without_marks(text))
+        if batch.started:
+            break
     chosen = _chosen(draft, batch)
     if chosen:
         _carry_over(draft, chosen, batch, script)
@@ -56,15 +72,10 @@ def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file
     draft = convert(text, arguments, read_file)
     if "command" in draft.keys:
         return draft
-    what, fix = "no line starts a training", "name the batch script itself; drumbeat lint reads any script"
+    what, fix = "no line starts a program", "name the batch script itself; drumbeat lint reads any script"
     if draft.ended_at:
         fix = f"it exits at line {draft.ended_at} before: give the script's arguments to convert, after its name and --"
-    if draft.unknown:
-        line, words = draft.unknown
-        fix = f"line {line} starts a program that is not known ({words[:60]}): write its job file by hand (docs/job.md)"
-    raise Problem(
-        f"{name}: {what} (python, torchrun, accelerate, deepspeed; srun or mpirun with a script)", fix, exit_code=1
-    )
+    raise Problem(f"{name}: {what}", fix, exit_code=1)
 
 
 def _unclosed(draft: Draft, script: Script) -> None:
@@ -80,27 +91,34 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     starters = [each for each in waited if unwrapped(each.words)[0].rsplit("/", 1)[-1] in STARTERS]
     candidates = [each for each in starters if _trains(each)] or starters or waited
     if not candidates:
-        started = [each for each in batch.events if each.words[:1] and each.words[0].rsplit("/", 1)[-1] in STARTERS]
-        draft.unknown = (started[-1].line, started[-1].text) if started else None
         draft.ended_at = batch.ended_at
         return None
     wide = [each for each in candidates if not _one_task(each)] or candidates
-    chosen = next((each for each in wide if each.certain), wide[0])
+    trains = [each for each in wide if not _AFTERWARDS.search(_program(each))] or wide
+    chosen = next((each for each in trains[::-1] if each.certain), trains[0])
     if not chosen.certain:
         draft.question(
             chosen.line, chosen.text, "starts only under a condition, or in a loop, that is decided when the job runs"
         )
     seen = [(chosen.line, chosen.words)]
     for other in batch.started:
-        name = unwrapped(other.words)[0].rsplit("/", 1)[-1]
-        if other.before < chosen.before and other.certain and name not in STARTERS and not other.background:
-            batch.events[other.before].kind = "once"  # before the training, and once: rank 0 does it
+        if other.before < chosen.before + (not other.certain) and chosen.certain and not other.background:
+            if other.certain:
+                batch.events[other.before].kind = "once"
+            if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS:
+                why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
+                draft.question(other.line, other.text, why, advice=True)
         elif (other.line, other.words) not in seen:
             seen.append((other.line, other.words))
             again = other.line == chosen.line and other.text == chosen.text  # another round of a loop
             words = " ".join(other.words) if again else other.text
             draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
     return chosen
+
+
+def _program(started: Started) -> str:
+    words = [word for word in started.words if re.search(r"\.(?:py|sh)$", word)] or started.words[:4]
+    return words[0].rsplit("/", 1)[-1] if words[0].endswith((".py", ".sh")) else " ".join(words)
 
 
 def _trains(started: Started) -> bool:
@@ -121,10 +139,7 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     draft.defaults.update(batch.defaults)
     draft.defaults.update(launch.shell.defaults)
     for line, words, names in batch.unread:
-        used = [name for name in names if name not in OURS and (name in draft.env or name in launch.shell.variables)]
-        if used:
-            why = f"not read here: if it sets {', '.join(used[:8])}{' …' if used[8:] else ''}, the values in this file are wrong"
-            draft.question(line, words, why)
+        _check_sourced(draft, launch, line, words, set(names) & names_read("\n".join(script.text.split("\n")[line:])))
     redirected(draft, chosen)
     if chosen.piped:
         why = "every rank's output is kept in the run folder, and the exit code is the training's"
@@ -144,6 +159,23 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
     draft.lines.setdefault("command", launch.line)
     _compare(draft, launch, ranks, batch.known)
+
+
+def _check_sourced(draft: Draft, launch: Launch, line: int, words: str, used: Set[str]) -> None:
+    """Let `on-start` end the job if a file that was not read here changes a variable whose value stands in the job file."""
+    event = next((each for each in launch.events if (each.line, each.text) == (line, words)), None)
+    for name in sorted(used - OURS):
+        given = next((each for each in launch.events[::-1] if name in each.writes and each.line < line), None)
+        value = given.value if given and given.kind == "assign" else None
+        if not isinstance(value, str) or draft.marks.kind(value) not in ("", SUBMIT):
+            continue  # the job works it out
+        if event is None:
+            draft.question(line, words, f"not read here: if it sets {name}, the values in this file are wrong")
+            continue
+        right = draft.marks.quoted(value).replace("${PWD}", "${SLURM_SUBMIT_DIR}")
+        said = f"{name} was changed in line {line} of the script: write its value into the job file"
+        event.text += f'\n[ "${name}" = {right} ] || {{ echo "{said}" >&2; exit 1; }}'
+        event.reads |= {name}
 
 
 def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
@@ -207,12 +239,25 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
         count = launch.size.get("ntasks", 0) // nodes or count or (1 if launch.alone else tasks) or 1
     if count and count != draft.keys.get("gpus"):
         draft.set("ranks-per-node", count, launch.line)
+    _cores(draft, launch, 1 if launch.launcher else count or 1)
     if any(re.search(r"\bray\s+start\b", event.text) for event in launch.shell.events):
         draft.set("launcher", "once", launch.line)
         draft.keys.pop("ranks-per-node", None)
     elif launch.alone and not launch.launcher and nodes > 1:
         draft.question(launch.line, "", f"the script starts it on its first node alone; here it starts on all {nodes}")
     return count
+
+
+def _cores(draft: Draft, launch: Launch, tasks: int) -> None:
+    """Write the cores that srun gives each task, and where it binds them."""
+    if launch.cores and "cpus" not in draft.keys:
+        draft.set("cpus", launch.cores * tasks, launch.line)
+    bind = launch.cpu_bind
+    if bind and not launch.launcher and (bind == ["none"] or len(bind) == tasks):
+        draft.set("cpu-bind", bind, launch.line)
+    elif bind:
+        why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
+        draft.drop(launch.line, f"srun --cpu-bind={','.join(bind)}", why)
 
 
 def _own_nodes(draft: Draft, launch: Launch) -> int:
@@ -242,6 +287,9 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[
     draft.differences = differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
     if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
+    cores, tasks = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0), 1 if launch.launcher else ranks or 1
+    if cores and job.cpus and job.cpus // tasks != cores:
+        draft.differences.append(Difference("cores per task", str(cores), str(job.cpus // tasks)))
 
 
 # Findings of `drumbeat lint` are carried into the job file too, unless the conversion fixes them.

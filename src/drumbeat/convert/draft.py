@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple
 
 import yaml
 
@@ -39,7 +39,6 @@ class Draft:
     setup: List[str] = field(default_factory=list)
     modules: List[str] = field(default_factory=list)
     options: List[str] = field(default_factory=list)  # of sbatch, that no key has
-    unknown: Optional[Tuple[int, str]] = None  # a line that starts something, where none is known to start a training
     ended_at: int = 0  # the line of an exit that is reached before anything is started
     left_out: List[LeftOut] = field(default_factory=list)
     to_check: List[LeftOut] = field(default_factory=list)  # carried over, but a person should look

@@ -63,6 +63,8 @@ class Launch:
     outside: int  # of them, how many the batch script runs, once
     tasks: Optional[int] = None  # ranks per node that the starter asks for
     launcher: bool = False  # torchrun or its like starts the ranks
+    cores: int = 0  # per task, as srun says; 0: it does not
+    cpu_bind: List[str] = field(default_factory=list)  # cores of each task, as srun says
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
     workdir: str = ""
     container: bool = False
@@ -100,6 +102,14 @@ def starts_training(words: Sequence[str]) -> bool:
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
         return not all(map(_is_utility, commands))
     return not _is_utility(text) and not _BUILDS.match(text)
+
+
+def starts_something(words: Sequence[str]) -> bool:
+    """Return true for a command that may be what the job is for, where none is known to train."""
+    name = unwrapped(words)[0].rsplit("/", 1)[-1]
+    return name in STARTERS or (
+        _anything(list(words)) and name not in JobShell.prints and not _is_utility(" ".join(words))
+    )
 
 
 def redirected(draft: Draft, started: Started) -> None:
@@ -235,6 +245,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and program != "srun":
             _processes(draft, launch, f"{program} -{name} {value}", value)
+        elif name == "cpu-bind" and _masks(value):
+            launch.cpu_bind = _masks(value)
         elif name in ("cpu-bind", "map-by", "bind-to", "gpu-bind"):
             why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
             draft.drop(launch.line, f"{program} --{name}={value}", why)
@@ -249,7 +261,9 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
                     launch.line, f"{program} {said}", f"options of {program} that the script decides when it runs"
                 )
         elif name in ("c", "cpus-per-task"):
-            if "cpus" not in draft.keys:
+            if value.isdigit():
+                launch.cores = int(value)
+            elif "cpus" not in draft.keys:
                 draft.drop(
                     launch.line, f"{program} {_dashed(name)} {value}", "cores are bound by the plan (cpus, cpu-bind)"
                 )
@@ -261,6 +275,15 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
         elif name not in ("n", "ntasks", "N", "nodes", "np"):
             draft.drop(launch.line, f"{program} {_dashed(name)} {value}".strip(), f"an option of {program}, {own}")
     launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
+
+
+def _masks(value: str) -> List[str]:
+    """Return --cpu-bind as the key `cpu-bind` takes it; nothing if it leaves the cores to Slurm."""
+    found = re.search(r"(?:^|,)(none|mask_cpu:|map_cpu:)([\w,]*)$", value)
+    if not found or found[1] == "none":
+        return ["none"] if found else []
+    each = found[2].split(",")
+    return each if found[1] == "map_cpu:" else [f"0x{mask[2:] if mask.startswith('0x') else mask}" for mask in each]
 
 
 def _dashed(name: str) -> str:

@@ -211,6 +211,8 @@ class _Residue:
         workdir = self.launch.workdir or self.launch.shell.cwd
         moves = [event for event in batch if event.kind == "cd"]
         there = self.marks.kind(workdir) in ("", SUBMIT)
+        if self.launch.workdir and self.launch.container:  # of the image: nothing outside knows it
+            return [f"cd {self.marks.quoted(workdir)}"]
         begin = self.draft.keys.get("workdir") or self.marks.mark(Unknown("${SLURM_SUBMIT_DIR}", JOB))
         if moves and not self.launch.workdir and (not there or self._cd_in_setup(self.places[id(moves[-1])])):
             if there:
