@@ -52,7 +52,7 @@ def test_a_batch_script_is_converted(drumbeat):
         ({}, "nothing here trains"),
         ({"plot.py": "print(1)\n"}, "nothing here trains"),
         ({"a.py": LOOP, "b.py": LOOP}, "2 files could be the job: a.py, b.py"),
-        ({"a.sbatch": "#SBATCH -N1\nls\n"}, "a.sbatch: no line starts a training"),
+        ({"a.sbatch": "#SBATCH -N1\nls\n"}, "a.sbatch: no line starts a program"),
     ],
 )
 def test_it_says_why_not(files, words, drumbeat):

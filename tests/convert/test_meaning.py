@@ -16,6 +16,7 @@ from drumbeat.commands.program import reader
 from drumbeat.convert.convert import convert
 from drumbeat.convert.draft import job_file
 from drumbeat.convert.launch import OURS
+from drumbeat.desk.foreground import after_on_start
 from drumbeat.jobfile.fields import expand
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.plan.argv import _after_setup
@@ -115,10 +116,13 @@ def of_job(draft, place):
     argv = _after_setup(SimpleNamespace(setup=job.setup), command)
     workdir = expand(job.workdir or ".", filled, "workdir")
     there = SimpleNamespace(work=place.work / workdir)
+    batch = {**place.environ, **BATCH, "SLURM_SUBMIT_DIR": str(place.work)}
+    order = SimpleNamespace(on_start=job.on_start, workdir=there.work)
+    exported = {name: value for name, value in after_on_start(order, batch).items() if not name.startswith("SLURM_")}
     for task in range(2):
         who = {"RANK": str(task), "LOCAL_RANK": "0", "MASTER_ADDR": "n1", "NODE_RANK": str(task)}
         tasks = {"SLURM_PROCID": str(task), "SLURM_LOCALID": "0", "SLURM_NODEID": str(task)}
-        run(argv, there, {**place.environ, **BATCH, **tasks, **env, **who}, out)
+        run(argv, there, {**place.environ, **BATCH, **exported, **tasks, **env, **who}, out)
     return [reached(out / str(task)) for task in range(2)]
 
 

@@ -27,6 +27,9 @@ PIECES = [
     (['export TEXT="a\tb \'single\' \\"double\\" \\$5 \\\\ *"'], ['"$TEXT"']),
     (["PER_NODE=$SLURM_NTASKS_PER_NODE", "export TASKS=$((PER_NODE * SLURM_NNODES))"], ["$TASKS"]),
     (["BASE=/data/x.tar.gz", 'export STEM="${BASE##*/}"', "STEM=${STEM%%.*}"], ["${BASE//x/y}"]),
+    (['echo x >> once-$SLURM_JOB_ID', 'export TIMES=$(cat once-$SLURM_JOB_ID | wc -l)'], ['"$TIMES"']),
+    (["for each in /etc/host*; do FILES+=($each); done"], ['"${FILES[@]}"']),
+    (["[ -d /proc ] && KIND=some", "srun --nodes=1 --ntasks=1 mkdir -p stepped"], ["$KIND", "$(ls -d step*)"]),
     (["set -a", "ALSO=exported", "set +a", "PLAIN=kept"], ["$PLAIN"]),
 ]
 SHOW = """
@@ -34,7 +37,7 @@ import json, os, sys
 ours = "DRUMBEAT_ATTEMPT" in os.environ
 rank, world = [os.environ[name] for name in (("RANK", "WORLD_SIZE") if ours else ("SLURM_PROCID", "SLURM_NTASKS"))]
 seen = {"world": world, "argv": sys.argv[2:], "env": {name: os.environ.get(name) for name in sys.argv[1].split(",")},
-        "cwd": os.getcwd(), "files": sorted(map(str, sorted(open(each).read() for each in CONFIGS if os.path.exists(each))))}
+        "cwd": os.getcwd(), "cores": len(os.sched_getaffinity(0)), "files": sorted(map(str, sorted(open(each).read() for each in CONFIGS if os.path.exists(each))))}
 with open(f"{HERE}/{'job' if ours else 'script'}-{NUMBER}-{rank}.json", "w") as file:
     json.dump(seen, file)
 """
@@ -44,13 +47,13 @@ def generated(seed, program):
     """A script of a few pieces in their order, with two ways to start the program."""
     dice = random.Random(seed)
     chosen = [PIECES[place] for place in sorted(dice.sample(range(len(PIECES)), 6))]
-    names = "PLACE,COUNT,MODE,FOUND,GIVEN,SEARCH,LAST,EMPTY,TEXT,TASKS,STEM,ALSO,PLAIN,NAME,K"
+    names = "SLURM_CPUS_PER_TASK,SLURM_NTASKS,TIMES,KIND,PLACE,COUNT,MODE,FOUND,GIVEN,SEARCH,LAST,EMPTY,TEXT,TASKS,STEM,ALSO,PLAIN,NAME,K"
     command = " ".join([f"python3 {program} {names}", *(word for _, words in chosen for word in words)])
     if dice.random() < 0.4:
         command = f'bash -c \'exec "$0" "$@"\' {command}'
-    options = [f"--nodes={dice.choice([1, 2])}", f"--ntasks-per-node={dice.choice([1, 2])}", "--time=10", f"-J c{seed}"]
+    options = [f"--nodes={dice.choice([1, 2])}", f"--ntasks-per-node={dice.choice([1, 2])}", "--time=10", "-c 1", f"-J c{seed}"]
     lines = [*(f"#SBATCH {option}" for option in options), *(line for lines, _ in chosen for line in lines)]
-    return "\n".join(["#!/bin/bash", *lines, f"srun {command}", ""])
+    return "\n".join(["#!/bin/bash", *lines, f"srun -c 1 --cpu-bind=none {command}", ""])
 
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 33), marks=pytest.mark.proof)], ids=["some", "more"])

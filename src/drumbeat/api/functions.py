@@ -46,7 +46,7 @@ def with_call(job: Job, function: Callable[..., Any], calls: Sequence[Call]) -> 
             f"the function and its arguments take {len(data) >> 20} MiB",
             f"at most {_MOST_BYTES >> 20}: send the path of a file",
         )
-    python = "python3" if job.setup or _in_an_image(job) else sys.executable
+    python = "python3" if job.setup or job.on_start or _in_an_image(job) else sys.executable
     name = job.name or getattr(function, "__name__", "call").strip("<>_") or "call"
     command = (python, "{attempt}/call/__main__.py")
     return dataclasses.replace(job, command=command, name=name, brings=(FUNCTION,)), {RunFolder("").call: data}

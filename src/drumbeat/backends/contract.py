@@ -115,6 +115,7 @@ class Backend:
     no_spares = "extra nodes cannot be requested"  # why; empty: they can
     replaces_nodes = False  # whether the cluster itself replaces nodes that are lost
     no_range = ""  # why a job cannot ask for a range of nodes; empty: it can
+    no_start = "each node starts by itself"  # why nothing can run once before all of them; empty: it can
     interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------
@@ -144,6 +145,11 @@ class Backend:
             raise Problem(
                 f"{where('nodes')}: {self.title} takes no range of nodes: {self.no_range}",
                 f"nodes: {order.nodes}, or {order.fewest_nodes}",
+            )
+        if order.on_start and self.no_start:
+            raise Problem(
+                f"{where('on-start')}: {self.title} runs nothing before all nodes: {self.no_start}",
+                "put it into setup, which every rank runs",
             )
         for key in order.resources.specific:
             if key not in self.specific:

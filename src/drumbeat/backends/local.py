@@ -33,7 +33,7 @@ class Local(Backend):
 
     name = "local"
     title = "this machine"
-    no_spares = ""
+    no_spares = no_start = ""
     default_site = "localhost"
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:

@@ -172,6 +172,7 @@ class Order:
     queued: bool = False  # made for a scheduler's queue: it can start the run again
     fewest_nodes: Optional[int] = None  # so many are enough to start, and to go on after a loss; none: all are needed
     wanted_nodes: Optional[int] = None  # of a range, where the scheduler gave fewer
+    on_start: str = ""  # shell, once before the agents start, by whoever starts all of them
     on_end: Tuple[str, ...] = ()  # run once by the lead, or by the desk if the lead was killed, when the run has ended
     textfile: str = ""  # folder of node-exporter's textfile collector, for the lead; empty: none
     track: Tuple[str, ...] = ()  # NAME=PLACE: trackers that get the metrics while the run goes on (metrics/trackers.py)

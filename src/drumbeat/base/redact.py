@@ -54,7 +54,7 @@ _NAME = regex(
 # Names that are as often harmless (SORT_KEY, NUM_TOKENS): secret only with a value that could be one.
 _DOUBTFUL_NAME = regex(r"(^|_)(TOKENS|KEYS?|AUTH|PRIVATE|SIGNATURE|SIG)(_|$)")
 _HARMLESS_NAME = regex(r"_(FILE|PATH|DIR|SOCK|TYPE|NAME|ID)$|^(OLD)?PWD$")
-_HARMLESS_VALUE = regex(r"[\d.,:x+-]*|.{0,7}|[~./$].*", re.DOTALL)
+_HARMLESS_VALUE = regex(r"[\d_.,:x+-]*|.{0,7}|[~./$].*", re.DOTALL)
 
 # Values that say themselves what they are.
 _TOKENS = regex(
@@ -81,7 +81,7 @@ _VOCABULARY = regex(
 )
 
 # Text between a name and its value: `=`, `: `, `': '`, `\\": \\"`. A value in quotes may hold blanks.
-_ASSIGNED = regex(r"(?<![\w$])([A-Za-z_]\w{0,80})([ \t]?[=:][ \t]?[bru]?(\\{0,2}[\"'])?)")
+_ASSIGNED = regex(r"(?<![\w$])(?<!\$\{)([A-Za-z_]\w{0,80})([ \t]?[=:][ \t]?[bru]?(\\{0,2}[\"'])?)")
 _JSON = regex(r"\\{0,2}[\"']([A-Za-z_][\w.-]{0,80})\\{0,2}[\"']\s{0,4}:\s{0,4}[bru]?(\\{0,2}[\"'])")
 _GIVEN = regex(
     r"(?<![^\s\"'`(\[,])(--?[A-Za-z][\w.-]{0,80})([= \t]+|\\{0,2}[\"'],?[ \t]{1,4}(?=\\{0,2}[\"']))(\\{0,2}[\"'])?"

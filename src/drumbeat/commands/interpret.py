@@ -374,6 +374,11 @@ class Shell:
                 pass
 
     def _unknown(self, node: Node) -> Optional[bool]:
+        text = self.text[node.start : node.end]
+        if text.startswith("((") and text.endswith("))"):
+            number = self.words.arithmetic(text[2:-2], text)
+            if re.fullmatch(r"-?\d+", number):
+                return number != "0"
         if node.end > node.start:
             self._keep(node)
         return None
@@ -396,6 +401,9 @@ class Shell:
             inner._command(body[0], rest)
         if len(self.started) == started:
             self._keep(node)
+        else:
+            text = self._written(node)
+            self.events.append(Event("started", node.line, text, names_read(text)))
         return None
 
     def _list(self, node: Node) -> Optional[bool]:
@@ -640,6 +648,8 @@ class Shell:
                 found = assignment(word._replace(raw=name)) if "=" in name else None
                 if found:
                     self._assign(found[0], found[3], self.marks.quoted(found[3]), node.line, exports)
+                elif name in self.variables and words[0] == "export" and not exports:
+                    self.variables[name] = self.variables[name]._replace(exported=False)
                 elif re.fullmatch(r"[A-Za-z_]\w*", name) and exports:
                     old = self.variables.get(name)
                     self.exports = self.exports | {name}
@@ -710,7 +720,7 @@ class Shell:
 
     def _eval(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         said = " ".join(words[1:])
-        if any(not unknown.stable and unknown.text.startswith("$(") for unknown in self.marks.of(said)):
+        if MARK.match(said) and self.marks.get(said[0]).text.startswith("$("):
             return self._source(words, node, text)
         outer, self.text = self.text, said
         try:

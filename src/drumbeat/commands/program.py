@@ -338,7 +338,12 @@ def interpreter_of(program: str, workdir: str, path: str) -> Tuple[str, ...]:
 def launcher_interpreter(order: Order) -> Tuple[str, ...]:
     """Return the interpreter of the order's launcher by its `#!`; empty if a `setup` or a wrapper decides which one it is."""
     found = find_launcher(order.command)
-    if found is None or found.python or found.other_python or (order.setup and "/" not in found.program):
+    if (
+        found is None
+        or found.python
+        or found.other_python
+        or ((order.setup or order.on_start) and "/" not in found.program)
+    ):
         return ()
     return interpreter_of(found.program, order.workdir, os.environ.get("PATH", os.defpath))
 

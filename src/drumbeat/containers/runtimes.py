@@ -6,6 +6,7 @@ where the backend's script has set `$TASK`, a name that no other task on this ma
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Callable, Dict, List, Optional, Tuple
 
@@ -129,9 +130,15 @@ def bind_lines(order: Order) -> List[str]:
         f"bind() {{ {both}; binds={joined}; }}",
         f"bind {shlex.quote(order.folder)}  # the run folder",
         *([] if order.code == "image" else [f"bind {shlex.quote(order.workdir)}  # the code"]),
-        *(f"bind {shlex.quote(bind)}" for bind in used.binds),
+        *(f"bind {_filled_in(bind)}" for bind in used.binds),
         *_host_path_lines(order),
     ]
+
+
+def _filled_in(path: str) -> str:
+    """Quote a path for the shell, which fills in `${NAME}`."""
+    parts = re.split(r"(\$\{\w+\})", path)
+    return "".join(f'"{part}"' if part.startswith("${") else shlex.quote(part) for part in parts if part)
 
 
 def _host_path_lines(order: Order) -> List[str]:

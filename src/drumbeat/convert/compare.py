@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
-from drumbeat.commands.interpret import Variable
+from drumbeat.commands.interpret import Shell, Variable
 from drumbeat.commands.values import MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
 from drumbeat.convert.job_shell import JobShell
-from drumbeat.convert.launch import OURS, Launch
+from drumbeat.convert.launch import AS_TEXT, OURS, Launch
 from drumbeat.jobfile.job import Job
 
 _DOLLAR = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))")
@@ -26,31 +26,42 @@ class Reached(NamedTuple):
 
 def from_script(launch: Launch) -> Reached:
     shell = launch.shell
-    given = {name: each.value for name, each in shell.variables.items() if each.exported and each.event >= 0}
-    texts = {name: value for name, value in given.items() if isinstance(value, str) and name not in launch.also}
-    return Reached(launch.words, texts, launch.workdir or shell.cwd)
+    given = {name: str(each.value) for name, each in _exported(shell.variables).items() if each.event >= 0}
+    return Reached(launch.words, given, launch.workdir or shell.cwd)
 
 
-def from_job(job: Job, marks: Marks, launch: Launch) -> Reached:
-    """Read the job file as drumbeat will: `env`, then `setup`, then the command."""
-    shell = JobShell(launch.shell.known, lambda words: True, (), marks, True, launch.shell.read)
-    shell.cwd = _expanded(job.workdir or "", marks)
-    if shell.cwd and not shell.cwd.startswith("/") and not MARK.match(shell.cwd):
-        shell.cwd = _expanded("$PWD/", marks) + shell.cwd
-    shell.foreign = launch.shell.foreign
+def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -> Reached:
+    """Read the job file as drumbeat will: `on-start` where the batch script runs, `env`, `setup`, then the command."""
+    workdir = _expanded(job.workdir or "", marks)
+    if workdir and not workdir.startswith("/") and not MARK.match(workdir):
+        workdir = _expanded("$PWD/", marks) + workdir
+    batch = JobShell(known, lambda words: False, (), marks, read=launch.shell.read)
+    batch.run(job.on_start)
+    shell = JobShell(launch.shell.known, lambda words: False, (), marks, True, launch.shell.read)
+    shell.cwd, shell.foreign = workdir, launch.shell.foreign
+    shell.variables = _handed_on(batch, launch)
     for name, value in job.env.items():
-        shell.variables[name] = Variable(_expanded(value, marks) if value is not None else f"pass {name}", True, 0)
-    shell.wanted = lambda words: False
+        shell.variables[name] = Variable(_expanded(value, marks) if value is not None else f"pass {name}", True)
     shell.run(job.setup)
-    words = [_expanded(word, marks) for word in job.command]
+    words, variables = [_expanded(word, marks) for word in job.command], shell.variables
     if words[:2] == ["bash", "-c"] and len(words) == 3 and not _same(marks, words[2:], launch.words[2:3]):
         inner = JobShell(launch.shell.known, lambda words: True, (), marks, task=True)
-        inner.variables = {name: each for name, each in shell.variables.items() if each.exported}
+        inner.variables = _handed_on(shell, launch)
         inner.cwd, inner.foreign = shell.cwd, shell.foreign
-        inner.run(words[2])
-        words = inner.started[-1].words if inner.started else words
-    exported = {name: each.value for name, each in shell.variables.items() if each.exported}
-    return Reached(words, {name: value for name, value in exported.items() if isinstance(value, str)}, shell.cwd)
+        inner.run(re.sub(rf'eval "\${AS_TEXT}\w+"; ', "", words[2]))  # they are there
+        if inner.started:
+            words, variables = inner.started[-1].words, inner.started[-1].variables
+    return Reached(words, {name: str(each.value) for name, each in _exported(variables).items()}, shell.cwd)
+
+
+def _handed_on(shell: Shell, launch: Launch) -> Dict[str, Variable]:
+    as_text = {name: each for name, each in shell.variables.items() if name in launch.as_text}
+    return {name: each._replace(event=-1) for name, each in {**_exported(shell.variables), **as_text}.items()}
+
+
+def _exported(variables: Mapping[str, Variable]) -> Dict[str, Variable]:
+    """Return what a shell hands on: no lists."""
+    return {name: each for name, each in variables.items() if each.exported and isinstance(each.value, str)}
 
 
 def _same(marks: Marks, some: List[str], others: List[str]) -> bool:

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
 from drumbeat.commands.interpret import Shell, Started
 from drumbeat.commands.script import Script, foreign_directives, read
+from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import SUBMIT, without_marks
 from drumbeat.convert.compare import differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, job_file
 from drumbeat.convert.job_shell import JobShell
-from drumbeat.convert.launch import OURS, STARTERS, Launch, peel, redirected, starts_training, unwrapped
+from drumbeat.convert.launch import (
+    AS_TEXT,
+    OURS,
+    STARTERS,
+    Launch,
+    peel,
+    redirected,
+    starts_something,
+    starts_training,
+    unwrapped,
+)
 from drumbeat.convert.residue import keep
-from drumbeat.findings.model import ERROR, Finding
+from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.lint.context import rules
 from drumbeat.lint.engine import lint
 
 MAX_LINES = 10_000
+_AFTERWARDS = re.compile(r"eval|infer|(?<!pre)test|convert|merge|export|plot|visuali|upload|generate|summar")
 _ARGUMENT = re.compile(r"\$(?:\{[0-9]+\}|[0-9#])")
 
 
@@ -42,8 +54,12 @@ def convert(
     for line in script.late:
         draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
     _unclosed(draft, script)
-    batch = JobShell(slurm_variables(draft, script.directives), starts_training, arguments, draft.marks, read=read_file)
-    batch.run(without_marks(text))
+    known = slurm_variables(draft, script.directives)
+    for wanted in (starts_training, starts_something):
+        batch = JobShell(known, wanted, arguments, draft.marks, read=read_file)
+        batch.run(without_marks(text))
+        if batch.started:
+            break
     chosen = _chosen(draft, batch)
     if chosen:
         _carry_over(draft, chosen, batch, script)
@@ -56,15 +72,10 @@ def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file
     draft = convert(text, arguments, read_file)
     if "command" in draft.keys:
         return draft
-    what, fix = "no line starts a training", "name the batch script itself; drumbeat lint reads any script"
+    what, fix = "no line starts a program", "name the batch script itself; drumbeat lint reads any script"
     if draft.ended_at:
         fix = f"it exits at line {draft.ended_at} before: give the script's arguments to convert, after its name and --"
-    if draft.unknown:
-        line, words = draft.unknown
-        fix = f"line {line} starts a program that is not known ({words[:60]}): write its job file by hand (docs/job.md)"
-    raise Problem(
-        f"{name}: {what} (python, torchrun, accelerate, deepspeed; srun or mpirun with a script)", fix, exit_code=1
-    )
+    raise Problem(f"{name}: {what}", fix, exit_code=1)
 
 
 def _unclosed(draft: Draft, script: Script) -> None:
@@ -80,27 +91,34 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     starters = [each for each in waited if unwrapped(each.words)[0].rsplit("/", 1)[-1] in STARTERS]
     candidates = [each for each in starters if _trains(each)] or starters or waited
     if not candidates:
-        started = [each for each in batch.events if each.words[:1] and each.words[0].rsplit("/", 1)[-1] in STARTERS]
-        draft.unknown = (started[-1].line, started[-1].text) if started else None
         draft.ended_at = batch.ended_at
         return None
     wide = [each for each in candidates if not _one_task(each)] or candidates
-    chosen = next((each for each in wide if each.certain), wide[0])
+    trains = [each for each in wide if not _AFTERWARDS.search(_program(each))] or wide
+    chosen = next((each for each in trains[::-1] if each.certain), trains[0])
     if not chosen.certain:
         draft.question(
             chosen.line, chosen.text, "starts only under a condition, or in a loop, that is decided when the job runs"
         )
     seen = [(chosen.line, chosen.words)]
     for other in batch.started:
-        name = unwrapped(other.words)[0].rsplit("/", 1)[-1]
-        if other.before < chosen.before and other.certain and name not in STARTERS and not other.background:
-            batch.events[other.before].kind = "once"  # before the training, and once: rank 0 does it
+        if other.before < chosen.before + (not other.certain) and chosen.certain and not other.background:
+            if other.certain:
+                batch.events[other.before].kind = "once"
+            if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS:
+                why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
+                draft.question(other.line, other.text, why, advice=True)
         elif (other.line, other.words) not in seen:
             seen.append((other.line, other.words))
             again = other.line == chosen.line and other.text == chosen.text  # another round of a loop
             words = " ".join(other.words) if again else other.text
             draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
     return chosen
+
+
+def _program(started: Started) -> str:
+    words = [word for word in started.words if re.search(r"\.(?:py|sh)$", word)] or started.words[:4]
+    return words[0].rsplit("/", 1)[-1] if words[0].endswith((".py", ".sh")) else " ".join(words)
 
 
 def _trains(started: Started) -> bool:
@@ -121,10 +139,7 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     draft.defaults.update(batch.defaults)
     draft.defaults.update(launch.shell.defaults)
     for line, words, names in batch.unread:
-        used = [name for name in names if name not in OURS and (name in draft.env or name in launch.shell.variables)]
-        if used:
-            why = f"not read here: if it sets {', '.join(used[:8])}{' …' if used[8:] else ''}, the values in this file are wrong"
-            draft.question(line, words, why)
+        _check_sourced(draft, launch, line, words, set(names) & names_read("\n".join(script.text.split("\n")[line:])))
     redirected(draft, chosen)
     if chosen.piped:
         why = "every rank's output is kept in the run folder, and the exit code is the training's"
@@ -140,12 +155,27 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
         return
     _ask_for_arguments(draft, launch)
     tasks = tasks_per_node(script.directives)
-    _own_size(draft, launch, tasks)
     ranks = _ranks(draft, launch, tasks)
-    needed, exported = _command(draft, launch)
-    keep(draft, launch, needed, exported)
+    keep(draft, launch, _command(draft, launch) | launch.in_binds)
     draft.lines.setdefault("command", launch.line)
-    _compare(draft, launch, ranks)
+    _compare(draft, launch, ranks, batch.known)
+
+
+def _check_sourced(draft: Draft, launch: Launch, line: int, words: str, used: Set[str]) -> None:
+    """Let `on-start` end the job if a file that was not read here changes a variable whose value stands in the job file."""
+    event = next((each for each in launch.events if (each.line, each.text) == (line, words)), None)
+    for name in sorted(used - OURS):
+        given = next((each for each in launch.events[::-1] if name in each.writes and each.line < line), None)
+        value = given.value if given and given.kind == "assign" else None
+        if not isinstance(value, str) or draft.marks.kind(value) not in ("", SUBMIT):
+            continue  # the job works it out
+        if event is None:
+            draft.question(line, words, f"not read here: if it sets {name}, the values in this file are wrong")
+            continue
+        right = draft.marks.quoted(value).replace("${PWD}", "${SLURM_SUBMIT_DIR}")
+        said = f"{name} was changed in line {line} of the script: write its value into the job file"
+        event.text += f'\n[ "${name}" = {right} ] || {{ echo "{said}" >&2; exit 1; }}'
+        event.reads |= {name}
 
 
 def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
@@ -162,8 +192,8 @@ def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
         ]
 
 
-def _command(draft: Draft, launch: Launch) -> Tuple[FrozenSet[str], FrozenSet[str]]:
-    """Write the command. Return the variables that it reads, and those that must be exported for it."""
+def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
+    """Write the command. Return the variables that it reads, which must be exported for it."""
     marks, words = draft.marks, launch.words
     unknown = [each for word in words for each in marks.of(word)]
     lists = {
@@ -177,20 +207,22 @@ def _command(draft: Draft, launch: Launch) -> Tuple[FrozenSet[str], FrozenSet[st
     unknown += [each for items in given.values() for item in items for each in marks.of(item)]
     own = {name for each in unknown for name in each.reads if not each.stable or each.kind != SUBMIT} - OURS
     own -= set(given)
-    assigned = {
-        name for name in own if name in launch.shell.variables or any(name in each.writes for each in launch.events)
-    }
+    variables = launch.shell.variables
+    assigned = {name for name in own if name in variables or any(name in each.writes for each in launch.events)}
     if all(each.kind == SUBMIT and each.stable for each in unknown):
         draft.keys["command"] = words
-        return frozenset(), frozenset()
-    text = "".join(f"{name}=({' '.join(map(marks.quoted, items))}); " for name, items in given.items())
+        return frozenset()
+    doubtful = {name for name in assigned if name in variables and variables[name].maybe}
+    launch.as_text = frozenset(doubtful | assigned & (set(lists) - set(given)))
+    private = sorted(
+        name for name in assigned - launch.as_text if name not in variables or not variables[name].exported
+    )
+    text = f"export -n {' '.join(private)}; " if private else ""  # the shell's own, as in the script
+    text += "".join(f'eval "${AS_TEXT}{name}"; unset {AS_TEXT}{name}; ' for name in sorted(launch.as_text))
+    text += "".join(f"{name}=({' '.join(map(marks.quoted, items))}); " for name, items in given.items())
     text += "exec " + " ".join(map(marks.quoted, words))
     draft.keys["command"] = ["bash", "-c", text]
-    open_lists = [each.text for each in unknown if "[" in each.text and not each.reads & set(given)]
-    if open_lists:
-        why = "a list that the script fills when it runs: bash passes on no list"
-        draft.question(launch.line, " ".join(open_lists), why)
-    return frozenset(assigned), frozenset(assigned)
+    return frozenset(assigned)
 
 
 def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
@@ -201,17 +233,13 @@ def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
 
 def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     """Return ranks per node as the script starts them; None if its launcher takes one per GPU. The job file says so."""
-    nodes: int = draft.keys.get("nodes", 1)
+    nodes = _own_nodes(draft, launch)
     count = launch.tasks
     if not launch.launcher:
-        count = (
-            count
-            or (launch.size["ntasks"] // nodes if "ntasks" in launch.size else 0)
-            or (1 if launch.alone else tasks)
-            or 1
-        )
+        count = launch.size.get("ntasks", 0) // nodes or count or (1 if launch.alone else tasks) or 1
     if count and count != draft.keys.get("gpus"):
         draft.set("ranks-per-node", count, launch.line)
+    _cores(draft, launch, 1 if launch.launcher else count or 1)
     if any(re.search(r"\bray\s+start\b", event.text) for event in launch.shell.events):
         draft.set("launcher", "once", launch.line)
         draft.keys.pop("ranks-per-node", None)
@@ -220,29 +248,48 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     return count
 
 
-def _own_size(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
-    """Ask about a size of srun's own: it may start fewer or more than the job has; a job file uses the whole job."""
-    nodes: int = draft.keys.get("nodes", 1)
-    per_node: int = 1 if launch.launcher else launch.tasks or tasks or draft.keys.get("gpus") or 1
-    given = {"nodes": nodes, "ntasks": nodes * per_node}
-    other = [f"--{name}={count}" for name, count in launch.size.items() if count != given[name]]
-    if other:
-        has = f"nodes: {nodes}" + ("" if launch.launcher else f" with {per_node} ranks each")
+def _cores(draft: Draft, launch: Launch, tasks: int) -> None:
+    """Write the cores that srun gives each task, and where it binds them."""
+    if launch.cores and "cpus" not in draft.keys:
+        draft.set("cpus", launch.cores * tasks, launch.line)
+    bind = launch.cpu_bind
+    if bind and not launch.launcher and (bind == ["none"] or len(bind) == tasks):
+        draft.set("cpu-bind", bind, launch.line)
+    elif bind:
+        why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
+        draft.drop(launch.line, f"srun --cpu-bind={','.join(bind)}", why)
+
+
+def _own_nodes(draft: Draft, launch: Launch) -> int:
+    """Return the nodes that the step uses, and ask for no others; a step that does not fit them is the user's to decide."""
+    has: int = draft.keys.get("nodes", 1)
+    nodes = launch.size.get("nodes", has)
+    total = launch.size.get("ntasks", nodes)
+    said = f"srun {' '.join(f'--{name}={count}' for name, count in launch.size.items())}"
+    if nodes > has or total % nodes or (launch.launcher and total != nodes):
         draft.question(
-            launch.line, f"srun {' '.join(other)}", f"not the job's size ({has}), which the job file takes: write yours"
+            launch.line, said, f"not as many on each of the job's nodes ({has}): write nodes and ranks-per-node"
         )
+        return has
+    if nodes < has:
+        draft.set("nodes", nodes, launch.line)
+        draft.drop(launch.line, said, f"uses {nodes} of the script's {has} nodes, and the job asks for no others")
+    return nodes
 
 
-def _compare(draft: Draft, launch: Launch, ranks: Optional[int]) -> None:
+def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[str, str]) -> None:
     """List what reaches a rank otherwise than from the script."""
     try:
         job = job_from_text(job_file(draft, "script"), "the converted job")
     except Problem:
         return  # said when the file is written
     there = from_script(launch)
-    draft.differences = differences(there, from_job(job, draft.marks, launch), draft.marks, draft.env)
+    draft.differences = differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
     if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
+    cores, tasks = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0), 1 if launch.launcher else ranks or 1
+    if cores and job.cpus and job.cpus // tasks != cores:
+        draft.differences.append(Difference("cores per task", str(cores), str(job.cpus // tasks)))
 
 
 # Findings of `drumbeat lint` are carried into the job file too, unless the conversion fixes them.
@@ -256,7 +303,7 @@ def ask_about_findings(draft: Draft, script: Script) -> None:
         line = place.line or 0
         if finding.code not in gone and line not in dropped and not _asked(draft, finding, line):
             why = redact(f"{finding.title}; {finding.fix} [{finding.code}]")
-            draft.question(line, place.text, why, advice=finding.severity != ERROR)
+            draft.question(line, place.text, why, advice=True)
 
 
 def _carried(draft: Draft, script: Script) -> Set[int]:

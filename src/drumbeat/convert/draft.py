@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple
 
 import yaml
 
@@ -35,10 +35,10 @@ class Draft:
     keys: Dict[str, Any] = field(default_factory=dict)
     lines: Dict[str, int] = field(default_factory=dict)  # key -> line of the script that it comes from
     env: Dict[str, str] = field(default_factory=dict)
+    on_start: List[str] = field(default_factory=list)
     setup: List[str] = field(default_factory=list)
     modules: List[str] = field(default_factory=list)
     options: List[str] = field(default_factory=list)  # of sbatch, that no key has
-    unknown: Optional[Tuple[int, str]] = None  # a line that starts something, where none is known to start a training
     ended_at: int = 0  # the line of an exit that is reached before anything is started
     left_out: List[LeftOut] = field(default_factory=list)
     to_check: List[LeftOut] = field(default_factory=list)  # carried over, but a person should look
@@ -85,15 +85,16 @@ def _reference(text: str, braces: bool) -> str:
 
 
 _ORDER = (
-    "name", "nodes", "ranks-per-node", "gpus", "command", "setup", "modules", "container", "container-runtime", "binds", "env",
-    "workdir", "time", "account", "partition", "qos", "memory", "cpus",
+    "name", "nodes", "ranks-per-node", "gpus", "command", "modules", "on-start", "setup", "container", "container-runtime",
+    "binds", "env", "workdir", "time", "account", "partition", "qos", "memory", "cpus",
 )  # fmt: skip
 
 
 def job_file(draft: Draft, source: str) -> str:
     keys = {key: draft.in_job_file(value) for key, value in draft.keys.items()}
-    if draft.setup:
-        keys["setup"] = "\n".join(map(redact, draft.setup))
+    for key, lines in (("on-start", draft.on_start), ("setup", draft.setup)):
+        if lines:
+            keys[key] = "\n".join(map(redact, lines))
     if draft.modules:
         keys["modules"] = draft.in_job_file(draft.modules)
     if draft.env:

@@ -21,8 +21,9 @@ OURS = {
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "LOCAL_WORLD_SIZE",
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
     "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET_GDR_LEVEL", "MIOPEN_USER_DB_PATH", "NCCL_NET", "SRUN_CPUS_PER_TASK",
-    "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR",
+    "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "DRUMBEAT_WORKDIR",
 }  # fmt: skip
+AS_TEXT = "AS_TEXT_"
 WORKED_OUT = "worked out on each node, with its reason (drumbeat plan)"
 STARTERS = ("srun", "mpirun", "mpiexec")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman")
@@ -62,14 +63,17 @@ class Launch:
     outside: int  # of them, how many the batch script runs, once
     tasks: Optional[int] = None  # ranks per node that the starter asks for
     launcher: bool = False  # torchrun or its like starts the ranks
+    cores: int = 0  # per task, as srun says; 0: it does not
+    cpu_bind: List[str] = field(default_factory=list)  # cores of each task, as srun says
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
     workdir: str = ""
     container: bool = False
     alone: bool = False  # the batch script starts it itself, on the first node
     errexit: List[Tuple[int, bool]] = field(default_factory=list)  # of the batch script
-    also: FrozenSet[str] = (
+    in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
+    as_text: FrozenSet[str] = (
         frozenset()
-    )  # variables of the batch shell that the job file exports, since its command reads them
+    )  # variables of the command that `declare -p` brings there: lists, doubtful exports
 
 
 def unwrapped(words: Sequence[str]) -> List[str]:
@@ -98,6 +102,14 @@ def starts_training(words: Sequence[str]) -> bool:
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
         return not all(map(_is_utility, commands))
     return not _is_utility(text) and not _BUILDS.match(text)
+
+
+def starts_something(words: Sequence[str]) -> bool:
+    """Return true for a command that may be what the job is for, where none is known to train."""
+    name = unwrapped(words)[0].rsplit("/", 1)[-1]
+    return name in STARTERS or (
+        _anything(list(words)) and name not in JobShell.prints and not _is_utility(" ".join(words))
+    )
 
 
 def redirected(draft: Draft, started: Started) -> None:
@@ -145,16 +157,31 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
         else:
             break
     launch.events = launch.shell.events
-    for key in ("container", "binds"):
-        value = draft.keys.get(key) or ""
-        if draft.marks.kind("".join(value)) not in ("", SUBMIT):
-            draft.question(
-                launch.line,
-                "".join(value),
-                f"{key}: known only in the job: write its value, or export it where you submit",
-            )
+    image = draft.keys.get("container") or ""
+    if draft.marks.kind(image) not in ("", SUBMIT):
+        draft.question(launch.line, image, "an image known only in the job: write its name, or export it and submit")
+    _binds(draft, launch)
     _launcher(draft, launch)
     return launch
+
+
+def _binds(draft: Draft, launch: Launch) -> None:
+    """Leave variables of the job in `binds` to the batch script; ask about all else that only it knows."""
+
+    def written(found: re.Match[str]) -> str:
+        unknown = draft.marks.get(found[0])
+        if unknown.kind == SUBMIT or not re.fullmatch(r"\$\{\w+\}", unknown.text):
+            return found[0]
+        launch.in_binds |= unknown.reads & set(batch)
+        return unknown.text
+
+    batch = launch.shell.hidden | set(launch.shell.variables)
+    binds = [MARK.sub(written, each) for each in draft.keys.get("binds", ())]
+    if binds:
+        draft.keys["binds"] = binds
+    if draft.marks.kind("".join(binds)) not in ("", SUBMIT):
+        why = "binds: known only in the job: write its value, or export it where you submit"
+        draft.question(launch.line, " ".join(binds), why)
 
 
 def _in_task(known: Mapping[str, str]) -> Dict[str, str]:
@@ -218,6 +245,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and program != "srun":
             _processes(draft, launch, f"{program} -{name} {value}", value)
+        elif name == "cpu-bind" and _masks(value):
+            launch.cpu_bind = _masks(value)
         elif name in ("cpu-bind", "map-by", "bind-to", "gpu-bind"):
             why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
             draft.drop(launch.line, f"{program} --{name}={value}", why)
@@ -232,7 +261,9 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
                     launch.line, f"{program} {said}", f"options of {program} that the script decides when it runs"
                 )
         elif name in ("c", "cpus-per-task"):
-            if "cpus" not in draft.keys:
+            if value.isdigit():
+                launch.cores = int(value)
+            elif "cpus" not in draft.keys:
                 draft.drop(
                     launch.line, f"{program} {_dashed(name)} {value}", "cores are bound by the plan (cpus, cpu-bind)"
                 )
@@ -244,6 +275,15 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
         elif name not in ("n", "ntasks", "N", "nodes", "np"):
             draft.drop(launch.line, f"{program} {_dashed(name)} {value}".strip(), f"an option of {program}, {own}")
     launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
+
+
+def _masks(value: str) -> List[str]:
+    """Return --cpu-bind as the key `cpu-bind` takes it; nothing if it leaves the cores to Slurm."""
+    found = re.search(r"(?:^|,)(none|mask_cpu:|map_cpu:)([\w,]*)$", value)
+    if not found or found[1] == "none":
+        return ["none"] if found else []
+    each = found[2].split(",")
+    return each if found[1] == "map_cpu:" else [f"0x{mask[2:] if mask.startswith('0x') else mask}" for mask in each]
 
 
 def _dashed(name: str) -> str:

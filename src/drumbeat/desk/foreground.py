@@ -15,6 +15,7 @@ from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set,
 
 from drumbeat.base import clock, proc
 from drumbeat.base.order import Order, dump_order
+from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, launcher_descriptors, sweep
 from drumbeat.base.record import RecordError, from_plain
@@ -95,6 +96,22 @@ def agent_argv(
 def is_agent(pid: int) -> bool:
     """Return true for a live guard or agent; what an agent has forked has a name of its own, or lives shortly."""
     return b"_agent" in proc.command(pid).split(b"\0") and not proc.word(pid, "comm").startswith("drumbeat-")
+
+
+def after_on_start(order: Order, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Run the job's on-start here; return the environment that it leaves. A Problem if it does not reach its end."""
+    if not order.on_start:
+        return environ
+    with tempfile.TemporaryFile() as file:
+        text = f"set -e; {order.on_start}\nexec env -0 >&{file.fileno()}"
+        done = subprocess.run(
+            ["bash", "-c", text], env=environ, cwd=order.workdir, stdin=subprocess.DEVNULL, pass_fds=[file.fileno()]
+        )
+        file.seek(0)
+        pairs = [os.fsdecode(each).partition("=") for each in file.read().split(b"\0") if each]
+    if not pairs:
+        raise Problem(f"on-start ended the job (exit {done.returncode})", exit_code=done.returncode)
+    return {name: value for name, _, value in pairs if name != "_"}
 
 
 def start_agents(

@@ -140,6 +140,14 @@ class JobCourse:
         flag="TIME",
         default_text="60s",
     )
+    on_start: str = key(
+        "shell",
+        "Shell text that is run once before the ranks start: by a batch job on its first node, outside its container, or by "
+        "`drumbeat run` where it is typed. What it exports reaches the ranks; if it fails or exits, the job ends.",
+        "mkdir -p $SCRATCH/out && tar xf data.tar -C $SCRATCH",
+        "",
+        default_text="none",
+    )
     on_end: Tuple[str, ...] = key(
         "command",
         "A command that the lead runs once on its node when the run has ended for good, for example to send a "
@@ -515,7 +523,8 @@ class JobSoftware:
     )
     binds: Tuple[str, ...] = key(
         "words",
-        "Folders that the container sees besides the work and run folders: HOST or HOST:INSIDE.",
+        "Folders that the container sees besides the work and run folders: HOST or HOST:INSIDE. `$${NAME}` is filled in when "
+        "the job runs: SLURM_JOB_ID, or what on-start exports.",
         "[/scratch, $DATA:/data]",
         (),
     )

@@ -217,6 +217,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         spares=job.spares,
         fewest_nodes=least or (launch.node_range[0] if launch and launch.node_range else None),
         wanted_nodes=wanted,
+        on_start=job.on_start,
         on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
         textfile=_absolute(textfile, here) if textfile else "",
         track=tuple(_track(job, here, name)),

@@ -121,7 +121,7 @@ def container(job: Job, site: Site, here: Any) -> Optional[Container]:
     binds += [expand(bind, here.environ, site.where("container.binds")) for bind in (of_site.binds if of_site else ())]
     for bind in binds:
         places = bind.split(":")[:2]
-        if not all(place.startswith("/") for place in places) or re.search(r"[\s,'\"]", bind):
+        if not all(place.startswith(("/", "${")) for place in places) or re.search(r"[\s,'\"]", bind):
             raise Problem(f"{job.where('binds')}: {shown(bind)} is not HOST or HOST:INSIDE with absolute paths")
     vendor = of_site.vendor if of_site else ""
     return Container(runtime, image, tuple(binds), vendor, options=of_site.options if of_site else ())
@@ -210,6 +210,7 @@ def _check_no_secret(job: Job) -> None:
         ("wrap.command", in_words(wrap)),
         ("on-end", in_words(job.on_end)),
         ("setup", in_text(job.setup or "")),
+        ("on-start", in_text(job.on_start)),
     )
     for key, holder in found:
         if holder:

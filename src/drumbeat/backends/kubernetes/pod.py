@@ -327,7 +327,7 @@ def binds(order: Order) -> List[Bind]:
     for bind in order.container.binds:
         host, _, rest = bind.partition(":")
         inside, _, mode = rest.partition(":")
-        if mode not in ("", "ro", "rw") or ".." in (*host.split("/"), *inside.split("/")):
+        if mode not in ("", "ro", "rw") or "$" in bind or ".." in (*host.split("/"), *inside.split("/")):
             raise Problem(
                 f"binds: {bind[:120]!r} cannot be mounted into a pod", "write HOST, HOST:INSIDE or HOST:INSIDE:ro"
             )

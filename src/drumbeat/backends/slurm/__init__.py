@@ -25,7 +25,7 @@ _CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spool/slur
 class Slurm(Backend):
     name = "slurm"
     title = "Slurm"
-    no_spares = ""
+    no_spares = no_start = ""
     avoids_nodes = True
     default_site = "slurm"
     interactive = "salloc -N 2"

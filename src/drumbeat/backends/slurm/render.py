@@ -257,6 +257,28 @@ def _for_containers(node: str) -> List[str]:
     ]
 
 
+def _on_start(order: Order) -> List[str]:
+    """Return the job's own shell text, in a shell of its own, and what takes over the variables that it exports."""
+    if not order.on_start:
+        return []
+    end = "END_OF_START" + "_" * order.on_start.count("END_OF_START")
+    return [
+        "# The job's on-start: once, before any rank. What it exports reaches the ranks.",
+        f"read -r -d '' on_start <<'{end}'",
+        order.on_start.rstrip("\n"),
+        end,
+        "left_behind=$(mktemp) || exit",
+        'bash -c "set -e; $on_start"$\'\\nexport -p >&9\' "$0" 9> "$left_behind"; code=$?',
+        'if [ ! -s "$left_behind" ]; then',
+        '  rm -f "$left_behind"; echo "drumbeat: on-start ended the job (exit $code)" >&2; exit $code',
+        "fi",
+        '. "$left_behind"; rm -f "$left_behind"',
+        f"BASE={shlex.quote(order.folder)}",
+        *_array_lines(order),
+        "",
+    ]
+
+
 def _batch_part(order: Order) -> List[str]:
     options = [f"  {option} \\" for option, _ in srun_options(order)]
     reasons = [f"# {option}: {why}" for option, why in srun_options(order)]
@@ -283,6 +305,7 @@ def _batch_part(order: Order) -> List[str]:
         "trap 'ask TERM \"Slurm ends this job\"; left & disown' TERM",
         "",
         *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
+        *_on_start(order),
         *before,
         "# by this token the agents of this run know each other; it is made here and written nowhere",
         "DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n'); export DRUMBEAT_TOKEN",

@@ -191,9 +191,9 @@ def _instead(program: str, workdir: str, path: str) -> str:
 
 
 def check_command(order: Order, environ: Mapping[str, str]) -> None:
-    """Check the command's programs before anything starts. After a `setup` only the node can tell."""
+    """Check the command's programs before anything starts. After an `on-start` or a `setup` only the node can tell."""
     path, workdir = environ.get("PATH", os.defpath), order.source_workdir
-    for program in [] if order.setup else _programs(order):
+    for program in [] if order.setup or order.on_start else _programs(order):
         where = os.path.join(workdir, program) if "/" in program else program
         if shutil.which(where, path=path) is None:
             if "/" in program and os.path.isfile(where):

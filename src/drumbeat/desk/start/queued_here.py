@@ -12,9 +12,10 @@ from typing import Dict, Mapping, Optional
 
 from drumbeat.backends.local import Queue, own_process
 from drumbeat.base.order import Order, load_order
+from drumbeat.base.problem import Problem
 from drumbeat.base.processes import fork
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.foreground import Foreground, after_on_start
 from drumbeat.desk.start.create import fresh_token
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.vendors import detect, vendor_of
@@ -66,7 +67,11 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
         folder = RunFolder(order.folder)
         write_run_record(folder, replace(read_run_record(folder.path), cancelled=True))
         return 143
-    return foreground.run(environ)
+    try:
+        return foreground.run(after_on_start(order, environ))
+    except Problem as problem:
+        os.write(2, f"{problem}\n".encode())
+        return problem.exit_code
 
 
 def _turn(order: Order, queue: Queue, ticket: str) -> Optional[Dict[str, str]]:

@@ -22,7 +22,7 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
 from drumbeat.containers.image import check_image
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.foreground import Foreground, after_on_start
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
 from drumbeat.desk.start.make_order import make_order, named_in_command, on_hosts, site_of
 from drumbeat.desk.start.place import (
@@ -178,6 +178,7 @@ def start_in_allocation(order: Order, place: Place, environ: Mapping[str, str], 
     handle = job_handle(place.identity)
     bundle = cached_bundle(environ)
     order = pinned(order, bundle)
+    environ = after_on_start(order, environ)
     folder = create(order, bundle, handle)
     try:
         return _fan_out(order, folder, environ)
@@ -219,6 +220,7 @@ def join(job: Job, site: Site, place: Place, environ: Mapping[str, str], create:
     check_joinable(identity)
     order = make_order(job, site, dataclasses.replace(place, identity=identity), environ)
     check_inside(order)
+    _check_on_start(order)
     check_command(order, environ)
     token = _token(identity, environ)
     node = identity.node_rank
@@ -242,6 +244,14 @@ def check_inside(order: Order) -> None:
             f"the job names the container {used.image}, but this is not inside it",
             f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
             "run in an allocation",
+        )
+
+
+def _check_on_start(order: Order) -> None:
+    if order.on_start:
+        raise Problem(
+            "on-start runs once before all nodes, but this is one of several that start by themselves",
+            "run it before them; or drumbeat submit, or drumbeat run in an allocation outside srun",
         )
 
 
@@ -328,7 +338,8 @@ def _run_on_hosts(job: Job, site: Site, place: Place, create: Create) -> int:
 
 def _run_here(order: Order, place: Place, create: Create) -> int:
     """Run all nodes on this machine, or only this machine's node if the run is typed by hand on several."""
-    environ, node_rank = os.environ, place.node_rank
+    environ: Mapping[str, str] = os.environ
+    node_rank = place.node_rank
     for note in [] if node_rank else backends.get("local").notes(order):
         print(f"drumbeat run: {note}", file=sys.stderr)
     order = dataclasses.replace(order, resources=dataclasses.replace(order.resources, array=""))
@@ -338,9 +349,12 @@ def _run_here(order: Order, place: Place, create: Create) -> int:
         raise Problem(f"node rank {node_rank} of {order.members} nodes: ranks count from 0 to {order.members - 1}")
     bundle = cached_bundle(environ)
     alone = node_rank is None or order.members == 1
+    if not alone:
+        _check_on_start(order)
     token = fresh_token() if alone else users_token(environ)
     if not alone and node_rank:
         return Foreground(order, [node_rank], bundle, token).run(environ)
+    environ = after_on_start(order, environ)
     create(order, bundle)
     nodes = range(order.members) if alone else [0]
     return Foreground(order, nodes, bundle, token).run(environ)

@@ -44,7 +44,7 @@ def verify_job(job: Job, quick: bool, backend: str, python: Optional[str]) -> Jo
 def _python(job: Job) -> str:
     """Return the Python that runs drumbeat if it has torch; after a `setup` or in a container, whichever `python3` is
     there."""
-    elsewhere = job.setup or getattr(job, "container", None) or getattr(job, "modules", ())
+    elsewhere = job.setup or job.on_start or getattr(job, "container", None) or getattr(job, "modules", ())
     if not elsewhere and importlib.util.find_spec("torch") is not None:
         return sys.executable
     return "python3"
