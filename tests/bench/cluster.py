@@ -40,6 +40,7 @@ class Cluster:
     cpus: int = 2
     gpus: int = 4
     partitions: Dict[str, Iterable[str]] = field(default_factory=dict)  # the first is the default
+    system: str = ""  # folder of another Debian that all nodes run, with its own Slurm and Python
     pids: Dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class Cluster:
         argv = [
             "ip", "netns", "exec", self._netns(node),
             "unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc",
-            "sh", os.path.join(self.base, "etc", "init.sh"), node, self.base, ROOT, *program,
+            "sh", os.path.join(self.base, "etc", "init.sh"), node, self.base, ROOT, self.system, *program,
         ]  # fmt: skip
         with open(os.path.join(self.base, "log", f"init.{node}.log"), "ab") as log:
             process = subprocess.Popen(
@@ -166,7 +167,7 @@ class Cluster:
     def _enter(self, node: str, argv: Sequence[str]) -> List[str]:
         (first,) = children(self.pids[node])
         spaces = ["--net", "--uts", "--ipc", "--mount", "--pid"]
-        return ["nsenter", "-t", str(first), *spaces, f"--wd={self.home}", "--", *argv]
+        return ["nsenter", "-t", str(first), *spaces, "--root", f"--wdns={self.home}", "--", *argv]
 
     def _die_with_us(self) -> None:
         """Tests that are killed outright must not leave a cluster behind."""

@@ -85,9 +85,22 @@ SlurmctldParameters=preempt_send_user_signal
 """
 
 INIT = """#!/bin/sh
-# First process of a node: NAME BASE CODE PROGRAM...
-name=$1 base=$2 code=$3
-shift 3
+# First process of a node: NAME BASE CODE SYSTEM PROGRAM...
+name=$1 base=$2 code=$3 system=$4
+if [ -n "$system" ]; then  # again, in a copy of that system of which only the changes are written
+  mount --make-rprivate /
+  mount -t tmpfs node /mnt
+  mkdir /mnt/upper /mnt/work /mnt/root
+  mount -t overlay node -o "lowerdir=$system,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/root
+  for place in /proc /sys /dev; do mount --rbind "$place" "/mnt/root$place"; done
+  for place in "$base" "$code"; do mkdir -p "/mnt/root$place" && mount --rbind "$place" "/mnt/root$place"; done
+  bin=${PATH%%:*}  # of the Python that runs the tests; there it is that system's own
+  mkdir -p "/mnt/root$bin" && mount -t tmpfs node "/mnt/root${bin%/*}" && mkdir "/mnt/root$bin"
+  for python in python python3; do ln -s /usr/bin/python3 "/mnt/root$bin/$python"; done
+  shift 4
+  exec chroot /mnt/root sh "$base/etc/init.sh" "$name" "$base" "$code" "" "$@"
+fi
+shift 4
 hostname "$name"
 mount --make-rprivate /
 mount --bind "$base/etc/hosts" /etc/hosts
