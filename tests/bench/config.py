@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Mapping
+from typing import Dict, Iterable, Mapping, Tuple
 
 PACKAGES = "slurmctld slurmd slurm-client munge libpmix2 iproute2 util-linux procps"
 
@@ -12,7 +12,12 @@ def address(last: str) -> str:
 
 
 def files(
-    base: str, nodes: Dict[str, str], cpus: int, gpus: int, partitions: Mapping[str, Iterable[str]]
+    base: str,
+    nodes: Dict[str, str],
+    cpus: int,
+    gpus: int,
+    partitions: Mapping[str, Iterable[str]],
+    version: Tuple[int, ...],
 ) -> Dict[str, str]:
     lines = [f"{address(last)} {name}" for name, last in nodes.items()]
     # Slurm writes IPv4 addresses of nodes as IPv6 ones in some places, and asks for their names.
@@ -34,7 +39,7 @@ def files(
     return {
         "hosts": hosts,
         "init.sh": INIT,
-        "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+        "cgroup.conf": "CgroupPlugin=cgroup/v1\n" if version >= (21, 8) else "",
         "gres.conf": f"NodeName={names} Name=gpu Type=h200 File={base}/dev/nvidia[0-{gpus - 1}]\n",
         "slurm.conf": SLURM.format(base=base, head=address("254"), nodes=node_lines, partitions=partition_lines),
     }
@@ -97,6 +102,7 @@ if [ -n "$system" ]; then  # again, in a copy of that system of which only the c
   bin=${PATH%%:*}  # of the Python that runs the tests; there it is that system's own
   mkdir -p "/mnt/root$bin" && mount -t tmpfs node "/mnt/root${bin%/*}" && mkdir "/mnt/root$bin"
   for python in python python3; do ln -s /usr/bin/python3 "/mnt/root$bin/$python"; done
+  touch /mnt/root/etc/hosts
   shift 4
   exec chroot /mnt/root sh "$base/etc/init.sh" "$name" "$base" "$code" "" "$@"
 fi
