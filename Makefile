@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo quick test test-others test-train test-short busy check packages pyz bench layouts corpus fuzz everywhere faults faults-train stops proofs versions workloads kube-server cluster clean
+.PHONY: demo quick test test-others test-train test-short busy check packages pyz bench layouts corpus fuzz everywhere faults faults-train stops slurm-versions proofs versions workloads kube-server cluster clean
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -144,6 +144,19 @@ faults: $(VENV)/.dev
 stops: $(VENV)/.dev
 	@sh tests/system-packages.sh
 	$(BIN)/python -m tests.slurm.stops $(STOPS)
+
+# What tests on Slurm show, on the Slurm and the Python of other Debian releases: 20.11 and 3.9, 22.05 and 3.11, 24.11 and 3.13, and those of sid.
+# Each release is unpacked once, outside this tree. Needs root on Debian; SLURM_RELEASES="trixie" chooses.
+SLURM_RELEASES ?= bullseye bookworm trixie sid
+SLURM_SYSTEMS ?= $(HOME)/.cache/drumbeat-slurm
+slurm-versions: $(VENV)/.dev
+	@sh tests/system-packages.sh
+	@mkdir -p $(SLURM_SYSTEMS); failed=""; for release in $(SLURM_RELEASES); do \
+		tests/versions/slurm-system.sh $$release $(SLURM_SYSTEMS)/$$release || exit 1; \
+		echo "$$release: $$(chroot $(SLURM_SYSTEMS)/$$release slurmd -V), $$(chroot $(SLURM_SYSTEMS)/$$release python3 -V)"; \
+		DRUMBEAT_SLURM_SYSTEM=$(SLURM_SYSTEMS)/$$release $(BIN)/python -m pytest -q --timeout 1800 -k "not training" \
+			$(addprefix tests/slurm/test_,submit.py stopped.py comes_back.py refused.py range.py) || failed="$$failed $$release"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 # Longer proofs: more cases of what a quicker test of `make test` shows already (layouts, precisions, trials, lost pods).
 proofs: $(VENV)/.dev

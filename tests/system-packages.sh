@@ -1,7 +1,7 @@
 #!/bin/sh
 # What the tests use besides Python: only as root on Debian or its kin; elsewhere those tests skip and say why.
 set -u
-wanted="busybox-static chromium chromium-driver fish gcc infiniband-diags iproute2 libc6-dev libpmix2 mpich munge openmpi-bin openssh-client openssh-server patchelf podman procps prometheus runc slurm-client slurmctld slurmd squashfs-tools squashfuse uidmap util-linux zsh"
+wanted="busybox-static chromium chromium-driver fish gcc infiniband-diags iproute2 libc6-dev libpmix2 mpich munge openmpi-bin openssh-client openssh-server openssl patchelf podman procps prometheus runc slurm-client slurmctld slurmd squashfs-tools squashfuse uidmap util-linux zsh"
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
   missing=""
   for package in $wanted; do

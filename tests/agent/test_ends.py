@@ -23,7 +23,6 @@ from drumbeat.base.signals import EXIT_STORAGE, EXIT_TIME_LIMIT
 from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.summary import RunRecord, read_run_record, write_run_record
-from drumbeat.watch.prometheus import TextFile
 from tests.agent.test_lead import order
 from tests.conftest import wait_for
 
@@ -199,7 +198,7 @@ def led(tmp_path, *hanging, **changes):
             _, beat_fd = os.pipe()
             plain = {"nodes": 1, "ranks_per_node": 1, "command": ("true",), "checks": {"preflight": "off"}}
             asked = order(folder=str(tmp_path), **{**plain, **changes})
-            code = Loop(Agent(asked, 0, "t", "", beat_fd, lambda message: None, TextFile)).run()
+            code = Loop(Agent(asked, 0, "t", "", beat_fd, lambda message: None, lambda folder, run: None)).run()
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -11,7 +11,6 @@ from drumbeat.base.proc import open_files
 from drumbeat.machine.gather import gather
 from drumbeat.machine.host import LiveHost
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.watch.prometheus import TextFile
 from tests.conftest import wait_for
 from tests.plan.making import order
 
@@ -28,7 +27,7 @@ def test_its_life(tmp_path):
     folder = NodeFolder(str(tmp_path), 3)
     facts = gather(LiveHost())
     with socket.socket() as line:
-        monitor = MonitorProcess(folder, facts, order(emulated=False), TextFile)
+        monitor = MonitorProcess(folder, facts, order(emulated=False), lambda folder, run: None)
         pid = monitor.pid
         wait_for(lambda: samples(folder), 60, "the first sample")
         with open(f"/proc/{pid}/comm") as file:
@@ -54,12 +53,12 @@ def test_it_says_why_the_text_file_cannot_be_written(drumbeat, tmp_path):
 
 
 def test_one_machine_needs_one(tmp_path):
-    assert MonitorProcess(NodeFolder(str(tmp_path), 1), None, order(emulated=True), TextFile).pid == 0
+    assert MonitorProcess(NodeFolder(str(tmp_path), 1), None, order(emulated=True), lambda folder, run: None).pid == 0
 
 
 def test_what_it_dies_of_is_written_down(tmp_path):
     folder = NodeFolder(str(tmp_path), 0)
-    broken = MonitorProcess(folder, None, order(emulated=False), TextFile)
+    broken = MonitorProcess(folder, None, order(emulated=False), lambda folder, run: None)
     assert os.waitstatus_to_exitcode(os.waitpid(broken.pid, 0)[1]) == 1
     with open(folder.agent_log, encoding="utf-8") as file:
         assert "AttributeError" in file.read()

@@ -40,12 +40,20 @@ class Cluster:
     cpus: int = 2
     gpus: int = 4
     partitions: Dict[str, Iterable[str]] = field(default_factory=dict)  # the first is the default
+    system: str = ""  # folder of another Debian that all nodes run, with its own Slurm and Python
     pids: Dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.owner = os.getpid()
         self.net = f"db{secrets.token_hex(4)}"  # names of network namespaces: unlike those of any other bench
         self.home = os.path.join(self.base, "home")
+        words = subprocess.run(
+            [*(["chroot", self.system] if self.system else []), "slurmd", "-V"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        self.version = tuple(int(number) for number in words.stdout.split()[-1].split(".")[:2])
         self.environ = {
             "PATH": os.path.dirname(sys.executable) + ":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": self.home,
@@ -66,7 +74,9 @@ class Cluster:
         self._munge()
         for number in range(self.gpus):  # a gres file must be a device; this one is /dev/null's
             os.mknod(os.path.join(self.base, "dev", f"nvidia{number}"), 0o666 | 0o020000, os.makedev(1, 3))
-        for name, text in config.files(self.base, self.nodes, self.cpus, self.gpus, self.partitions).items():
+        for name, text in config.files(
+            self.base, self.nodes, self.cpus, self.gpus, self.partitions, self.version
+        ).items():
             with open(os.path.join(self.base, "etc", name), "w", encoding="utf-8") as file:
                 file.write(text)
         self._network()
@@ -97,7 +107,7 @@ class Cluster:
         argv = [
             "ip", "netns", "exec", self._netns(node),
             "unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc",
-            "sh", os.path.join(self.base, "etc", "init.sh"), node, self.base, ROOT, *program,
+            "sh", os.path.join(self.base, "etc", "init.sh"), node, self.base, ROOT, self.system, *program,
         ]  # fmt: skip
         with open(os.path.join(self.base, "log", f"init.{node}.log"), "ab") as log:
             process = subprocess.Popen(
@@ -166,7 +176,7 @@ class Cluster:
     def _enter(self, node: str, argv: Sequence[str]) -> List[str]:
         (first,) = children(self.pids[node])
         spaces = ["--net", "--uts", "--ipc", "--mount", "--pid"]
-        return ["nsenter", "-t", str(first), *spaces, f"--wd={self.home}", "--", *argv]
+        return ["nsenter", "-t", str(first), *spaces, "--root", f"--wdns={self.home}", "--", *argv]
 
     def _die_with_us(self) -> None:
         """Tests that are killed outright must not leave a cluster behind."""

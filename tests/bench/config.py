@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Mapping
+from typing import Dict, Iterable, Mapping, Tuple
 
 PACKAGES = "slurmctld slurmd slurm-client munge libpmix2 iproute2 util-linux procps"
 
@@ -12,7 +12,12 @@ def address(last: str) -> str:
 
 
 def files(
-    base: str, nodes: Dict[str, str], cpus: int, gpus: int, partitions: Mapping[str, Iterable[str]]
+    base: str,
+    nodes: Dict[str, str],
+    cpus: int,
+    gpus: int,
+    partitions: Mapping[str, Iterable[str]],
+    version: Tuple[int, ...],
 ) -> Dict[str, str]:
     lines = [f"{address(last)} {name}" for name, last in nodes.items()]
     # Slurm writes IPv4 addresses of nodes as IPv6 ones in some places, and asks for their names.
@@ -34,7 +39,7 @@ def files(
     return {
         "hosts": hosts,
         "init.sh": INIT,
-        "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+        "cgroup.conf": "CgroupPlugin=cgroup/v1\n" if version >= (21, 8) else "",
         "gres.conf": f"NodeName={names} Name=gpu Type=h200 File={base}/dev/nvidia[0-{gpus - 1}]\n",
         "slurm.conf": SLURM.format(base=base, head=address("254"), nodes=node_lines, partitions=partition_lines),
     }
@@ -85,9 +90,23 @@ SlurmctldParameters=preempt_send_user_signal
 """
 
 INIT = """#!/bin/sh
-# First process of a node: NAME BASE CODE PROGRAM...
-name=$1 base=$2 code=$3
-shift 3
+# First process of a node: NAME BASE CODE SYSTEM PROGRAM...
+name=$1 base=$2 code=$3 system=$4
+if [ -n "$system" ]; then  # again, in a copy of that system of which only the changes are written
+  mount --make-rprivate /
+  mount -t tmpfs node /mnt
+  mkdir /mnt/upper /mnt/work /mnt/root
+  mount -t overlay node -o "lowerdir=$system,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/root
+  for place in /proc /sys /dev; do mount --rbind "$place" "/mnt/root$place"; done
+  for place in "$base" "$code"; do mkdir -p "/mnt/root$place" && mount --rbind "$place" "/mnt/root$place"; done
+  bin=${PATH%%:*}  # of the Python that runs the tests; there it is that system's own
+  mkdir -p "/mnt/root$bin" && mount -t tmpfs node "/mnt/root${bin%/*}" && mkdir "/mnt/root$bin"
+  for python in python python3; do ln -s /usr/bin/python3 "/mnt/root$bin/$python"; done
+  touch /mnt/root/etc/hosts
+  shift 4
+  exec chroot /mnt/root sh "$base/etc/init.sh" "$name" "$base" "$code" "" "$@"
+fi
+shift 4
 hostname "$name"
 mount --make-rprivate /
 mount --bind "$base/etc/hosts" /etc/hosts

@@ -99,3 +99,10 @@ def test_an_empty_script_is_no_job(drumbeat):
     fill(drumbeat.folder, {"train.py": ""})
     done = drumbeat.here("init", "train.py")
     assert done.returncode == 1 and "train.py is empty, or cannot be read as text" in done.stderr, done.stderr
+
+
+def test_a_folder_of_very_many_files_needs_the_script(drumbeat):
+    fill(drumbeat.folder, {"train.py": DDP, **{f"part-{number}": "" for number in range(501)}})
+    done = drumbeat.here("init")
+    assert done.returncode == 1 and "name the script: drumbeat init SCRIPT" in done.stderr
+    assert "command: python train.py" in drumbeat.here("init", "train.py", "--print").stdout

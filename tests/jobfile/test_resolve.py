@@ -8,6 +8,7 @@ import pytest
 
 from drumbeat.base.order import EnvVar, dump_order
 from drumbeat.base.problem import Problem
+from drumbeat.commands.program import Script
 from drumbeat.jobfile.job import Job, job_from_text
 from drumbeat.jobfile.resolve import default_name, resolve
 from drumbeat.jobfile.resources import Here
@@ -240,3 +241,12 @@ def test_a_nul_character_is_refused(text):
 def test_an_image_cannot_be_an_option(image):
     text = f'command: python x.py\ncontainer-runtime: podman\ncontainer: "{image}"\n'
     assert "is not an image: podman would read it as an option" in refusal(text)
+
+
+def test_ray_on_several_nodes_is_refused_with_what_to_type():
+    here = {"script": lambda command, workdir: Script(python="import ray\nray.init()\n")}
+    one = order("command: python driver.py", **here)
+    assert one.launcher == "once" and one.nodes == 1
+    told = refusal("command: python driver.py\nnodes: 2", **here)
+    assert "nodes: 1; or launcher: once and a script that starts Ray's head on node 0" in told
+    assert order("command: python driver.py\nnodes: 2\nlauncher: once", **here).nodes == 2

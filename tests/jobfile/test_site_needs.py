@@ -45,6 +45,15 @@ def test_an_account_and_a_time_are_asked_for_before_the_scheduler_does(monkeypat
     assert "account" not in "\n".join(slurm.notes(order("time: 1h\n")))
 
 
+def test_a_rendered_script_comes_with_its_warnings(capsys, monkeypatch):
+    from drumbeat.cli import main
+
+    monkeypatch.delenv("SBATCH_ACCOUNT", raising=False)
+    assert main(["plan", "--render", "--site", "lumi", "--time", "1h", "--", "python", "x.py"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("#!/bin/bash") and "lumi requires account for every job" in err
+
+
 def script(job, site="lumi"):
     return backends.get("slurm").render(order(job, site)).text
 

@@ -35,7 +35,8 @@ def cluster():
     base = tempfile.mkdtemp(prefix="drumbeat-bench-", dir="/var/tmp")
     os.chmod(base, 0o755)
     parts = {"debug": NODES, "fragile": FRAGILE, "slow": SLOW, "yields": YIELDS, "urgent": YIELDS}
-    made = Cluster(base, {**NODES, **FRAGILE, **SLOW, **YIELDS}, partitions=parts)
+    nodes = {**NODES, **FRAGILE, **SLOW, **YIELDS}
+    made = Cluster(base, nodes, partitions=parts, system=os.environ.get("DRUMBEAT_SLURM_SYSTEM", ""))
     try:
         made.up()
         yield made

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from drumbeat.watch import prometheus
-from drumbeat.watch.prometheus import TextFile
+from drumbeat.watch.prometheus import Publisher
 from tests.conftest import ROOT
 from tests.runfolder.folders import events
 from tests.watch.pages import running, served, until
@@ -138,7 +138,7 @@ def test_every_name_on_the_grafana_board_exists():
 def test_the_text_file_for_node_exporter(tmp_path):
     run = recorded(tmp_path / "r")
     (tmp_path / "collector").mkdir()
-    file = TextFile(str(tmp_path / "collector"), run.path)
+    file = Publisher(str(tmp_path / "collector"), run.path, {})
     file.update()
     (written,) = (tmp_path / "collector").iterdir()
     assert written.name == "drumbeat-r.prom"
@@ -153,7 +153,7 @@ def test_the_text_file_for_node_exporter(tmp_path):
 
 def test_a_large_run_gives_no_part_for_the_whole(tmp_path):
     (tmp_path / "collector").mkdir()
-    file = TextFile(str(tmp_path / "collector"), recorded(tmp_path / "r", nodes=17, ranks=1, last=10).path)
+    file = Publisher(str(tmp_path / "collector"), recorded(tmp_path / "r", nodes=17, ranks=1, last=10).path, {})
     file.update()
     text = (tmp_path / "collector/drumbeat-r.prom").read_text()
     assert (
@@ -162,7 +162,7 @@ def test_a_large_run_gives_no_part_for_the_whole(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_said_once(tmp_path, capsys):
-    file = TextFile(str(tmp_path / "nowhere"), recorded(tmp_path / "r").path)
+    file = Publisher(str(tmp_path / "nowhere"), recorded(tmp_path / "r").path, {})
     for _ in range(3):
         file._next = 0.0
         file.update()

@@ -21,7 +21,7 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> int:
     from drumbeat.commands.program import reader
-    from drumbeat.convert.folder import choose, files_below, job_of
+    from drumbeat.convert.folder import MOST_FILES, choose, files_below, job_of
     from drumbeat.jobfile.job import job_from_text
 
     folder, script = (args.path, "") if os.path.isdir(args.path) else os.path.split(args.path)
@@ -33,6 +33,10 @@ def run(args: Any) -> int:
         raise Problem(f"{printable(target)} is there already", "drumbeat lint checks it; --print shows a new one")
     names, read = files_below(folder), reader(folder, "")
     try:
+        if len(names) > MOST_FILES and not script:
+            raise Problem(
+                f"{printable(folder)} has more than {MOST_FILES} files", "name the script: drumbeat init SCRIPT"
+            )
         kind, name = (None, script) if script else choose(names, read)
         text = job_of(name, names, read, kind)
     except Problem as problem:

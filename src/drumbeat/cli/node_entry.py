@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING, Callable, Dict, List
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional
 
 from drumbeat.base.signals import EXIT_USAGE, heed_interrupts
 
 if TYPE_CHECKING:
-    from drumbeat.watch.prometheus import TextFile
+    from drumbeat.watch.prometheus import Publisher
 
 
 def main(arguments: List[str]) -> int:
@@ -70,10 +71,12 @@ def _track(arguments: List[str]) -> int:
     return track(*arguments)
 
 
-def _open_textfile(folder: str, run_path: str) -> TextFile:
-    from drumbeat.watch.prometheus import TextFile
+def _open_textfile(folder: str, run_path: str) -> Optional[Publisher]:
+    if not folder and "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ:  # of a TrainJob
+        return None
+    from drumbeat.watch.prometheus import Publisher
 
-    return TextFile(folder, run_path)
+    return Publisher(folder, run_path, os.environ)
 
 
 COMMANDS: Dict[str, Callable[[List[str]], int]] = {

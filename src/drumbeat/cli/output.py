@@ -45,6 +45,14 @@ def quantity(text: str, flag: str, unit: str = "") -> float:
     return value
 
 
+def warn(order: Any) -> None:
+    """Say which settings of an order the scheduler would accept but are probably mistakes."""
+    from drumbeat import backends
+
+    for note in backends.get(order.backend).notes(order):
+        print(f"{'warning':<9} {note}", file=sys.stderr)
+
+
 def write_file(path: str, text: str) -> None:
     """Write a file that the user named, and say so."""
 

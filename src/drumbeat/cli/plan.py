@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import visible
 from drumbeat.cli import add_json
-from drumbeat.cli.output import print_json
+from drumbeat.cli.output import print_json, warn, write_file
 
 
 def add_arguments(parser: Any) -> None:
@@ -89,12 +89,9 @@ def _render(args: Any) -> int:
     from drumbeat.jobfile.flags import load_job
 
     order = queued_order(load_job(args.job, args), os.environ)
+    warn(order)
     if args.save:
-        try:
-            with open(args.save, "w", encoding="utf-8") as file:
-                file.write(dump_order(order))
-        except OSError as error:
-            raise Problem(f"cannot write {args.save}: {error.strerror}") from None
+        write_file(args.save, dump_order(order))
     request = backends.get(order.backend).render(order)
     if args.json:
         print_json(request)

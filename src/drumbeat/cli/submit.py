@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from drumbeat.cli import add_json
-from drumbeat.cli.output import print_json
+from drumbeat.cli.output import print_json, warn
 
 
 def add_arguments(parser: Any) -> None:
@@ -29,7 +29,6 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat import backends
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.start.submit import order_after, queued_order, saved_order, submit
     from drumbeat.jobfile.flags import load_job
@@ -38,8 +37,7 @@ def run(args: Any) -> int:
         order, job_file = saved_order(args.job), None
     else:
         order, job_file = queued_order(load_job(args.job, args), os.environ), args.job
-    for note in backends.get(order.backend).notes(order):
-        print(f"{'warning':<9} {note}", file=sys.stderr)
+    warn(order)
     order = order_after(order, [find_run(each, os.environ) for each in args.after_runs], _say)
     handle = submit(order, job_file, os.environ)
     for node in order.resources.avoided:

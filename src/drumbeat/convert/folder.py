@@ -20,7 +20,7 @@ from drumbeat.lint.engine import lint
 
 Read = Callable[[str], str]
 BATCH, LAUNCH, PROGRAM = "batch script", "launch script", "training program"
-_MOST_FILES = 500
+MOST_FILES = 500
 _PLAIN_NAME = regex(r"[\w./+@%=,-]+")
 _OTHERS = ("runs", "node_modules", "build", "dist", "wandb", "mlruns", "tests", "test", "docs", "site-packages")
 _SHELL = (".sh", ".bash", ".sbatch", ".slurm")
@@ -48,7 +48,8 @@ class Look(NamedTuple):
 
 
 def files_below(folder: str) -> List[str]:
-    """Return the paths of the folder and of those directly below it that may hold a job, environments left out."""
+    """Return the paths of the folder and of those directly below it that may hold a job, environments left out. More than
+    MOST_FILES: these are not all."""
     found: List[str] = []
     for name in _listed(folder):
         path = os.path.join(folder, name)
@@ -56,10 +57,8 @@ def files_below(folder: str) -> List[str]:
             found.append(name)
         elif not name.startswith(".") and name not in _OTHERS and not os.path.exists(os.path.join(path, "pyvenv.cfg")):
             found += [os.path.join(name, each) for each in _listed(path)]
-        if len(found) > _MOST_FILES:
-            raise Problem(
-                f"{printable(folder)} has more than {_MOST_FILES} files", "name the script: drumbeat init SCRIPT"
-            )
+        if len(found) > MOST_FILES:
+            break
     found += [f"{name}/bin/activate" for name in (".venv", "venv") if os.path.exists(f"{folder}/{name}/bin/activate")]
     return found
 

@@ -172,6 +172,12 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         launcher_why += f"; drumbeat sets itself what its configuration file says: {named}"
     given, least = _without_spares(job, here), least_of(job.nodes)
     nodes = int(job.nodes or given or (launch and launch.nodes) or site.nodes or 1)
+    if nodes > 1 and job.launcher == "auto" and script.spawns.endswith("(Ray)"):
+        raise Problem(
+            f"{nodes} nodes, but the program starts its own workers (Ray): each node would be a Ray cluster of its own",
+            "nodes: 1; or launcher: once and a script that starts Ray's head on node 0 and joins it from the others "
+            "(docs/run.md)",
+        )
     wanted = nodes if least and least <= given < nodes else None
     nodes = given if wanted else nodes  # so many the scheduler could give
     inside = script.ranks_per_node(exported) if launcher == "once" and not job.ranks_per_node else None

@@ -5,10 +5,12 @@ Names carry their unit; what is unknown has no sample.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 import time
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.backends.contract import RUNNING
 from drumbeat.base.light_dataclass import dataclass
@@ -149,55 +151,73 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-# Node-exporter's text file: the lead's monitor writes the run's numbers where that collector looks, so no port is
-# opened. Runs on a compute node: the standard library alone. The file is replaced whole, and removed when the run
-# ends.
+# The run's numbers for readers outside, kept by the lead's monitor on a compute node: the standard library alone. In
+# node-exporter's text file, so that no port is opened: it is replaced whole, and removed when the run ends. In the
+# status of a Kubeflow TrainJob: docs/user-guides/trainjob-progress.md of github.com/kubeflow/trainer has the protocol.
 
 
 EVERY = 15.0  # seconds
 _ALL_NODES = 16  # above, only the lead's own node is read: following all of them would cost it too much
+_ANSWER = 5.0  # seconds for the TrainJob's server
+_MOST = 2**31 - 1  # its numbers have 32 bits
+_SERVER = "KUBEFLOW_TRAINER_SERVER_"  # variables that Kubeflow Trainer sets
 
 
-class TextFile:
-    """Writer of node-exporter's text file. `folder` is the collector's; the file is named after the run."""
+class Publisher:
+    """Keeper of those numbers. `folder` is the collector's, empty if there is none; the file is named after the run."""
 
-    def __init__(self, folder: str, run_path: str) -> None:
-        self.run_path = run_path
-        self.path = os.path.join(folder, f"drumbeat-{os.path.basename(run_path)}.prom")
+    def __init__(self, folder: str, run_path: str, environ: Mapping[str, str]) -> None:
+        self.run_path, self.environ = run_path, environ
+        self.path = os.path.join(folder, f"drumbeat-{os.path.basename(run_path)}.prom") if folder else ""
         self.run: Optional[Run] = None
         self._next = 0.0
-        self._failed = False
+        self._failed: Set[str] = set()
 
     def update(self) -> None:
-        """Read what is new and write the file, every 15 s. Failures are logged once and never stop the run."""
+        """Read what is new and pass it on, every 15 s. Failures are logged once and never stop the run."""
         if time.monotonic() < self._next:
-            return
+            return None
         self._next = time.monotonic() + EVERY
         try:
-            if self.run is None:
-                self._open()
-            replace(self.path, self._text(), mode=0o644)
+            head = self._look()
         except (OSError, RecordError) as error:
-            if not self._failed:
-                self._failed = True
-                print(f"drumbeat: cannot write {self.path}: {error}", file=sys.stderr, flush=True)
+            return self._say(f"cannot read {self.run_path}", error)
+        if self.path:
+            self._try(f"cannot write {self.path}", self._write, head)
+        if self.environ.get(_SERVER + "URL"):
+            self._try("cannot post the TrainJob's progress", self._post, head)
 
     def remove(self) -> None:
-        try:
-            os.unlink(self.path)
-        except OSError:
-            pass
+        """Take the file away; the TrainJob keeps the run's last numbers."""
+        if self.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+        self.path, self._next = "", 0.0
+        self.update()
 
-    def _open(self) -> None:
-        self.run = Run.open(self.run_path)
-        order = self.run.order()
+    def _try(self, what: str, pass_on: Callable[[Head], None], head: Head) -> None:
+        try:
+            pass_on(head)
+        except (OSError, ValueError) as error:  # ValueError: what was set is no address, or the server speaks no HTTP
+            self._say(what, error)
+
+    def _say(self, what: str, error: Exception) -> None:
+        if what not in self._failed:
+            self._failed.add(what)
+            print(f"drumbeat: {what}: {error}", file=sys.stderr, flush=True)
+
+    def _open(self) -> Run:
+        run = Run.open(self.run_path)
+        order = run.order()
         self.whole = order is None or order.nodes <= _ALL_NODES
         self.view = RunView(order)
         chosen = None if self.whole else [0]
-        self.follower = Follower(self.run, chosen, (EVENTS, METRICS, TELEMETRY))
+        self.follower = Follower(run, chosen, (EVENTS, METRICS, TELEMETRY))
+        return run
 
-    def _text(self) -> str:
-        assert self.run is not None
+    def _look(self) -> Head:
+        if self.run is None:
+            self.run = self._open()
         now = time.time()
         self.view.clock = now
         while True:
@@ -210,7 +230,42 @@ class TextFile:
                 break
         about = self.run.record
         standing = Standing(self.run.run_id, about.name, RUNNING, created=about.created, folder=self.run.path)
-        found = families(head_of(self.view, standing, now), self.view.nodes.values())
+        return head_of(self.view, standing, now)
+
+    def _write(self, head: Head) -> None:
+        found = families(head, self.view.nodes.values())
         if not self.whole:  # one node's share is not the run's
             found = [family for family in found if not family.name.endswith("_per_second") or "_node_" in family.name]
-        return text(found, {"run": self.run.run_id})
+        replace(self.path, text(found, {"run": head.run_id}), mode=0o644)
+
+    def _post(self, head: Head) -> None:
+        import ssl
+        import urllib.request
+
+        body = json.dumps({"trainerStatus": trainer_status(head, time.time())}).encode()
+        with open(self.environ.get(_SERVER + "TOKEN", ""), encoding="ascii") as file:  # renewed now and then
+            headers = {"Authorization": f"Bearer {file.read().strip()}", "Content-Type": "application/json"}
+        trust = ssl.create_default_context(cafile=self.environ.get(_SERVER + "CA_CERT"))
+        request = urllib.request.Request(self.environ[_SERVER + "URL"], body, headers)
+        urllib.request.urlopen(request, timeout=_ANSWER, context=trust).close()
+
+
+def trainer_status(head: Head, now: float) -> Dict[str, Any]:
+    """Return the run's numbers as `status.trainerStatus` of a TrainJob has them; what is unknown is left out."""
+    values = {
+        "step": head.step,
+        "loss": head.loss_not_finite.split()[0] if head.loss_not_finite else head.loss,
+        "validation_loss": head.validation_not_finite or head.validation_loss,
+        head.rate_unit.replace("/s", "_per_second")[:64]: head.rate,
+    }
+    status: Dict[str, Any] = {
+        "lastUpdatedTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
+        "metrics": [
+            {"name": name, "value": str(value)} for name, value in values.items() if name and value is not None
+        ],
+    }
+    if head.step is not None and head.steps:
+        status["progressPercentage"] = max(0, min(100, 100 * head.step // head.steps))
+    if head.seconds_left is not None:
+        status["estimatedRemainingSeconds"] = min(_MOST, int(head.seconds_left))
+    return status

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Protocol
+from typing import Any, Callable, Dict, List, Optional, Protocol
 
 from drumbeat.base import clock
 from drumbeat.base.order import Order
@@ -23,19 +23,19 @@ _LARGE_JOB = 64  # nodes: from here on several samples go to the shared storage 
 
 
 class TextFile(Protocol):
-    """The run's numbers for node-exporter."""
+    """The run's numbers for readers outside: node-exporter, or the cluster."""
 
     def update(self) -> None: ...
 
     def remove(self) -> None: ...
 
 
-OpenTextFile = Callable[[str, str], TextFile]  # of that folder, for that run
+OpenTextFile = Callable[[str, str], Optional[TextFile]]  # of that folder, for that run; None: nobody reads them
 
 
 def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenTextFile, ended: List[int]) -> None:
     """Sample until `ended` holds something. The lead's monitor, that of node 0, also keeps node-exporter's text file."""
-    textfile = open_textfile(order.textfile, order.folder) if order.textfile and folder.node == 0 else None
+    textfile = open_textfile(order.textfile, order.folder) if folder.node == 0 else None
     batch = 1 if order.nodes <= _LARGE_JOB else 6
     kept: List[str] = []
     gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
