@@ -25,7 +25,7 @@ class RankLook:
     rank: int  # of a command: the node's first
     pid: int
     host: str = ""
-    node: int = 0  # node rank
+    node: int = 0
     step: Optional[int] = None  # that it reported last
     quiet: Optional[float] = None  # seconds since its last report
     state: str = ""  # of the main thread, as /proc names it: R, S, D, T, t; '': gone

@@ -58,7 +58,6 @@ class RankEnd:
     at: float  # on the lead's clock
     finding: Optional[Finding]
     by_us: bool
-    node: int = 0  # node rank
     of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
 
     @property
@@ -92,7 +91,7 @@ class RankEnd:
     @property
     def event(self) -> order.Event:
         """A process is gone when it is reaped; it may have raised, lost a peer or given up waiting some time before."""
-        place = order.Place(self.rank, self.node)
+        place = order.Place(self.rank, self.member)
         begin = self.at - (0.0 if self.kind in _AT_ONCE else LINGERS)
         record = "drumbeat" if self.kind == order.OUTSIDE else ""
         return order.Event(self.kind, place, begin, self.at, finding=self.finding, record=record)
@@ -112,17 +111,15 @@ class RankEnd:
         return ENDED_BY_US if ended_by_us else self.finding.title
 
 
-def rank_end(ended: RankEnded, member: int, node: int, at: float) -> RankEnd:
+def rank_end(ended: RankEnded, member: int, at: float) -> RankEnd:
     """Make one from a member's message; `at` is on the lead's clock."""
-    return RankEnd(
-        ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node, ended.of_command
-    )
+    return RankEnd(ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, ended.of_command)
 
 
 def named(ends: Sequence[RankEnd]) -> str:
     """`rank 3`, `ranks 0-1`, `the command on node 1`."""
     if ends and all(end.of_command for end in ends):
-        return named_commands(end.node for end in ends)
+        return named_commands(end.member for end in ends)
     return named_ranks((end.rank for end in ends), 8)
 
 
@@ -136,9 +133,9 @@ def is_consequence(end: RankEnd) -> bool:
 NODE_LOST = "node-lost"
 
 
-def left_behind(ended: Set[int], total: int, each: bool, seconds: float) -> Finding:
+def left_behind(ended: Set[int], all_of_them: Sequence[int], each: bool, seconds: float) -> Finding:
     """Say who still runs: ranks, or nodes if one command per node starts its ranks itself."""
-    left = ranges(number for number in range(total) if number not in ended)
+    total, left = len(all_of_them), ranges(number for number in all_of_them if number not in ended)
     one, what = total - len(ended) == 1, "rank" if each else "node"
     return find(
         "ranks-left-behind", "" if each else "nodes", ended=len(ended), total=total, seconds=seconds,
@@ -159,7 +156,7 @@ class Attempt:
     port: int
     assignment: Assignment
     ranks: int  # on all its nodes
-    roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank
+    roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank, for the ranks alone
     ends: List[RankEnd] = field(default_factory=list)
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     short: Dict[int, int] = field(default_factory=dict)  # rank -> last step, where its reports end before its total
@@ -222,15 +219,12 @@ class Attempt:
             return None
         ranks = {end.rank for end in self.ends if not end.of_command}
         each = _starts_each_rank(order) or (bool(ranks) and has_driver(order))
-        gone = ranks if each else {end.node for end in self.ends}
-        ended = len(gone)
-        if ended <= self.left_told:
+        gone = ranks if each else {end.member for end in self.ends}
+        all_of_them = range(self.ranks) if each else self.assignment
+        if not self.left_told < len(gone) < len(all_of_them):
             return None
-        total = self.ranks if each else len(self.assignment)
-        if ended >= total:
-            return None
-        self.left_told = ended
-        return left_behind(gone, total, each, seconds)
+        self.left_told = len(gone)
+        return left_behind(gone, all_of_them, each, seconds)
 
     def cause(self) -> Optional[RankEnd]:
         """The end that explains the others; None where no rank failed by itself."""
@@ -238,8 +232,7 @@ class Attempt:
 
     def member_of(self, finding: Optional[Finding]) -> Optional[int]:
         """The member on which the cause lies, where the finding names its node."""
-        node = finding.node if finding else None
-        return self.assignment[node] if node is not None and 0 <= node < len(self.assignment) else None
+        return finding.node if finding and finding.node in self.roles else None
 
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
         """Merge what its members reported, by the lead's clock; node 0's losses are the run's."""
@@ -272,7 +265,7 @@ class Attempt:
         one = min(gone, key=lambda end: end.at)
         return find(
             "early-exit", "short", who=named([one]), step=self.short[one.rank], steps=progress.steps, last=progress.step,
-            not_zero=NOT_ZERO, node=one.node, rank=one.rank, confidence=LIKELY,
+            not_zero=NOT_ZERO, node=one.member, rank=one.rank, confidence=LIKELY,
             seen=("the steps that each rank reported", "when each ended"),
         )  # fmt: skip
 
@@ -388,7 +381,7 @@ def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], s
         return _caught(spoke, spoke.finding, first, host_of)
     one = early[0]
     return find(
-        "early-exit", who=named(early), first=named([first]), evidence=_shown(first), node=one.node,
+        "early-exit", who=named(early), first=named([first]), evidence=_shown(first), node=one.member,
         host=host_of(one.member), rank=None if one.of_command else one.rank, confidence=LIKELY,
         seen=("exit codes and times of all ranks",),
     )  # fmt: skip
@@ -398,7 +391,7 @@ def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int
     """Report a rank that left because of an error that it caught, as its last words show."""
     return find(
         "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), own=words.fix,
-        not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)), node=one.node, host=host_of(one.member),
+        not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)), node=one.member, host=host_of(one.member),
         rank=words.rank if one.of_command else one.rank, confidence=LIKELY,
         seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
@@ -408,7 +401,7 @@ def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int
     one = absent[0]
     return find(
         "rank-absent", failed=named(failed), absent=named(absent), evidence=_shown(failed[0]),
-        node=one.node, host=host_of(one.member),
+        node=one.member, host=host_of(one.member),
         rank=one.rank if len(absent) == 1 and not one.of_command else None, confidence=LIKELY,
         seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
@@ -493,11 +486,11 @@ def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome
     """Report ranks that were asked to save and end, and were killed, failed or lost with their node instead."""
     killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
     failed = [end for end in attempt.ends if end.exit_code not in (None, 0, EXIT_REQUEUE) and _explained(end)]
-    lost = [(node, members[number].host) for node, number in enumerate(attempt.assignment) if members[number].lost]
+    lost = [members[number] for number in attempt.assignment if members[number].lost]
     return [
         *([find("not-saved", ranks=named(killed))] if killed else ()),
         *[_failed_save(end.rank, end.finding) for end in failed if end.finding and end.finding != outcome.finding][:1],
-        *(find("not-saved", "lost", node=node, host=host) for node, host in lost[:1]),
+        *(find("not-saved", "lost", node=member.number, host=member.host) for member in lost[:1]),
     ]
 
 

@@ -174,13 +174,13 @@ class NodeLooks:
         tell: Callable[[Message], None],
     ) -> None:
         self.host, self.folder, self.metrics, self.child, self.tell = facts.host, folder, metrics, child, tell
-        self.attempt = self.node_rank = 0
+        self.attempt = self.node_rank = self.node = 0
         self._earlier = _Earlier()
         self._looker = Looker(order.run_id, local, facts.gpus, self._looked)
         self._watched = order.checks.get("hang", "off") != "off"
 
-    def begin_attempt(self, attempt: int, node_rank: int) -> None:
-        self.attempt, self.node_rank = attempt, node_rank
+    def begin_attempt(self, attempt: int, node_rank: int, node: int) -> None:
+        self.attempt, self.node_rank, self.node = attempt, node_rank, node
         self._next, self._wait, self._looker.routine = time.monotonic() + _FIRST, _EVERY, None
         self.waits_least: Optional[Pace] = None
         self.waits: Optional[float] = None
@@ -223,7 +223,7 @@ class NodeLooks:
         now, looks = time.monotonic(), []
         for look in found:
             step, quiet = (None, None) if look.unnumbered else self.metrics.ranks.last(look.rank, now)
-            looks.append(replace(look, host=self.host, node=self.node_rank, step=step, quiet=quiet))
+            looks.append(replace(look, host=self.host, node=self.node, step=step, quiet=quiet))
         shown = to_plain({"t": clock.now(), "ranks": looks, "ras": notes})
         self.child.replace(self.folder.looks(self.attempt), json.dumps(shown, indent=2) + "\n")
         self.tell(Looked(self.attempt, number, tuple(looks), tuple(notes)))

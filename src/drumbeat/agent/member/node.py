@@ -113,7 +113,6 @@ class NodeWatch:
 
     def open_gates(
         self,
-        node_rank: int,
         variables: List[EnvVar],
         folder: str,
         rank_of: Callable[[int], Optional[int]],
@@ -122,7 +121,7 @@ class NodeWatch:
         """Open the gates before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run
         folder; `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
         order = self.order
-        self._gates = gate_of(order, lambda: OpenGate(order, node_rank, self.facts, self.local, rank_of, out_of))
+        self._gates = gate_of(order, lambda: OpenGate(order, self.member, self.facts, self.local, rank_of, out_of))
         for gate in self._gates:
             variables = gate.open(variables, folder)
         return variables
@@ -224,7 +223,7 @@ class Node:
         self.node_rank = node_rank
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
-        self.looks.begin_attempt(attempt, node_rank)
+        self.looks.begin_attempt(attempt, node_rank, self.member)
         on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
         plan = self._plan(peers)
         for finding in plan.findings:
@@ -233,7 +232,7 @@ class Node:
         known = {**inherited(), **{variable.name: variable.value for variable in variables}}
         helpers = [*self.launcher.prepare(attempt, node_rank, peers, bound), *adapters.install(self.local, known)]
         folder = self.folder.attempt(attempt)
-        variables = self.watch.open_gates(node_rank, variables, folder, self._rank_of, self._out_of)
+        variables = self.watch.open_gates(variables, folder, self._rank_of, self._out_of)
         record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
         self.child.replace(self.folder.environment, to_json(record) + "\n")
         final = {each.name: each for each in helpers}  # a PYTHONPATH of the job has the adapters' in front
@@ -246,11 +245,10 @@ class Node:
         self._first_step_told = False
 
     def stop(self, number: int, grace: float) -> None:
-        """Signal what trains, once; a second request can only make the grace end earlier."""
+        """Signal what trains, once; a later request changes only when the grace ends."""
         if not self.active:
             return
-        ends = time.monotonic() + grace
-        self.kill_at = ends if self.kill_at is None else min(ends, self.kill_at)
+        self.kill_at = time.monotonic() + grace
         if not self.stopped_by_us:
             self.stopped_by_us = True
             self.ranks.stop(number, self.beat)
@@ -342,7 +340,7 @@ class Node:
 
     def _note(self, finding: Finding) -> None:
         """The user is told of what may be wrong; the rest is only recorded."""
-        finding = replace(finding, node=self.node_rank)
+        finding = replace(finding, node=self.member)
         if finding.severity in (WARNING, ERROR):
             self.tell(Found(replace(finding, host=self.facts.host)))
         else:
@@ -365,7 +363,7 @@ class Node:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
         return WatchedAttempt(
-            self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
+            self.member, self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
             lambda: self.launcher.is_rank, self.launcher.met,
         )  # fmt: skip
@@ -402,7 +400,7 @@ class Node:
             finding = replace(
                 with_last_step(finding, step),
                 rank=rank_meant(self.launcher, end, finding),
-                node=self.node_rank,
+                node=self.member,
                 host=self.facts.host,
             )
         if end.exit_code != 0 and not ended.by_us:

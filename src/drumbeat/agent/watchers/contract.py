@@ -27,7 +27,7 @@ class Saw:
     a line of a GPU driver), `census` (rows: processes that carry a rank; complete: all of this node's), `exited` (rank,
     exit_code, signal), `tick` (time passed), `ended` (no rank is left).
 
-    On the lead: `attempt` (number, members: member -> node, host, ranks), `beat` (member, beat), `exited` (rank, node, host,
+    On the lead: `attempt` (number, members: member -> host, ranks), `beat` (member, beat), `exited` (rank, node, host,
     exit_code, by_us), `looked` (member, looks, ras: an answer to this watcher's last `AskLook`), `stopping` (the ranks are being
     ended), `tick`.
     """
@@ -132,7 +132,8 @@ class Watching:
 class WatchedAttempt:
     """Attempt as its watchers know it."""
 
-    node: int
+    node: int  # its number in the run
+    node_rank: int  # its role in this attempt
     first_rank: int
     facts: Facts  # as all tasks of the node see it together
     bound: Binding

@@ -118,15 +118,15 @@ class Census:
     """A watcher: tells the lead what looks have shown alike for a second, and at once where connections prove it. It says it
     again as long as it is not all. `on_step` is called at the first report of a rank."""
 
-    def __init__(self, node: int = 0, on_step: Callable[[float], None] = lambda now: None) -> None:
-        self.node, self.on_step = node, on_step
+    def __init__(self, first: bool = True, on_step: Callable[[float], None] = lambda now: None) -> None:
+        self.on_step = on_step
         self._stepped = False
         self._last: Optional[Tuple[Row, ...]] = None
         self._since = 0.0  # when that was seen first
         self._told: Optional[Tuple[Row, ...]] = None
         self._told_at = 0.0
         self._times = 0  # that it was told
-        self._unmet_told = self.node != 0  # the script is the same everywhere
+        self._unmet_told = not first  # the script is the same everywhere: the first node says it
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if saw.kind == "metric" and not self._stepped:
