@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
+from drumbeat.base.proc import Ports
 from drumbeat.inrank import stacks
 from drumbeat.inspector import ras
 from drumbeat.inspector.gpu import open_gpus
-from drumbeat.inspector.ranks import RankProcesses, find_ranks, identity_in
+from drumbeat.inspector.ranks import MOST_LINKS, RankProcesses, find_ranks, identity_in
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.inspector.tree import Snapshot, below
@@ -108,6 +109,7 @@ class Reading(NamedTuple):
     looks: List[RankLook]
     notes: List[RasNote]
     last: Earlier
+    links: List[Tuple[int, List[int], List[Ports]]]  # rank, its processes, TCP connections of the one that trains
 
 
 def read_ranks(
@@ -150,7 +152,9 @@ def read_ranks(
             still = -seconds
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
     places, stood = {look.pid: _place(look) for look in looks}, {look.pid: look.still for look in looks}
-    return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood))
+    own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
+    links = [(rank.number, rank.pids, [ports for ports in each if ports[1]][:MOST_LINKS]) for rank, each in own]
+    return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood), links)
 
 
 def _place(look: RankLook) -> str:

@@ -14,7 +14,7 @@ from drumbeat.base.proc import Ports
 from drumbeat.inspector.record import Row
 from drumbeat.inspector.tree import Snapshot, above, below
 
-_LINKS = 64  # connections of one process that are told to the lead
+MOST_LINKS = 64  # connections of one process that are kept, and told to the lead
 _MPI = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 # Keras and other layers load several: the first one here is the one that joins ranks.
 _FRAMEWORKS = (
@@ -85,7 +85,7 @@ def unnumbered(node: int, seen: Snapshot, tree: Set[int], port: int) -> List[Row
         joined, links = any(port in ports for ports in own), [ports for ports in own if ports[1]]
         if joined or links:
             place = f"port {port}" if joined else ""
-            rows.append(Row(node, pid, None, None, place, alone=False, joined=joined, links=_told(joined, links)))
+            rows.append(Row(node, pid, None, None, place, alone=False, joined=joined, links=tuple(links)))
     above_others = {parent for row in rows for parent in above(row.pid, parents)}
     return [row for row in rows if row.joined or row.pid not in above_others]
 
@@ -170,13 +170,8 @@ def added(row: Row, before: Optional[Row]) -> Row:
     joined = row.joined or before.joined
     links = tuple(dict.fromkeys((*before.links, *row.links)))
     alone = False if row.alone is False or before.alone is False else row.alone
-    links, inner = _told(joined, links), max(row.inner, before.inner)
-    return replace(row, meeting=row.meeting or before.meeting, alone=alone, joined=joined, links=links, inner=inner)
-
-
-def _told(joined: bool, links: Sequence[Ports]) -> Tuple[Ports, ...]:
-    """A process that has met the others there needs no other proof."""
-    return () if joined else tuple(links[:_LINKS])
+    meeting, inner = row.meeting or before.meeting, max(row.inner, before.inner)
+    return replace(row, meeting=meeting, alone=alone, joined=joined, links=links[-MOST_LINKS:], inner=inner)
 
 
 def _meeting(identity: Identity, node: int, shared_loopback: bool) -> str:
@@ -209,7 +204,7 @@ def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Opti
     links = sorted({ports for each in found for ports in (each or {}).values() if ports[1]})
     joined = any(identity.port in ports for ports in links)
     alone = False if any(found) else None if None in found else True
-    row = replace(row, alone=alone, joined=joined, links=_told(joined, links), inner=_inner(row.pid, held))
+    row = replace(row, alone=alone, joined=joined, links=tuple(links), inner=_inner(row.pid, held))
     return row if joined else _with_work(row, branch, seen)
 
 

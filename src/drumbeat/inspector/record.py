@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from dataclasses import field
+from typing import Dict, Iterable, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.proc import Ports
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,15 @@ class RankSeen:
     instances: Tuple[str, ...] = ()  # of a divided GPU (MIG), where open files or the environment name them
     stepped: bool = False  # the job has reported a step
     settled: bool = True  # two looks in a row saw the same
+
+
+@dataclass
+class Known:
+    """The ranks of one attempt on this node, as looks have shown them so far: who is gone can still be named."""
+
+    ranks: Dict[int, int] = field(default_factory=dict)  # pid -> rank
+    links: Dict[int, Set[Ports]] = field(default_factory=dict)  # rank -> its TCP connections
+
+    def note(self, pid: int, rank: int, links: Iterable[Ports] = ()) -> None:
+        self.ranks[pid] = rank
+        self.links.setdefault(rank, set()).update(links)

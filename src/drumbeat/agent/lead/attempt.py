@@ -59,6 +59,8 @@ class RankEnd:
     finding: Optional[Finding]
     by_us: bool
     of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
+    links: Tuple[Tuple[int, int], ...] = ()  # TCP connections that it had, by local and remote port
+    closed: Tuple[Tuple[int, int], ...] = ()  # those that it closed, and not its peer
 
     @property
     def failed(self) -> bool:
@@ -113,7 +115,10 @@ class RankEnd:
 
 def rank_end(ended: RankEnded, member: int, at: float) -> RankEnd:
     """Make one from a member's message; `at` is on the lead's clock."""
-    return RankEnd(ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, ended.of_command)
+    return RankEnd(
+        ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, ended.of_command,
+        ended.links, ended.closed,
+    )  # fmt: skip
 
 
 def named(ends: Sequence[RankEnd]) -> str:
@@ -166,6 +171,7 @@ class Attempt:
     last_end: float = 0.0  # when a rank, or a node's command, ended last
     left_told: int = 0  # how many had ended when it was said that others still run
     broken: List[Finding] = field(default_factory=list)  # hardware that was seen to fail while the ranks ran
+    accused: List[Finding] = field(default_factory=list)  # what drivers say of single ranks
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
     judged: bool = False  # `finding` is a watcher's, which ended the attempt before anybody asked for it
     world: Optional[WorldCount] = None  # from the first report of what runs
@@ -228,7 +234,7 @@ class Attempt:
 
     def cause(self) -> Optional[RankEnd]:
         """The end that explains the others; None where no rank failed by itself."""
-        return earliest(self.ends)[1]
+        return earliest(self.ends, self.accused)[1]
 
     def member_of(self, finding: Optional[Finding]) -> Optional[int]:
         """The member on which the cause lies, where the finding names its node."""
@@ -288,20 +294,30 @@ def _starts_each_rank(order: Order) -> bool:
 
 _WITHOUT_MEANING = ("exception", "exit-code", "unknown")
 _DIGITS = re.compile(r"\d+")
+_DRIVER = "the GPU's driver"
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
 # Failures that look like a bug of the program, and that a broken GPU causes as well.
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
 
 
-def earliest(ends: Sequence[RankEnd]) -> Tuple[First, Optional[RankEnd]]:
-    """Return the first end, which explains the others; None if no rank failed by itself.
+def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[First, Optional[RankEnd]]:
+    """Return the first end, which explains the others; None if no rank failed by itself. `accused`: what drivers have said of
+    single ranks, in order.
 
     A rank that was asked to stop while it was failing counts only if nothing but its peers' loss is known."""
     if not any(end.failed and not end.by_us for end in ends):
         return First(None), None
     alike = set(map(id, _alike(ends)))
-    events = [(_as_consequence(end.event) if id(end) in alike else end.event, end) for end in ends]
-    found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
+    owner = {link: end.rank for end in ends for link in end.links}
+    events = []
+    for end in ends:
+        peers = {owner.get((there, here), end.rank) for here, there in end.closed} - {end.rank}
+        event = replace(end.event, closed=tuple(sorted(peers)))
+        events.append((_as_consequence(event) if id(end) in alike else event, end))
+    named_first = [
+        order.Event(order.RECORD, order.Place(one.rank), record=_DRIVER, named_first=True) for one in accused[:1]
+    ]
+    found = first([*(event for event, _ in events if event.kind != order.ENDED_BY_US), *named_first], NOISE)
     if found.event is not None and found.event.kind in order.WAITS:
         failing = [end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED]
         events += [(replace(end, by_us=False).event, end) for end in failing if not _was_told(end)]
@@ -338,10 +354,15 @@ def _was_told(end: RankEnd) -> bool:
     return end.code > 128 or end.code == EXIT_REQUEUE or bool(_TOLD.search(text))
 
 
-def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callable[[int], str]) -> Optional[Finding]:
+def blame(
+    ends: Sequence[RankEnd],
+    suspected: Optional[Finding],
+    host_of: Callable[[int], str],
+    accused: Sequence[Finding] = (),
+) -> Optional[Finding]:
     """The cause behind the failures, if that is a rank that did not fail by itself: one that a watcher had named, one that ended
     with 0 before the others, or one that was still there and had to be ended. None where a failure is its own cause."""
-    found, one = earliest(ends)
+    found, one = earliest(ends, accused)
     failed = sorted((end for end in ends if end.failed and not end.by_us), key=lambda end: end.at)
     if one is None or found.event is None or found.event.kind in order.OWN:
         return None
@@ -457,18 +478,23 @@ def attempt_outcome(
         lost = any(members[number].lost for number in attempt.assignment)
         code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
         return Outcome(FAILED, code, attempt.finding)
-    one = attempt.cause()
+    found, one = earliest(attempt.ends, attempt.accused)
     if one is None:
         doubt = attempt.doubt(progress)
         return Outcome(DOUBTFUL, EXIT_DOUBTFUL, doubt) if doubt else Outcome(FINISHED, 0)
     if one.exit_code == EXIT_REQUEUE:
         return Outcome(REQUEUE, EXIT_REQUEUE)
-    cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host)
+    cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host, attempt.accused)
     if cause is not None:
         code = one.code or next(end.code for end in attempt.ends if end.failed and not end.by_us)
         return Outcome(FAILED, code, cause)
-    rank = None if one.of_command else one.rank
-    return Outcome(FAILED, one.code, one.finding or find("unknown", who=named([one]), code=one.code, rank=rank))
+    finding = one.finding or find("unknown", who=named([one]), code=one.code, rank=None if one.of_command else one.rank)
+    if found.event is not None and found.event.closed:
+        seen = f"TCP connections: {named([one])} closed those to {named_ranks(found.event.closed, 8)}"
+        finding = replace(finding, seen=(*finding.seen, seen))
+    words = (text for each in attempt.accused if each.rank == finding.rank is not None for text in each.evidence)
+    finding = replace(finding, evidence=(*finding.evidence, *words))
+    return Outcome(FAILED, one.code, finding)
 
 
 def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:

@@ -38,6 +38,7 @@ from drumbeat.agent.lead.model import (
     record_finding,
     replacements,
 )
+from drumbeat.agent.watchers.kernel_log import FAULT
 from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY
 from drumbeat.agent.wire.messages import (
     Beat,
@@ -532,7 +533,9 @@ class Lead:
     def found(self, member: int, finding: Finding) -> None:
         """A watcher of this member warns. Hardware that breaks while the ranks run explains a failure that follows; what a
         driver says of a GPU whose processes are being ended does not."""
-        if self.phase == "running" and finding.node == member and cause_of(finding, 1) is HARDWARE:
+        if self.phase == "running" and finding.node == member and finding.code == FAULT:
+            self.attempts[-1].accused.append(finding)
+        elif self.phase == "running" and finding.node == member and cause_of(finding, 1) is HARDWARE:
             self.attempts[-1].broken.append(finding)
 
     def suspect(self, finding: Optional[Finding]) -> None:

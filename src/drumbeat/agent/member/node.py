@@ -36,6 +36,7 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, WARNING, Finding
 from drumbeat.inspector.kernel_log import own_log
 from drumbeat.inspector.ranks import identity_in
+from drumbeat.inspector.record import Known
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import node_identity, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
@@ -199,7 +200,7 @@ class Node:
         self.stopped_by_us = False
         self.kill_at: Optional[float] = None  # when the grace ends
         self.sweep_until: Optional[float] = None  # all is being killed; what is there then is stuck
-        self.ranks = Ranks(tasks)
+        self.ranks, self.known = Ranks(tasks), Known()
         self.watch = NodeWatch(order, member, facts, self.local, self.events.write, tell)
         self.reaped = 0
         self.logs = folder
@@ -223,7 +224,8 @@ class Node:
         self.node_rank = node_rank
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
-        self.looks.begin_attempt(attempt, node_rank, self.member)
+        self.known = Known()
+        self.looks.begin_attempt(attempt, node_rank, self.member, self.known)
         on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
         plan = self._plan(peers)
         for finding in plan.findings:
@@ -240,6 +242,7 @@ class Node:
         self.ends = self._new_ends()
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
+        self._note_ranks()
         self.watch.feed("started", {"pids": self.ranks.pids})
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
@@ -268,6 +271,7 @@ class Node:
         rank = self.ranks.guarded(local_id)
         if rank:
             self.ranks.guarded_pids[local_id] = pid
+            self._note_ranks()
             self.starter.note_started(rank.process, pid, ())
 
     def on_task_ended(self, local_id: int, status: int) -> None:
@@ -365,14 +369,18 @@ class Node:
         return WatchedAttempt(
             self.member, self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
-            lambda: self.launcher.is_rank, self.launcher.met,
+            lambda: self.launcher.is_rank, self.launcher.met, self.known,
         )  # fmt: skip
+
+    def _note_ranks(self) -> None:
+        for pid, rank in self.ranks.rank_of.items() if self.launcher.is_rank else ():
+            self.known.note(pid, rank)
 
     def _new_ends(self) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
         explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts)
-        return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
+        return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known)
 
     def _rank_of(self, pid: int) -> Optional[int]:
         rank = self.ranks.own(pid)
@@ -407,7 +415,7 @@ class Node:
             self.failed_in = self.attempt
             self.watch.rank_failed()
         about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
-        self.tell(RankEnded(*about_end))
+        self.tell(RankEnded(*about_end, end.links, end.closed))
 
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""

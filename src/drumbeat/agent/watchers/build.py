@@ -52,6 +52,6 @@ def build_watchers(
     if level != "off" and scene.node_rank == 0:  # where the lowest rank is
         watchers.append(Loss(level, scene.node, scene.facts.host))
     if scene.kernel_log:
-        watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host))
+        watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host, scene.known.ranks))
         sensors += scene.kernel_log
     return Watching(watchers, sensors, record, tell, scene.attempt)

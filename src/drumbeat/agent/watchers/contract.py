@@ -13,6 +13,7 @@ from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar
 from drumbeat.findings.model import Finding
+from drumbeat.inspector.record import Known
 from drumbeat.machine.model import Facts
 from drumbeat.plan.binding import Binding
 
@@ -146,4 +147,5 @@ class WatchedAttempt:
     mains: Callable[[], Sequence[int]]  # the processes that the agent started
     are_ranks: Callable[[], bool]  # whether these are ranks, and not the node's command, which starts them
     met: Callable[[], Optional[int]]  # launchers started through stand-ins so far; None where there are no stand-ins
+    known: Known = field(default_factory=Known)  # what looks have shown of the ranks
     kernel_log: Sequence[Sensor] = ()  # what reads the kernel's log, where that makes sense
