@@ -15,6 +15,7 @@ RUN/
   verdict              the end, for whatever started the agents   lead, replaced; removed when the job starts again
   lost, requeues       nodes lost and requeues so far      lead, replaced
   stop                 a line for each request to stop     whoever asks; only the lead reads it
+  trackers.json        names of the runs of MLflow and Aim   rank 0, replaced
   on-end.log           what the on-end command printed   the command, appended
   array/N/             one job of an array: a run folder of its own
   events.jsonl         the run's events                    lead
@@ -104,6 +105,10 @@ class RunFolder:
     @property
     def stop(self) -> str:
         return self.at("stop")
+
+    @property
+    def trackers(self) -> str:
+        return self.at("trackers.json")
 
     @property
     def on_end_log(self) -> str:

@@ -43,7 +43,7 @@ from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.network import compute_nics, lone_subnets
 from drumbeat.runfolder.files import EventLog
-from drumbeat.runfolder.layout import NodeFolder
+from drumbeat.runfolder.layout import NodeFolder, RunFolder
 
 find = Catalog("lead")
 
@@ -232,7 +232,10 @@ class Node:
             self._note(finding)
         bound, variables = plan.bound, plan.variables
         known = {**inherited(), **{variable.name: variable.value for variable in variables}}
-        helpers = [*self.launcher.prepare(attempt, node_rank, peers, bound), *adapters.install(self.local, known)]
+        run_folder = os.path.dirname(os.path.dirname(os.path.abspath(self.folder.path)))
+        trackers = RunFolder(run_folder).trackers if self.order.may_come_back else ""
+        helpers = self.launcher.prepare(attempt, node_rank, peers, bound)
+        helpers += adapters.install(self.local, known, trackers)
         folder = self.folder.attempt(attempt)
         variables = self.watch.open_gates(variables, folder, self._rank_of, self._out_of)
         record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
