@@ -157,12 +157,17 @@ def descriptor(pid: int, number: int) -> str:
     return f"/proc/{pid}/fd/{number}"
 
 
-def written_to(pid: int, number: int) -> str:
-    """The file that a process writes to there; '': a pipe, a terminal, or not readable."""
+def opened(pid: int, number: int) -> str:
+    """What a file descriptor of a process leads to; '': not readable."""
     try:
-        path = os.readlink(f"/proc/{pid}/fd/{number}")
+        return os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:
         return ""
+
+
+def written_to(pid: int, number: int) -> str:
+    """The file that a process writes to there; '': a pipe, a terminal, or not readable."""
+    path = opened(pid, number)
     return path if path.startswith("/") and not path.startswith("/dev/") else ""
 
 

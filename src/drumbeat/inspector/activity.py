@@ -55,7 +55,30 @@ _FILE_WAITS = ("pipe_", "anon_pipe", "folio_wait", "wait_on_page", "io_schedule"
 FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
 # The kernel's functions in which a process waits for a socket, and for any file descriptor.
 _SOCKET_WAITS = ("wait_woken", "sk_wait_data", "unix_stream_")
+# What a process waits for in the kernel, by the beginning of the function in which it does.
+_IN_KERNEL = {
+    "an NFS server": ("nfs", "rpc_", "__rpc"),
+    "Lustre": ("ptlrpc", "ldlm_", "cl_", "osc_", "lov_", "ll_"),
+    "GPFS": ("mmfs", "gpfs", "cxi"),
+    "Ceph": ("ceph", "__ceph"),
+    "a FUSE file system": ("request_wait", "fuse_", "__fuse"),
+    "a child that has not begun its own program (vfork)": ("kernel_clone", "do_fork", "_do_fork", "wait_for_vfork"),
+    "memory (the machine swaps, or its limit is reached)": ("shrink_", "mem_cgroup", "swap", "throttle_direct"),
+    "a disk": (
+        "folio_wait",
+        "wait_on_page",
+        "io_schedule",
+        "jbd2",
+        "blk_",
+        "xfs_",
+        "ext4_",
+        "submit_bio",
+        "__wait_on_b",
+    ),
+    "a device's driver": ("dma_fence", "drm_", "ib_", "rdma_"),
+}
 _POLL_WAITS = ("poll_schedule", "do_poll", "do_sys_poll", "do_select", "ep_poll", "do_epoll")
+_OF_A_FILE = ("read", "write", "ioctl", "flock", "fsync", "fdatasync")  # calls whose first argument is a descriptor
 # Numbers of the system calls that a waiting rank is found in.
 _CALLS = {
     "x86_64": {
@@ -350,6 +373,7 @@ def _look(
         state=last if first == last or last == "" else "R" if "R" in (first, last) else last,
         waits_in="" if waits_in == "0" else waits_in,
         call=name,
+        waits_for=waits_for(waits_in, call, rank.main) if last == "D" else "",
         cpu=round(used.cpu / seconds, 3),
         io=round((used.moved + used.carried) / seconds),
         wakes=round(used.wakes / seconds, 2),
@@ -369,6 +393,15 @@ def _look(
         command=rank.command,
         unnumbered=rank.unnumbered,
     )
+
+
+def waits_for(function: str, call: Sequence[str], pid: int) -> str:
+    """Say what a process in the kernel waits for: by the kernel's function, and by the file that its system call is about."""
+    known = (words for words, begins in _IN_KERNEL.items() if function.startswith(begins))
+    words = next(known, "")
+    about_a_file = call and call[0].isdigit() and _CALLS.get(int(call[0])) in _OF_A_FILE and len(call) > 1
+    path = proc.opened(pid, int(call[1], 16)) if about_a_file else ""
+    return ", ".join(filter(None, (words, path if path.startswith("/") else "")))
 
 
 def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:
