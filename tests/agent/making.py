@@ -7,8 +7,8 @@ from drumbeat.machine.model import Facts
 from drumbeat.plan.binding import Binding
 
 PLAIN = WatchedAttempt(
-    node=0, first_rank=0, facts=Facts("n"), bound=Binding((), 1, ""), right=Binding((), 1, ""), variables=(), ranks=0,
-    attempt=0, planned_ranks=1, port=61234, mains=list, are_ranks=lambda: True, met=lambda: None,
+    node=0, node_rank=0, first_rank=0, facts=Facts("n"), bound=Binding((), 1, ""), right=Binding((), 1, ""), variables=(),
+    ranks=0, attempt=0, planned_ranks=1, port=61234, mains=list, are_ranks=lambda: True, met=lambda: None,
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
 
 def end(rank, code=1, at=10.0, finding="peer-lost", by_us=False, number=None):
     found = Finding(finding, ERROR, finding) if finding else None
-    return RankEnd(rank, rank // 2, None if number else code, number, at, found, by_us, rank // 2)
+    return RankEnd(rank, rank // 2, None if number else code, number, at, found, by_us)
 
 
 def cause(*ends, suspected=None):
@@ -45,7 +45,7 @@ def test_the_cause_of_an_early_exit_is_likely_and_no_time_between_exits_is_told(
     left, lost = end(1, 0, 3.0, None), end(0, 1, 18.8)
     cause = blame([left, lost], None, str).cause
     assert cause == "rank 0 lost its connection to it; probably the ranks did not have the same number of steps"
-    scripts = [replace(left, of_command=True, node=1), lost]
+    scripts = [replace(left, of_command=True, member=1), lost]
     found = blame(scripts, None, str)
     assert found.title.startswith("the command on node 1 ended") and found.rank is None
 

@@ -85,7 +85,7 @@ ROWS = [
     "history,restarts,spares,queue,action,words", [row[1:] for row in ROWS], ids=[r[0] for r in ROWS]
 )
 def test_by_cause(history, restarts, spares, queue, action, words):
-    decision = decide(history, members(count=2 + spares), restarts, can_requeue=queue)
+    decision = decide(history, members(count=2 + spares), restarts, can_requeue=queue, spares=spares)
     assert decision.action == action and words in decision.why, decision
 
 
@@ -128,7 +128,8 @@ def test_a_range_of_nodes_goes_on_with_fewer():
     lost = failed("node-lost", member=1)
     words = "the job goes on without node 1 (h1): 1 of 2 nodes, at least 1 needed"
     assert decide([lost], members(1), 0, 1) == Restart(words, (0,)), "it costs no restart"
-    assert decide([lost], members(1), 1, 2).action == "stop"  # the range does not reach so far down
+    below = decide([lost], members(1), 1, 2)  # the range does not reach so far down
+    assert below == Stop("node 1 (h1) is lost: 1 of 2 nodes are left, at least 2 needed"), "no word of spares"
     assert decide([lost], members(1), 1, 2, can_requeue=True).action == "requeue"
     assert decide([lost], members(1, count=3), 1, 1).assignment == (0, 2)  # a spare comes first
     assert decide([failed()], members(stuck=(0,)), 0, 1).assignment == (1,), "the lead may be without ranks"

@@ -20,6 +20,7 @@ from drumbeat.agent.ranks.start import start
 from drumbeat.agent.wire.messages import Welcome
 from drumbeat.base.processes import on_storage
 from drumbeat.base.signals import EXIT_STORAGE, EXIT_TIME_LIMIT
+from drumbeat.inspector.record import Known
 from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.summary import RunRecord, read_run_record, write_run_record
@@ -39,7 +40,7 @@ def node(tmp_path):
 def ends_of(node, told, within=30.0):
     asked = order(command=("python", "train.py"))
     launcher = launcher_of(asked, node, node, "", node.path)
-    return Ends(launcher, Explainer(asked, node, launcher, 0, node.path), 0, told.append, within)
+    return Ends(launcher, Explainer(asked, node, launcher, 0, node.path), 0, told.append, Known(), within)
 
 
 def exit_of(rank, status, by_us=False):

@@ -1,9 +1,11 @@
 """Hangs and slow ranks, with a false clock: what one look shows is judged, and healthy runs are never warned of."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +14,11 @@ from hypothesis import strategies as st
 from drumbeat.agent.member.progress import RankProgress
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang import Hang
-from drumbeat.agent.watchers.hang_verdict import Ended, Silence, judge
+from drumbeat.agent.watchers.hang_verdict import Ended, Silence, class_of, doing, judge
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
 from drumbeat.base import proc
-from drumbeat.inspector.activity import Earlier, read_ranks, read_usage
+from drumbeat.inspector.activity import Earlier, read_ranks, read_usage, waits_for
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.runfolder.records import Metric
 from tests.conftest import wait_for
@@ -431,7 +433,7 @@ def test_a_look_at_real_processes_tells_a_long_sleep_from_a_poll(tmp_path):
             code = f"import time; open({name!r}, 'w').close(); {text}"
             made.append(subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path))
         wait_for(lambda: all((tmp_path / name).exists() for name in names), 60, "both")
-        looks, _, _ = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), [])
+        looks, *_ = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), [])
     finally:
         for each in made:
             each.kill()
@@ -511,7 +513,7 @@ def test_signs_of_work_of_real_processes(tmp_path, text):
             wait_for(lambda: is_still(about), 60, "rest")
         earlier = Earlier(time.monotonic(), read_usage(*about))
         time.sleep(2.0)
-        (seen,), _, last = read_ranks(*about, [], earlier)
+        (seen,), _, last, _ = read_ranks(*about, [], earlier)
     finally:
         os.killpg(rank.pid, 9)
         rank.wait()
@@ -537,3 +539,32 @@ def test_the_work_of_short_lived_processes_is_counted(tmp_path):
         os.killpg(rank.pid, 9)
         rank.wait()
     assert used.cpu > 0.05 and used.cpu > 2 * own, (used, own)
+
+
+VFORKS = "import ctypes, time; libc = ctypes.CDLL(None); print('go', flush=True); libc.vfork() or time.sleep(600)"
+
+
+def test_what_an_uninterruptible_rank_waits_for():
+    """The parent of a vfork stands in state D until its child goes on."""
+    process = subprocess.Popen([sys.executable, "-c", VFORKS], start_new_session=True)
+    try:
+        wait_for(lambda: (proc.stat(process.pid) or proc.Stat("", 0, 0, 0, "")).state == "D", 60, "state D")
+        (found,) = read_ranks("run", 0, {process.pid: 3}, False, "", ()).looks
+        assert class_of(found) == "kernel"
+        expected = "a child that has not begun its own program (vfork)" if found.waits_in else ""
+        assert found.waits_for == expected, found
+        assert doing(replace(found, waits_in="nfs_wait", waits_for="an NFS server, /home/me/x")) == (
+            "waiting in the kernel for an NFS server, /home/me/x (nfs_wait)"
+        )
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_the_file_of_a_call_is_named(tmp_path):
+    with open(tmp_path / "saved.pt", "w") as file:
+        number = {"x86_64": "1", "aarch64": "64"}.get(os.uname().machine, "")
+        call = [number, hex(file.fileno()), "0x0"]
+        words = waits_for("rpc_wait_bit_killable", call, os.getpid())
+        assert words == f"an NFS server, {file.name}" if number else words == "an NFS server"
+    assert waits_for("", [], os.getpid()) == ""

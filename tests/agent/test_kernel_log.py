@@ -82,7 +82,7 @@ def on(watcher, text):
 
 @pytest.mark.parametrize("text,code,index", BROKEN, ids=range(len(BROKEN)))
 def test_a_broken_gpu_is_named_with_its_node_once(text, code, index):
-    watcher = GpuErrors(GPUS, 1, "n1")
+    watcher = GpuErrors(GPUS, 1, "n1", {})
     (action,) = on(watcher, text)
     finding = action.finding
     assert isinstance(action, Warn) and finding.code == code and (finding.node, finding.host) == (1, "n1")
@@ -93,12 +93,37 @@ def test_a_broken_gpu_is_named_with_its_node_once(text, code, index):
 
 @pytest.mark.parametrize("text", [*HARMLESS, *OTHERS])
 def test_what_breaks_nothing_of_ours_is_not_told(text):
-    assert on(GpuErrors(GPUS, 1, "n1"), text) == []
+    assert on(GpuErrors(GPUS, 1, "n1", {}), text) == []
     assert read_line(text) is None or text in OTHERS
 
 
+def test_the_pid_of_an_xid_names_the_rank():
+    watcher = GpuErrors(GPUS, 1, "n1", {812: 3, 79749: 5})
+    (warned,) = on(watcher, HARMLESS[1])  # Xid 31 with pid=79749: the program's own fault
+    assert (warned.finding.code, warned.finding.rank, warned.finding.node) == ("gpu-app-fault", 5, 1)
+    assert warned.finding.title == "rank 5 on n1: GPU 0 stopped its work (Xid 31)" and on(watcher, HARMLESS[1]) == []
+    assert on(watcher, HARMLESS[4]) == [], "another process"
+    (broken,) = on(watcher, BROKEN[2][0])
+    assert (broken.finding.code, broken.finding.rank) == ("gpu-ecc", 3)
+
+
+def test_the_rank_that_a_driver_named_is_the_first_of_those_that_fail_alike():
+    lead, _ = mustered()
+    (warned,) = on(GpuErrors(GPUS, 1, "h1", {812: 3}), HARMLESS[0])
+    lead.found(1, warned.finding)
+    for rank, at in ((0, 5.0), (1, 5.1), (2, 5.2), (3, 5.3)):
+        words = Finding(
+            "illegal-memory-access", ERROR, "CUDA error: an illegal memory access", rank=rank, node=rank // 2
+        )
+        lead.rank_ended(rank // 2, RankEnded(0, rank, 1, None, at, False, words), at)
+    lead.member_done(0, Done(0), 6.0)
+    lead.member_done(1, Done(0), 6.0)
+    failed = lead.history[-1].finding
+    assert failed.rank == 3 and "Xid" in failed.evidence[-1].text
+
+
 def test_where_no_gpu_is_known_any_counts():
-    (action,) = on(GpuErrors((), 1, "n1"), OTHERS[0])
+    (action,) = on(GpuErrors((), 1, "n1", {}), OTHERS[0])
     assert action.finding.title == "a GPU (0000:4f:00) of node 1 (n1) fell off the bus (Xid 79)"
 
 
@@ -244,7 +269,7 @@ def test_a_program_whose_last_line_is_gone_brings_no_old_line_back(tmp_path, mon
 def test_a_log_that_cannot_be_read_is_said_so_once(tmp_path):
     log = KernelLog(str(tmp_path / "missing"))
     (saw,) = seen(log, 1)
-    (event,) = GpuErrors(GPUS, 0, "n0").on(saw, 1.0)
+    (event,) = GpuErrors(GPUS, 0, "n0", {}).on(saw, 1.0)
     assert isinstance(event, Emit) and event.kind == "kernel-log" and event.data["source"] == ""
     assert "No such file" in event.data["why"]
     wait_for(lambda: log.poll(0.0) == [] and log.pid == 0, 60, "the child's end")

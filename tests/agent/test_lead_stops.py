@@ -164,6 +164,20 @@ def test_a_signal_after_a_loss_that_a_spare_makes_up_for_is_a_request():
     assert finish(done(lead, 0, 11.0)) == [143] and lead.history[-1].outcome == CANCELLED
 
 
+def test_a_stop_while_the_ranks_end_for_a_lost_node_gives_the_others_their_time_to_save():
+    lead, _ = mustered(nodes=3, fewest_nodes=2)
+    assert graces(lead.member_lost(1, "its connection broke", 10.0)) == [1.5]
+    assert graces(lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 10.1)) == [60.0], "as the desk promises"
+    assert graces(lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 10.2)) == [], "once"
+    assert graces(lead.stop(StopRequest(NOW, signal.SIGQUIT, "asked again"))) == [0.0]
+    done(lead, 0, 11.0)
+    assert finish(done(lead, 2, 11.0)) == [143] and lead.history[-1].outcome == CANCELLED
+
+
+def graces(acts):
+    return [act.message.grace for act in acts if isinstance(act, Tell)]
+
+
 @pytest.mark.parametrize("changes, number", [({}, signal.SIGINT), ({"spares": 1}, signal.SIGTERM)])
 def test_a_request_that_no_launcher_makes_is_passed_on_at_once(changes, number):
     lead, _ = mustered(**changes)

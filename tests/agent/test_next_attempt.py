@@ -13,7 +13,7 @@ def failed_once(lead, now=10.0, finding="exception", member=0, rank=0):
     """One attempt that fails; what the lead does when all members are done."""
     number = lead.attempts[-1].number
     assert lead.phase == "running"
-    finding = Finding(finding, ERROR, finding, node=lead.node_rank(member), rank=rank)
+    finding = Finding(finding, ERROR, finding, node=member, rank=rank)
     lead.rank_ended(member, RankEnded(number, rank, 1, None, now, False, finding), now)
     acts = list(lead.tick(now + 1))
     for each in lead.attempts[-1].assignment:
@@ -55,6 +55,20 @@ def test_a_spare_has_no_role_until_it_takes_one():
     assert world.replaced == ((1, "h2"),) and world.ranks == ((2, 2),)
     (why,) = [act.data["why"] for act in acts if isinstance(act, Record) and act.kind == "decided"]
     assert why == "node 2 (h2) takes the place of node 1 (h1); 0 spares left"
+
+
+def test_a_node_keeps_its_number_when_others_are_lost():
+    """In the second attempt member 2 is node rank 1, and still node 2 to everybody who reads."""
+    lead, _ = mustered(nodes=3, fewest_nodes=1)
+    lead.member_lost(1, "gone", 10.0)
+    done(lead, 0, 11.0)
+    done(lead, 2, 11.0)
+    assert lead.attempts[-1].assignment == (0, 2)
+    acts = lead.member_lost(2, "gone", 20.0) + done(lead, 0, 21.0)
+    (failed,) = [act.data["finding"] for act in acts if isinstance(act, Record) and act.kind == "failed"]
+    assert failed["node"] == 2 and failed["title"] == "node 2 (h2) was lost" and lead.history[-1].member == 2
+    (why,) = [act.data["why"] for act in acts if isinstance(act, Record) and act.kind == "decided"]
+    assert why == "the job goes on without node 2 (h2): 1 of 2 nodes, at least 1 needed"
 
 
 def test_a_bad_gpu_is_excluded_even_on_the_lead_s_node():

@@ -100,7 +100,7 @@ def test_telemetry(facts, folder):
 
 def test_kernel_log(facts):
     line = {"text": "[9.0] toydrm 0000:83:00.0: the toy was lost", "source": "/dev/kmsg"}
-    (warning,) = GpuErrors(facts.gpus, 0, "toybox").on(Saw("kernel", line), 1.0)
+    (warning,) = GpuErrors(facts.gpus, 0, "toybox", {}).on(Saw("kernel", line), 1.0)
     assert (warning.finding.code, warning.finding.title[:5]) == ("gpu-lost", "GPU 2")
 
 

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 from drumbeat.desk.console import Console
 from drumbeat.findings.model import Finding, Verdict
-from drumbeat.runfolder.events import AttemptEnded, AttemptStarted, FindingMade, Mustered, NodeJoined, VerdictGiven
+from drumbeat.runfolder.events import (
+    AttemptEnded,
+    AttemptStarted,
+    FindingMade,
+    Mustered,
+    NodeJoined,
+    NodeLost,
+    VerdictGiven,
+)
 from drumbeat.runfolder.records import Line, Metric
 from tests.runfolder.folders import make_run, order
 
@@ -27,6 +35,14 @@ def test_a_warning_of_several_nodes_is_one_line_that_names_them(tmp_path, capsys
     assert "warning    nodes 0-3 (oar[9-12]): memory may be locked up to 64 KiB only: ulimit -l unlimited\n" in said
     assert "warning    node 2 (oar11): shared memory is small: ulimit -l unlimited\n" in said
     assert said.count("warning") == 2
+
+
+def test_a_node_that_was_lost_before_the_start_is_not_connected(tmp_path, capsys):
+    view = console(tmp_path, nodes=2, fewest_nodes=1)
+    common = ("x", 1.0, 1.0, 0, "h", 0, 0)
+    view._show([NodeJoined(*common, node, f"n{node}", f"10.0.0.{node}", 0.0) for node in range(2)])
+    view._show([NodeLost(*common, 1, "n1", "its agent's connection broke"), Mustered(*common, 0.25, "10.0.0.1", 4711)])
+    assert "connected  1 of 2 nodes" in capsys.readouterr().err
 
 
 def test_every_node_says_where_its_ranks_sit_and_those_that_say_the_same_are_one_line(tmp_path, capsys):

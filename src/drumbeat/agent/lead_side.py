@@ -88,7 +88,7 @@ class LeadWatching:
         known = self.lead.members.get(member)
         about = {
             "rank": ended.rank, "exit_code": ended.exit_code, "by_us": ended.by_us,
-            "node": self.lead.node_rank(member), "host": known.host if known else "", "of_command": ended.of_command,
+            "node": member, "host": known.host if known else "", "of_command": ended.of_command,
             "words": ended.finding.evidence[0].text[:200] if ended.finding and ended.finding.evidence else "",
         }  # fmt: skip
         return self._feed(Saw("exited", about), now)
@@ -109,8 +109,8 @@ class LeadWatching:
         if kind == "attempt-started":
             attempt = self.lead.attempts[-1]
             members = {
-                number: {"node": node, "host": self.lead.members[number].host, "ranks": self.lead.members[number].ranks}
-                for node, number in enumerate(attempt.assignment)
+                number: {"host": self.lead.members[number].host, "ranks": self.lead.members[number].ranks}
+                for number in attempt.assignment
             }
             return self._feed(Saw("attempt", {"number": attempt.number, "members": members}), now)
         if kind in ("stopping", "attempt-ended"):

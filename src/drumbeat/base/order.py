@@ -237,6 +237,11 @@ class Order:
         return self.spares > 0 or self.fewest_nodes is not None
 
     @property
+    def may_come_back(self) -> bool:
+        """Return true if the ranks may be started again, here or by the scheduler."""
+        return self.restarts > 0 or self.survives_loss or (self.queued and self.resources.requeues > 0)
+
+    @property
     def has_range(self) -> bool:
         """Return true if fewer than `nodes` are enough."""
         return self.fewest_nodes is not None and self.fewest_nodes < self.nodes

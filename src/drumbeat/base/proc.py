@@ -10,6 +10,7 @@ Ports = Tuple[int, int]  # local and remote port of a TCP socket; the remote one
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MOST = 1 << 20  # bytes read of one file
+_CLOSED_FIRST = ("04", "05", "06", "0B")  # FIN-WAIT-1 and 2, TIME-WAIT, CLOSING
 
 
 class Stat(NamedTuple):
@@ -156,12 +157,17 @@ def descriptor(pid: int, number: int) -> str:
     return f"/proc/{pid}/fd/{number}"
 
 
-def written_to(pid: int, number: int) -> str:
-    """The file that a process writes to there; '': a pipe, a terminal, or not readable."""
+def opened(pid: int, number: int) -> str:
+    """What a file descriptor of a process leads to; '': not readable."""
     try:
-        path = os.readlink(f"/proc/{pid}/fd/{number}")
+        return os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:
         return ""
+
+
+def written_to(pid: int, number: int) -> str:
+    """The file that a process writes to there; '': a pipe, a terminal, or not readable."""
+    path = opened(pid, number)
     return path if path.startswith("/") and not path.startswith("/dev/") else ""
 
 
@@ -180,12 +186,23 @@ def network(pid: int) -> Optional[str]:
 
 
 def tcp(pid: int) -> Optional[Dict[str, Ports]]:
-    """All TCP sockets of its network namespace, by inode; None: not readable. A kernel without IPv6 has no tcp6."""
+    """All TCP sockets of its network namespace, by inode; None: not readable."""
+    rows = _tcp(pid)
+    return None if rows is None else {inode: ports for inode, _, ports in rows}
+
+
+def closed_first(pid: int) -> Set[Ports]:
+    """The TCP connections of its network namespace that this end has closed before the other one did."""
+    return {ports for _, state, ports in _tcp(pid) or () if state in _CLOSED_FIRST}
+
+
+def _tcp(pid: int) -> Optional[List[Tuple[str, str, Ports]]]:
+    """Inode, state and ports of every TCP socket. A kernel without IPv6 has no tcp6."""
     tables = [_read(pid, name, -1) for name in ("net/tcp", "net/tcp6")]
     if tables[0] is None:
         return None
     rows = (line.decode().split() for table in tables if table for line in table.splitlines()[1:])
-    return {fields[9]: (_port(fields[1]), _port(fields[2])) for fields in rows if len(fields) > 9}
+    return [(fields[9], fields[3], (_port(fields[1]), _port(fields[2]))) for fields in rows if len(fields) > 9]
 
 
 def _port(end: str) -> int:

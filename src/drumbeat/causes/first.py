@@ -91,8 +91,9 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
 
     closed = {rank for event in earliest for rank in event.closed}
     closers = [event for event in earliest if event.closed and event.place.rank not in closed]
-    if closers and len(closers) < len(earliest):
-        chosen = min(closers, key=key)
+    chosen = min(closers, key=key) if 0 < len(closers) < len(earliest) else None
+    # What is stronger and was left by nobody may have closed its connections without a trace: by a reset.
+    if chosen and all(event.place.rank in closed or key(event)[0] >= key(chosen)[0] for event in earliest):
         return chosen, f"closed the connection of rank {chosen.closed[0]}", True
     for record in events:
         named = [event for event in earliest if event.place.rank == record.place.rank is not None]

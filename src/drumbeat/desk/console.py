@@ -188,6 +188,7 @@ class Console:
         self._said_progress = ""
         self._hangs = self._stops = False  # then the time left is unknown
         self._ends = False  # a rank of this attempt has ended, or all are asked to: no time is left
+        self._failed = False  # a rank has failed, and the others are being ended for it
 
     def begin(self) -> None:
         order = self.order
@@ -243,6 +244,8 @@ class Console:
             self.say("stop", "asked again: ending now")
         elif self._between:
             self.say("stop", f"{name}: ending; no rank runs between two attempts")
+        elif self._failed:
+            self.say("stop", f"{name}: a rank failed, and the others are ending already")
         elif self.started and self.by_mpirun:
             run = self.order.run_id
             self.say(
@@ -322,7 +325,7 @@ class Console:
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
             self._say_node_findings()
         elif isinstance(event, kinds.AttemptStarted):
-            self.started, self._between, self._hangs, self._ends = True, False, False, False
+            self.started, self._between, self._hangs, self._ends, self._failed = True, False, False, False, False
             self.progress = Progress()  # steps and speed are this attempt's
             if event.resized:
                 self.say("smaller", event.resized)
@@ -341,10 +344,12 @@ class Console:
         elif isinstance(event, kinds.RankExited):
             self._ends = True
         elif isinstance(event, kinds.Stopping):
-            self._ends = True
+            self._ends, self._failed = True, event.why == "a rank failed"
             if event.why.startswith("the time limit"):  # nobody has typed anything
                 self.say("stop", f"{event.why}: the ranks have {event.grace:g} s to save")
         elif isinstance(event, kinds.NodeLost):
+            if not self.started:
+                self._connected.pop(event.peer, None)
             self.say("lost", event.words)
         elif isinstance(event, (kinds.NodeSilent, kinds.NodeHeard)):
             self.say("silent" if isinstance(event, kinds.NodeSilent) else "heard", event.words)

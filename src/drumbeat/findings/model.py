@@ -84,7 +84,7 @@ class Finding:
     cause: str = ""
     fix: str = ""
     evidence: Tuple[Evidence, ...] = ()
-    node: Optional[int] = None  # node rank
+    node: Optional[int] = None  # its number in the run, that of its folder
     host: Optional[str] = None
     rank: Optional[int] = None
     local: bool = False  # `rank` counts on its node only: a launcher named no other

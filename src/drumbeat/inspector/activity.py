@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
+from drumbeat.base.proc import Ports
 from drumbeat.inrank import stacks
 from drumbeat.inspector import ras
 from drumbeat.inspector.gpu import open_gpus
-from drumbeat.inspector.ranks import RankProcesses, find_ranks, identity_in
+from drumbeat.inspector.ranks import MOST_LINKS, RankProcesses, find_ranks, identity_in
 from drumbeat.inspector.ras import RasNote
 from drumbeat.inspector.record import Collective, RankLook
 from drumbeat.inspector.tree import Snapshot, below
@@ -54,7 +55,30 @@ _FILE_WAITS = ("pipe_", "anon_pipe", "folio_wait", "wait_on_page", "io_schedule"
 FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
 # The kernel's functions in which a process waits for a socket, and for any file descriptor.
 _SOCKET_WAITS = ("wait_woken", "sk_wait_data", "unix_stream_")
+# What a process waits for in the kernel, by the beginning of the function in which it does.
+_IN_KERNEL = {
+    "an NFS server": ("nfs", "rpc_", "__rpc"),
+    "Lustre": ("ptlrpc", "ldlm_", "cl_", "osc_", "lov_", "ll_"),
+    "GPFS": ("mmfs", "gpfs", "cxi"),
+    "Ceph": ("ceph", "__ceph"),
+    "a FUSE file system": ("request_wait", "fuse_", "__fuse"),
+    "a child that has not begun its own program (vfork)": ("kernel_clone", "do_fork", "_do_fork", "wait_for_vfork"),
+    "memory (the machine swaps, or its limit is reached)": ("shrink_", "mem_cgroup", "swap", "throttle_direct"),
+    "a disk": (
+        "folio_wait",
+        "wait_on_page",
+        "io_schedule",
+        "jbd2",
+        "blk_",
+        "xfs_",
+        "ext4_",
+        "submit_bio",
+        "__wait_on_b",
+    ),
+    "a device's driver": ("dma_fence", "drm_", "ib_", "rdma_"),
+}
 _POLL_WAITS = ("poll_schedule", "do_poll", "do_sys_poll", "do_select", "ep_poll", "do_epoll")
+_OF_A_FILE = ("read", "write", "ioctl", "flock", "fsync", "fdatasync")  # calls whose first argument is a descriptor
 # Numbers of the system calls that a waiting rank is found in.
 _CALLS = {
     "x86_64": {
@@ -108,6 +132,7 @@ class Reading(NamedTuple):
     looks: List[RankLook]
     notes: List[RasNote]
     last: Earlier
+    links: List[Tuple[int, List[int], List[Ports]]]  # rank, its processes, TCP connections of the one that trains
 
 
 def read_ranks(
@@ -150,7 +175,9 @@ def read_ranks(
             still = -seconds
         looks.append(replace(look, signs=signs, still=round(still + seconds, 1)))
     places, stood = {look.pid: _place(look) for look in looks}, {look.pid: look.still for look in looks}
-    return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood))
+    own = [(rank, (then.sockets(rank.main) or {}).values()) for rank in ranks if not (rank.command or rank.unnumbered)]
+    links = [(rank.number, rank.pids, [ports for ports in each if ports[1]][:MOST_LINKS]) for rank, each in own]
+    return Reading(looks, asked.notes() if asked else [], Earlier(now, last, places, stood), links)
 
 
 def _place(look: RankLook) -> str:
@@ -346,6 +373,7 @@ def _look(
         state=last if first == last or last == "" else "R" if "R" in (first, last) else last,
         waits_in="" if waits_in == "0" else waits_in,
         call=name,
+        waits_for=waits_for(waits_in, call, rank.main) if last == "D" else "",
         cpu=round(used.cpu / seconds, 3),
         io=round((used.moved + used.carried) / seconds),
         wakes=round(used.wakes / seconds, 2),
@@ -365,6 +393,15 @@ def _look(
         command=rank.command,
         unnumbered=rank.unnumbered,
     )
+
+
+def waits_for(function: str, call: Sequence[str], pid: int) -> str:
+    """Say what a process in the kernel waits for: by the kernel's function, and by the file that its system call is about."""
+    known = (words for words, begins in _IN_KERNEL.items() if function.startswith(begins))
+    words = next(known, "")
+    about_a_file = call and call[0].isdigit() and _CALLS.get(int(call[0])) in _OF_A_FILE and len(call) > 1
+    path = proc.opened(pid, int(call[1], 16)) if about_a_file else ""
+    return ", ".join(filter(None, (words, path if path.startswith("/") else "")))
 
 
 def _ails(device: Mapping[str, Any], gpu: Optional[Gpu]) -> str:

@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base import proc
 from drumbeat.base.regex import regex
-from drumbeat.inspector.ranks import carries, identity_in, is_ours, launchers
+from drumbeat.inspector.ranks import Own
 from drumbeat.inspector.record import RankSeen
 from drumbeat.inspector.tree import Process, Snapshot, above
 from drumbeat.machine.host import Host, LiveHost
@@ -43,16 +43,10 @@ def look_at_ranks(
     """
     found: Dict[Optional[int], List[Seen]] = {}
     divided = any(gpu.mig for gpu in gpus)
-    look = Snapshot()
-    parents = look.parents
-    own = {pid: environ for pid in parents for environ in [look.environ(pid)] if is_ours(environ, run_id, node)}
-    identities = {pid: identity_in(environ) for pid, environ in own.items()}
-    carried = carries(parents, identities, commands)
-    start_others = launchers(parents, identities, carried)
-    for process in sorted((look.processes[pid] for pid in own), key=lambda process: process.age):
-        pid, environ = process.pid, own[process.pid]
-        rank = None if pid in carried else identities[pid].rank
-        if pid in start_others or b"\0_shim\0" in process.command:  # our own program, about to become the rank
+    own = Own(Snapshot(), (), commands, run_id, node)
+    for process in sorted((own.seen.processes[pid] for pid in own.pids), key=lambda process: process.age):
+        pid, environ, rank = process.pid, process.environ or {}, own.rank(process.pid)
+        if pid in own.launchers or b"\0_shim\0" in process.command:  # our own program, about to become the rank
             continue
         opened = open_gpus(process, gpus)
         if rank is None and not opened:
@@ -63,7 +57,7 @@ def look_at_ranks(
     chosen = []
     for rank, processes in found.items():
         if rank is None:
-            processes = _computing(processes, users, parents) if len(processes) > 1 else processes
+            processes = _computing(processes, users, own.seen.parents) if len(processes) > 1 else processes
             chosen += [each for each in processes if each[0].gpus] or processes[:1]
         else:
             chosen.append(next((each for each in processes if each[0].open), processes[0]))

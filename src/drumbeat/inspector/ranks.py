@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import field, replace
-from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.base import proc
 from drumbeat.base.light_dataclass import dataclass
@@ -14,7 +14,7 @@ from drumbeat.base.proc import Ports
 from drumbeat.inspector.record import Row
 from drumbeat.inspector.tree import Snapshot, above, below
 
-_LINKS = 64  # connections of one process that are told to the lead
+MOST_LINKS = 64  # connections of one process that are kept, and told to the lead
 _MPI = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 # Keras and other layers load several: the first one here is the one that joins ranks.
 _FRAMEWORKS = (
@@ -52,13 +52,32 @@ class Identity:
         return any(None not in pair and pair[0] != pair[1] for pair in zip(self._parts, other._parts))
 
 
+class Own:
+    """This node's processes of the run, and which of them carry a rank's number: the one way to find ranks. Those at or below
+    `mains`; with a run id also those that have it in their environment, whoever they were handed to."""
+
+    def __init__(
+        self, seen: Snapshot, mains: Iterable[int], commands: Sequence[int] = (), run_id: str = "", node: int = 0
+    ) -> None:
+        """`commands`: those of `mains` that were started to start ranks: the RANK that they hand on is none of their ranks'."""
+        self.seen, self.pids = seen, below(seen.parents, mains)
+        if run_id:
+            self.pids |= {pid for pid in seen.processes if _is_ours(seen.environ(pid), run_id, node)}
+        environs = {pid: seen.processes[pid].environ for pid in self.pids}
+        self.identities = {pid: None if own is None else identity_in(own) for pid, own in environs.items()}
+        self.carried = carries(seen.parents, self.identities, commands)
+        self.launchers = launchers(seen.parents, self.identities, self.carried)
+
+    def rank(self, pid: int) -> Optional[int]:
+        """The number that a process carries, if that is not the one of the node's command."""
+        identity = None if pid in self.carried else self.identities[pid]
+        return identity.rank if identity else None
+
+
 def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool, commands: Sequence[int] = ()) -> List[Row]:
-    """The processes at or below `mains` that are ranks by their number; where none is, those that have connections.
-    `commands`: those of `mains` that were started to start ranks: the RANK that they hand on is none of their ranks'."""
-    seen = Snapshot()
-    parents, tree = seen.parents, below(seen.parents, mains)
-    identities = {pid: _identity(seen, pid) for pid in tree}
-    carried = carries(parents, identities, commands)
+    """The processes at or below `mains` that are ranks by their number; where none is, those that have connections."""
+    own = Own(Snapshot(), mains, commands)
+    seen, parents, tree, identities = own.seen, own.seen.parents, own.pids, own.identities
 
     def joins(pid: int) -> bool:
         identity, parent = identities[pid], parents.get(pid, 0)
@@ -66,7 +85,7 @@ def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool, comm
         held = [ports for inode, ports in (seen.sockets(pid) or {}).items() if inode not in inherited]
         return identity is not None and any(identity.port in ports for ports in held if ports[1])
 
-    rows = rows_of(node, parents, identities, mains, shared_loopback, carried, joins)
+    rows = rows_of(node, parents, identities, mains, shared_loopback, own.carried, joins)
     if rows:
         branches = _branches({row.pid for row in rows}, parents, identities)
         return [_with_sockets(row, branches[row.pid], identities, seen) for row in rows]
@@ -85,7 +104,7 @@ def unnumbered(node: int, seen: Snapshot, tree: Set[int], port: int) -> List[Row
         joined, links = any(port in ports for ports in own), [ports for ports in own if ports[1]]
         if joined or links:
             place = f"port {port}" if joined else ""
-            rows.append(Row(node, pid, None, None, place, alone=False, joined=joined, links=_told(joined, links)))
+            rows.append(Row(node, pid, None, None, place, alone=False, joined=joined, links=tuple(links)))
     above_others = {parent for row in rows for parent in above(row.pid, parents)}
     return [row for row in rows if row.joined or row.pid not in above_others]
 
@@ -170,13 +189,8 @@ def added(row: Row, before: Optional[Row]) -> Row:
     joined = row.joined or before.joined
     links = tuple(dict.fromkeys((*before.links, *row.links)))
     alone = False if row.alone is False or before.alone is False else row.alone
-    links, inner = _told(joined, links), max(row.inner, before.inner)
-    return replace(row, meeting=row.meeting or before.meeting, alone=alone, joined=joined, links=links, inner=inner)
-
-
-def _told(joined: bool, links: Sequence[Ports]) -> Tuple[Ports, ...]:
-    """A process that has met the others there needs no other proof."""
-    return () if joined else tuple(links[:_LINKS])
+    meeting, inner = row.meeting or before.meeting, max(row.inner, before.inner)
+    return replace(row, meeting=meeting, alone=alone, joined=joined, links=links[-MOST_LINKS:], inner=inner)
 
 
 def _meeting(identity: Identity, node: int, shared_loopback: bool) -> str:
@@ -194,11 +208,6 @@ def identity_in(environ: Mapping[str, str]) -> Identity:
     return Identity(number("RANK"), number("WORLD_SIZE"), address, port, by_mpi, number("LOCAL_RANK"))
 
 
-def _identity(seen: Snapshot, pid: int) -> Optional[Identity]:
-    environ = seen.processes[pid].environ
-    return None if environ is None else identity_in(environ)
-
-
 def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Optional[Identity]], seen: Snapshot) -> Row:
     """`alone` if none of these processes has a TCP connection, `joined` if one has a connection to its meeting point."""
     identity = identities[row.pid]
@@ -209,7 +218,7 @@ def _with_sockets(row: Row, branch: Sequence[int], identities: Mapping[int, Opti
     links = sorted({ports for each in found for ports in (each or {}).values() if ports[1]})
     joined = any(identity.port in ports for ports in links)
     alone = False if any(found) else None if None in found else True
-    row = replace(row, alone=alone, joined=joined, links=_told(joined, links), inner=_inner(row.pid, held))
+    row = replace(row, alone=alone, joined=joined, links=tuple(links), inner=_inner(row.pid, held))
     return row if joined else _with_work(row, branch, seen)
 
 
@@ -249,14 +258,11 @@ def find_ranks(
 ) -> List[RankProcesses]:
     """Processes by rank: as their environment says, else as whoever started them. A command counts only while it has no ranks;
     processes below it that have connections to each other are ranks, whatever their numbers."""
-    tree = below(seen.parents, mains)
-    own = {pid: seen.environ(pid) for pid in seen.processes if pid in tree or is_ours(seen.environ(pid), run_id, node)}
-    identities: Dict[int, Optional[Identity]] = {pid: identity_in(environ) for pid, environ in own.items()}
-    carried = carries(seen.parents, identities, list(mains) if commands else ())
-    with_rank = {pid: one.rank for pid, one in identities.items() if one is not None and one.rank is not None}
-    numbers = {pid: rank for pid, rank in with_rank.items() if pid not in carried} or with_rank
+    own = Own(seen, mains, list(mains) if commands else (), run_id, node)
+    with_rank = {pid: one.rank for pid, one in own.identities.items() if one is not None and one.rank is not None}
+    numbers = {pid: rank for pid, rank in with_rank.items() if pid not in own.carried} or with_rank
     found: Dict[int, List[int]] = {}
-    for pid in own:
+    for pid in own.pids:
         near = next((each for each in (pid, *above(pid, seen.parents)) if each in numbers or each in mains), None)
         if near is not None and (near in numbers or not (commands and numbers)):
             found.setdefault(numbers[near] if near in numbers else mains[near], []).append(pid)
@@ -275,7 +281,7 @@ def find_ranks(
     return ranks
 
 
-def is_ours(environ: Mapping[str, str], run_id: str, node: int) -> bool:
+def _is_ours(environ: Mapping[str, str], run_id: str, node: int) -> bool:
     return environ.get("DRUMBEAT_RUN") == run_id and environ.get("NODE_RANK") == str(node)
 
 

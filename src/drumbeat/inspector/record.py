@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from dataclasses import field
+from typing import Dict, Iterable, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.proc import Ports
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,13 @@ class RankLook:
     rank: int  # of a command: the node's first
     pid: int
     host: str = ""
-    node: int = 0  # node rank
+    node: int = 0
     step: Optional[int] = None  # that it reported last
     quiet: Optional[float] = None  # seconds since its last report
     state: str = ""  # of the main thread, as /proc names it: R, S, D, T, t; '': gone
     waits_in: str = ""  # the kernel's function, where it waits and may be read
     call: str = ""  # the system call, where it may be read
+    waits_for: str = ""  # what a rank that nothing can interrupt (state D) waits for, in words
     cpu: float = 0.0  # cores used by the rank and its helpers, or wanted by its main thread
     io: float = 0.0  # bytes per second, read and written, over TCP too
     wakes: Optional[float] = None  # times per second that the main thread woke up; None: not known
@@ -110,3 +113,15 @@ class RankSeen:
     instances: Tuple[str, ...] = ()  # of a divided GPU (MIG), where open files or the environment name them
     stepped: bool = False  # the job has reported a step
     settled: bool = True  # two looks in a row saw the same
+
+
+@dataclass
+class Known:
+    """The ranks of one attempt on this node, as looks have shown them so far: who is gone can still be named."""
+
+    ranks: Dict[int, int] = field(default_factory=dict)  # pid -> rank
+    links: Dict[int, Set[Ports]] = field(default_factory=dict)  # rank -> its TCP connections
+
+    def note(self, pid: int, rank: int, links: Iterable[Ports] = ()) -> None:
+        self.ranks[pid] = rank
+        self.links.setdefault(rank, set()).update(links)

@@ -165,7 +165,7 @@ WHY = {
     "DRUMBEAT_MEMORY": "the agent's files in memory, PID:FD,...: snapshots of the training state outlive the ranks there",
 }
 IDENTITY = tuple(WHY)
-ADAPTERS = "DRUMBEAT_ADAPTERS"
+ADAPTERS, TRACKERS = "DRUMBEAT_ADAPTERS", "DRUMBEAT_TRACKERS"
 JAX_WHY = {
     "JAX_COORDINATOR_ADDRESS": "where JAX's processes meet",
     "JAX_NUM_PROCESSES": "JAX's processes on all nodes: the ranks, or one per node with `once`",
@@ -175,6 +175,7 @@ JAX_WHY = {
 _JAX_WHEN = "unless you set JAX_COORDINATOR_ADDRESS, or a launcher starts the ranks"
 _ADAPTERS_WHY = {
     ADAPTERS: f"folder of the adapters that tell JAX who a rank is, and us where it waits; {ADAPTERS}=off does without",
+    TRACKERS: "names of trackers' runs, which go on after a restart or a requeue; where the job can have one",
     "PYTHONPATH": f"begins with {ADAPTERS}, so that Python loads the adapter's sitecustomize and then your own",
 }
 WHO = {**WHY, **{name: f"{why}; {_JAX_WHEN}" for name, why in JAX_WHY.items()}, **_ADAPTERS_WHY}

@@ -201,7 +201,7 @@ class NodeLost(Event, name="node-lost"):
     @property
     def words(self) -> str:
         if self.spare:
-            return f"node {self.peer} ({self.peer_host}), an idle spare: {self.why}; the training goes on"
+            return f"node {self.peer} ({self.peer_host}), which had no ranks: {self.why}; the training goes on"
         return f"node {self.peer} ({self.peer_host}): {self.why}"
 
 

@@ -15,6 +15,7 @@ RUN/
   verdict              the end, for whatever started the agents   lead, replaced; removed when the job starts again
   lost, requeues       nodes lost and requeues so far      lead, replaced
   stop                 a line for each request to stop     whoever asks; only the lead reads it
+  trackers.json        names of the runs of MLflow and Aim   rank 0, replaced
   on-end.log           what the on-end command printed   the command, appended
   track-NAME.log       what the process of a tracker printed   that process, appended
   track-NAME.sent      time of the last metric it has   that process, replaced
@@ -82,6 +83,7 @@ class RunFolder:
     script = _File("job.sh")
     call = _File("call", "call.pkl")
     stop = _File("stop")
+    trackers = _File("trackers.json")
     on_end_log = _File("on-end.log")
     verdict = _File("verdict")
     lost = _File("lost")

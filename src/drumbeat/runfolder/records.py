@@ -100,7 +100,7 @@ class SoFar:
 class Member:
     """An agent on a machine, with its part in the run."""
 
-    node: int  # node rank
+    node: int  # its number in the run, that of its folder; members are listed by node rank
     host: str
     address: str = ""
     clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
@@ -181,9 +181,9 @@ def _gpu_sample(data: Mapping[str, Any]) -> GpuSample:
 
 def parse_member(data: Any) -> Optional[Member]:
     try:
-        member = from_plain(Member, data)
+        member = from_plain(Member, {**data, "node": data.get("member", data.get("node"))})
         return member if math.isfinite(member.clock_offset) else None
-    except (RecordError, OverflowError):
+    except (RecordError, OverflowError, TypeError, AttributeError):
         return None
 
 

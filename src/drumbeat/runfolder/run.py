@@ -498,9 +498,9 @@ def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
 
 
 def lost_spares(events: Iterable[Event]) -> Tuple[str, ...]:
-    """Name the spares that were lost before they had a role."""
+    """Name the nodes that were lost while they had no ranks."""
     lost = (event for event in events if isinstance(event, kinds.NodeLost) and event.spare)
-    return tuple(f"node {each.peer} ({each.peer_host}), an idle spare" for each in lost)
+    return tuple(f"node {each.peer} ({each.peer_host}), which had no ranks" for each in lost)
 
 
 def spares_left(events: Iterable[Event]) -> int:

@@ -58,8 +58,9 @@ class RankEnd:
     at: float  # on the lead's clock
     finding: Optional[Finding]
     by_us: bool
-    node: int = 0  # node rank
     of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
+    links: Tuple[Tuple[int, int], ...] = ()  # TCP connections that it had, by local and remote port
+    closed: Tuple[Tuple[int, int], ...] = ()  # those that it closed, and not its peer
 
     @property
     def failed(self) -> bool:
@@ -92,7 +93,7 @@ class RankEnd:
     @property
     def event(self) -> order.Event:
         """A process is gone when it is reaped; it may have raised, lost a peer or given up waiting some time before."""
-        place = order.Place(self.rank, self.node)
+        place = order.Place(self.rank, self.member)
         begin = self.at - (0.0 if self.kind in _AT_ONCE else LINGERS)
         record = "drumbeat" if self.kind == order.OUTSIDE else ""
         return order.Event(self.kind, place, begin, self.at, finding=self.finding, record=record)
@@ -112,17 +113,18 @@ class RankEnd:
         return ENDED_BY_US if ended_by_us else self.finding.title
 
 
-def rank_end(ended: RankEnded, member: int, node: int, at: float) -> RankEnd:
+def rank_end(ended: RankEnded, member: int, at: float) -> RankEnd:
     """Make one from a member's message; `at` is on the lead's clock."""
     return RankEnd(
-        ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node, ended.of_command
-    )
+        ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, ended.of_command,
+        ended.links, ended.closed,
+    )  # fmt: skip
 
 
 def named(ends: Sequence[RankEnd]) -> str:
     """`rank 3`, `ranks 0-1`, `the command on node 1`."""
     if ends and all(end.of_command for end in ends):
-        return named_commands(end.node for end in ends)
+        return named_commands(end.member for end in ends)
     return named_ranks((end.rank for end in ends), 8)
 
 
@@ -136,9 +138,9 @@ def is_consequence(end: RankEnd) -> bool:
 NODE_LOST = "node-lost"
 
 
-def left_behind(ended: Set[int], total: int, each: bool, seconds: float) -> Finding:
+def left_behind(ended: Set[int], all_of_them: Sequence[int], each: bool, seconds: float) -> Finding:
     """Say who still runs: ranks, or nodes if one command per node starts its ranks itself."""
-    left = ranges(number for number in range(total) if number not in ended)
+    total, left = len(all_of_them), ranges(number for number in all_of_them if number not in ended)
     one, what = total - len(ended) == 1, "rank" if each else "node"
     return find(
         "ranks-left-behind", "" if each else "nodes", ended=len(ended), total=total, seconds=seconds,
@@ -159,7 +161,7 @@ class Attempt:
     port: int
     assignment: Assignment
     ranks: int  # on all its nodes
-    roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank
+    roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank, for the ranks alone
     ends: List[RankEnd] = field(default_factory=list)
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     short: Dict[int, int] = field(default_factory=dict)  # rank -> last step, where its reports end before its total
@@ -169,6 +171,7 @@ class Attempt:
     last_end: float = 0.0  # when a rank, or a node's command, ended last
     left_told: int = 0  # how many had ended when it was said that others still run
     broken: List[Finding] = field(default_factory=list)  # hardware that was seen to fail while the ranks ran
+    accused: List[Finding] = field(default_factory=list)  # what drivers say of single ranks
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
     judged: bool = False  # `finding` is a watcher's, which ended the attempt before anybody asked for it
     world: Optional[WorldCount] = None  # from the first report of what runs
@@ -222,24 +225,20 @@ class Attempt:
             return None
         ranks = {end.rank for end in self.ends if not end.of_command}
         each = _starts_each_rank(order) or (bool(ranks) and has_driver(order))
-        gone = ranks if each else {end.node for end in self.ends}
-        ended = len(gone)
-        if ended <= self.left_told:
+        gone = ranks if each else {end.member for end in self.ends}
+        all_of_them = range(self.ranks) if each else self.assignment
+        if not self.left_told < len(gone) < len(all_of_them):
             return None
-        total = self.ranks if each else len(self.assignment)
-        if ended >= total:
-            return None
-        self.left_told = ended
-        return left_behind(gone, total, each, seconds)
+        self.left_told = len(gone)
+        return left_behind(gone, all_of_them, each, seconds)
 
     def cause(self) -> Optional[RankEnd]:
         """The end that explains the others; None where no rank failed by itself."""
-        return earliest(self.ends)[1]
+        return earliest(self.ends, self.accused)[1]
 
     def member_of(self, finding: Optional[Finding]) -> Optional[int]:
         """The member on which the cause lies, where the finding names its node."""
-        node = finding.node if finding else None
-        return self.assignment[node] if node is not None and 0 <= node < len(self.assignment) else None
+        return finding.node if finding and finding.node in self.roles else None
 
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
         """Merge what its members reported, by the lead's clock; node 0's losses are the run's."""
@@ -272,7 +271,7 @@ class Attempt:
         one = min(gone, key=lambda end: end.at)
         return find(
             "early-exit", "short", who=named([one]), step=self.short[one.rank], steps=progress.steps, last=progress.step,
-            not_zero=NOT_ZERO, node=one.node, rank=one.rank, confidence=LIKELY,
+            not_zero=NOT_ZERO, node=one.member, rank=one.rank, confidence=LIKELY,
             seen=("the steps that each rank reported", "when each ended"),
         )  # fmt: skip
 
@@ -295,20 +294,30 @@ def _starts_each_rank(order: Order) -> bool:
 
 _WITHOUT_MEANING = ("exception", "exit-code", "unknown")
 _DIGITS = re.compile(r"\d+")
+_DRIVER = "the GPU's driver"
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
 # Failures that look like a bug of the program, and that a broken GPU causes as well.
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
 
 
-def earliest(ends: Sequence[RankEnd]) -> Tuple[First, Optional[RankEnd]]:
-    """Return the first end, which explains the others; None if no rank failed by itself.
+def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[First, Optional[RankEnd]]:
+    """Return the first end, which explains the others; None if no rank failed by itself. `accused`: what drivers have said of
+    single ranks, in order.
 
     A rank that was asked to stop while it was failing counts only if nothing but its peers' loss is known."""
     if not any(end.failed and not end.by_us for end in ends):
         return First(None), None
     alike = set(map(id, _alike(ends)))
-    events = [(_as_consequence(end.event) if id(end) in alike else end.event, end) for end in ends]
-    found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
+    owner = {link: end.rank for end in ends for link in end.links}
+    events = []
+    for end in ends:
+        peers = {owner.get((there, here), end.rank) for here, there in end.closed} - {end.rank}
+        event = replace(end.event, closed=tuple(sorted(peers)))
+        events.append((_as_consequence(event) if id(end) in alike else event, end))
+    named_first = [
+        order.Event(order.RECORD, order.Place(one.rank), record=_DRIVER, named_first=True) for one in accused[:1]
+    ]
+    found = first([*(event for event, _ in events if event.kind != order.ENDED_BY_US), *named_first], NOISE)
     if found.event is not None and found.event.kind in order.WAITS:
         failing = [end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED]
         events += [(replace(end, by_us=False).event, end) for end in failing if not _was_told(end)]
@@ -345,10 +354,15 @@ def _was_told(end: RankEnd) -> bool:
     return end.code > 128 or end.code == EXIT_REQUEUE or bool(_TOLD.search(text))
 
 
-def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callable[[int], str]) -> Optional[Finding]:
+def blame(
+    ends: Sequence[RankEnd],
+    suspected: Optional[Finding],
+    host_of: Callable[[int], str],
+    accused: Sequence[Finding] = (),
+) -> Optional[Finding]:
     """The cause behind the failures, if that is a rank that did not fail by itself: one that a watcher had named, one that ended
     with 0 before the others, or one that was still there and had to be ended. None where a failure is its own cause."""
-    found, one = earliest(ends)
+    found, one = earliest(ends, accused)
     failed = sorted((end for end in ends if end.failed and not end.by_us), key=lambda end: end.at)
     if one is None or found.event is None or found.event.kind in order.OWN:
         return None
@@ -388,7 +402,7 @@ def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], s
         return _caught(spoke, spoke.finding, first, host_of)
     one = early[0]
     return find(
-        "early-exit", who=named(early), first=named([first]), evidence=_shown(first), node=one.node,
+        "early-exit", who=named(early), first=named([first]), evidence=_shown(first), node=one.member,
         host=host_of(one.member), rank=None if one.of_command else one.rank, confidence=LIKELY,
         seen=("exit codes and times of all ranks",),
     )  # fmt: skip
@@ -398,7 +412,7 @@ def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int
     """Report a rank that left because of an error that it caught, as its last words show."""
     return find(
         "early-exit", "caught", who=named([one]), words=words.evidence[0].text[:200], first=named([first]), own=words.fix,
-        not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)), node=one.node, host=host_of(one.member),
+        not_zero=NOT_ZERO, evidence=(*words.evidence[:1], *_shown(first)), node=one.member, host=host_of(one.member),
         rank=words.rank if one.of_command else one.rank, confidence=LIKELY,
         seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
@@ -408,7 +422,7 @@ def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int
     one = absent[0]
     return find(
         "rank-absent", failed=named(failed), absent=named(absent), evidence=_shown(failed[0]),
-        node=one.node, host=host_of(one.member),
+        node=one.member, host=host_of(one.member),
         rank=one.rank if len(absent) == 1 and not one.of_command else None, confidence=LIKELY,
         seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
@@ -464,18 +478,23 @@ def attempt_outcome(
         lost = any(members[number].lost for number in attempt.assignment)
         code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
         return Outcome(FAILED, code, attempt.finding)
-    one = attempt.cause()
+    found, one = earliest(attempt.ends, attempt.accused)
     if one is None:
         doubt = attempt.doubt(progress)
         return Outcome(DOUBTFUL, EXIT_DOUBTFUL, doubt) if doubt else Outcome(FINISHED, 0)
     if one.exit_code == EXIT_REQUEUE:
         return Outcome(REQUEUE, EXIT_REQUEUE)
-    cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host)
+    cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host, attempt.accused)
     if cause is not None:
         code = one.code or next(end.code for end in attempt.ends if end.failed and not end.by_us)
         return Outcome(FAILED, code, cause)
-    rank = None if one.of_command else one.rank
-    return Outcome(FAILED, one.code, one.finding or find("unknown", who=named([one]), code=one.code, rank=rank))
+    finding = one.finding or find("unknown", who=named([one]), code=one.code, rank=None if one.of_command else one.rank)
+    if found.event is not None and found.event.closed:
+        seen = f"TCP connections: {named([one])} closed those to {named_ranks(found.event.closed, 8)}"
+        finding = replace(finding, seen=(*finding.seen, seen))
+    words = (text for each in attempt.accused if each.rank == finding.rank is not None for text in each.evidence)
+    finding = replace(finding, evidence=(*finding.evidence, *words))
+    return Outcome(FAILED, one.code, finding)
 
 
 def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
@@ -493,11 +512,11 @@ def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome
     """Report ranks that were asked to save and end, and were killed, failed or lost with their node instead."""
     killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
     failed = [end for end in attempt.ends if end.exit_code not in (None, 0, EXIT_REQUEUE) and _explained(end)]
-    lost = [(node, members[number].host) for node, number in enumerate(attempt.assignment) if members[number].lost]
+    lost = [members[number] for number in attempt.assignment if members[number].lost]
     return [
         *([find("not-saved", ranks=named(killed))] if killed else ()),
         *[_failed_save(end.rank, end.finding) for end in failed if end.finding and end.finding != outcome.finding][:1],
-        *(find("not-saved", "lost", node=node, host=host) for node, host in lost[:1]),
+        *(find("not-saved", "lost", node=member.number, host=member.host) for member in lost[:1]),
     ]
 
 

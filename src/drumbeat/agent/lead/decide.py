@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from drumbeat.agent.lead.model import FAILED, Assignment, Member, Outcome, reassign, replacements
+from drumbeat.agent.lead.model import FAILED, Assignment, Member, Outcome, idle, reassign, replacements
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.causes.table import CONFIGURATION, HARDWARE, NAN, NEVER, PORT, SAME_WORDS, SCHEDULER, UNCLEAR
 from drumbeat.findings.model import CERTAIN
@@ -118,14 +118,38 @@ def decide(
     return _elsewhere(history, members, excluded, restarts, fewest, can_requeue, spares)
 
 
-def without_nodes(lost: Mapping[int, Member], restarts: int, can_requeue: bool, spares: int) -> Union[Stop, Requeue]:
-    """Decide what follows when nodes are lost (node rank -> name) and no spare can replace them."""
-    names = ", ".join(f"{node} ({member.machine})" for node, member in sorted(lost.items()))
-    what = f"node {names} is lost" if len(lost) == 1 else f"nodes {names} are lost"
-    if spares:
+def move(
+    assignment: Assignment, members: Mapping[int, Member], fewest: Optional[int], spares: int
+) -> Optional[Tuple[Assignment, str]]:
+    """Replace unfit members by idle ones, or go on without them, and say so; None if neither is possible."""
+    again = reassign(assignment, members)
+    if again is not None:
+        left = len(idle(again, members))
+        words = replacements(assignment, again, members)
+        words += [f"{left} spare{'' if left == 1 else 's'} left"] if spares else []
+        return again, "; ".join(words)
+    fewer = tuple(number for number in assignment if members[number].fit)
+    if not fewest or len(fewer) < fewest:
+        return None
+    gone = ", ".join(members[number].words for number in assignment if number not in fewer)
+    return fewer, f"the job goes on without {gone}: {len(fewer)} of {len(assignment)} nodes, at least {fewest} needed"
+
+
+def without_nodes(
+    assignment: Assignment, members: Mapping[int, Member], restarts: int, fewest: Optional[int], can_requeue: bool,
+    spares: int,
+) -> Union[Stop, Requeue]:  # fmt: skip
+    """Decide what follows when nodes are lost and the job can neither replace them nor go on without them."""
+    lost = [members[number] for number in sorted(assignment) if members[number].lost]
+    what = f"{', '.join(member.words for member in lost)} {'is' if len(lost) == 1 else 'are'} lost"
+    if fewest:
+        what += f": {len(assignment) - len(lost)} of {len(assignment)} nodes are left, at least {fewest} needed"
+    elif spares:
         what += ", and no spare is left"
     if can_requeue:
-        return Requeue(what, tuple(member.machine for _, member in sorted(lost.items())))
+        return Requeue(what, tuple(member.machine for member in lost))
+    if fewest:
+        return Stop(what)
     other = "another one" if len(lost) == 1 else "others"
     why = f"{what}, and nobody can give the job {other} here: --spares {spares + len(lost)} would"
     return Stop(why + ("; a restart needs all nodes, so none is used" if restarts else ""))
@@ -203,22 +227,13 @@ def _elsewhere(
     """Somebody who had a role must not have it again: a spare, fewer nodes, or other nodes from the scheduler."""
     last = history[-1]
     known = {**members, **{number: replace(members[number], bad=why) for number, why in excluded.items()}}
-    assignment = reassign(last.assignment, known)
-    if assignment is not None:
-        taken = frozenset(assignment)
-        left = sum(1 for number, member in known.items() if member.fit and number not in taken)
-        why = "; ".join(replacements(last.assignment, assignment, known))
-        return Restart(f"{why}; {left} spare{'' if left == 1 else 's'} left", assignment, 0.0, excluded)
-    fewer = tuple(number for number in last.assignment if known[number].fit)
-    if fewest and len(fewer) >= fewest:
-        gone = ", ".join(f"{number} ({members[number].machine})" for number in last.assignment if number not in fewer)
-        why = f"the job goes on without node {gone}: {len(fewer)} of {len(last.assignment)} nodes, at least {fewest} needed"
-        return Restart(why, fewer, 0.0, excluded)
-    unfit = [number for number in last.assignment if number not in fewer]
+    moved = move(last.assignment, known, fewest, spares)
+    if moved:
+        return Restart(moved[1], moved[0], 0.0, excluded)
+    unfit = [number for number in last.assignment if not known[number].fit]
     machines = tuple(members[number].machine for number in unfit)
-    lost = {node: members[number] for node, number in enumerate(last.assignment) if members[number].lost}
-    if lost:
-        return without_nodes(lost, restarts, can_requeue, spares)
+    if any(members[number].lost for number in last.assignment):
+        return without_nodes(last.assignment, members, restarts, fewest, can_requeue, spares)
     no_spare = "no spare is left" if spares else "the job has no spare"
     if can_requeue:
         return Requeue(f"{', '.join(machines)} must not be used again, and {no_spare}", machines)

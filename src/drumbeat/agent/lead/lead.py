@@ -15,7 +15,7 @@ from drumbeat.agent.lead.attempt import (
     concluded,
     rank_end,
 )
-from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, without_nodes
+from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, move, without_nodes
 from drumbeat.agent.lead.model import (
     DOUBTFUL,
     END_NOW,
@@ -35,10 +35,10 @@ from drumbeat.agent.lead.model import (
     StopRequests,
     Tell,
     idle,
-    reassign,
     record_finding,
     replacements,
 )
+from drumbeat.agent.watchers.kernel_log import FAULT
 from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY
 from drumbeat.agent.wire.messages import (
     Beat,
@@ -272,17 +272,14 @@ def after_attempt(order: Order, history: Sequence[Outcome], members: Mapping[int
 
 def between_attempts(order: Order, assignment: Assignment, members: Mapping[int, Member]) -> Tuple[Decision, Record]:
     """A node was lost while the next attempt, with this assignment, waits for its time."""
-    again = reassign(assignment, members)
-    if again is not None:
-        replaced = replacements(assignment, again, members)
-        why = "; ".join(replaced)
-        return Restart(why, again), Record("decided", {"action": "restart", "why": why, "replaced": replaced})
-    fewer = tuple(number for number in assignment if members[number].fit)
-    if order.fewest_nodes and len(fewer) >= order.fewest_nodes:
-        why = f"the job goes on with {len(fewer)} of {len(assignment)} nodes"
-        return Restart(why, fewer), Record("decided", {"action": "restart", "why": why, "replaced": []})
-    lost = {node: members[number] for node, number in enumerate(assignment) if members[number].lost}
-    decision = without_nodes(lost, order.restarts, _can_requeue(order), order.spares)
+    fewest, spares = order.fewest_nodes, order.spares
+    moved = move(assignment, members, fewest, spares)
+    if moved:
+        replaced = replacements(assignment, moved[0], members)
+        return Restart(moved[1], moved[0]), Record(
+            "decided", {"action": "restart", "why": moved[1], "replaced": replaced}
+        )
+    decision = without_nodes(assignment, members, order.restarts, fewest, _can_requeue(order), spares)
     return decision, Record("decided", {"action": decision.action, "why": decision.why, "cause": HARDWARE.name})
 
 
@@ -316,6 +313,7 @@ class Lead:
     )  # member -> subnets that do not lead to its partner
     requests: StopRequests = field(default_factory=StopRequests)
     held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when it is passed on to the ranks
+    grace: float = 0.0  # seconds that the ranks which are being ended were given
     lost_at: float = 0.0  # when the last member was lost
     returned: Set[int] = field(default_factory=set)  # members that came back before the attempt that lost them was over
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
@@ -431,7 +429,7 @@ class Lead:
         if not self.is_current(ended.attempt):
             return []
         at = ended.t + self.members[member].clock_offset
-        end = rank_end(ended, member, self.node_rank(member), at)
+        end = rank_end(ended, member, at)
         attempt = self.attempts[-1]
         attempt.rank_ended(end, now, self.phase == "running")
         if attempt.first_failure is not None and not self.requests.outcome and not self.held:
@@ -448,8 +446,7 @@ class Lead:
         acts: List[Act] = []
         if done.stuck:
             self.members[member] = replace(self.members[member], stuck=True)
-            node, host = self.node_rank(member), self.members[member].host
-            finding = find("process-stuck", node=node, host=host, evidence=[done.stuck])
+            finding = find("process-stuck", node=member, host=self.members[member].host, evidence=[done.stuck])
             acts.append(record_finding(finding))
             if not self.requests.outcome and attempt.cause() is None:
                 attempt.finding = attempt.finding or finding
@@ -499,7 +496,7 @@ class Lead:
         attempt.done[number] = {}
         if self.phase == "running":
             attempt.finding = attempt.finding or find(
-                "node-lost", node=self.node_rank(number), host=member.host, why=why, evidence=[why]
+                "node-lost", node=number, host=member.host, why=why, evidence=[why]
             )
             with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
             if (
@@ -536,7 +533,9 @@ class Lead:
     def found(self, member: int, finding: Finding) -> None:
         """A watcher of this member warns. Hardware that breaks while the ranks run explains a failure that follows; what a
         driver says of a GPU whose processes are being ended does not."""
-        if self.phase == "running" and finding.node == self.node_rank(member) and cause_of(finding, 1) is HARDWARE:
+        if self.phase == "running" and finding.node == member and finding.code == FAULT:
+            self.attempts[-1].accused.append(finding)
+        elif self.phase == "running" and finding.node == member and cause_of(finding, 1) is HARDWARE:
             self.attempts[-1].broken.append(finding)
 
     def suspect(self, finding: Optional[Finding]) -> None:
@@ -552,7 +551,7 @@ class Lead:
         first_step = self.first_step[1] if self.first_step and self.first_step[0] == attempt.number else None
         at = counted.t + self.members[member].clock_offset
         steps = [beat.t + self.members[each].clock_offset for each, beat in self.progress.items() if beat.t is not None]
-        attempt.count(self.order, self.node_rank(member), counted.rows, at, first_step, max(steps, default=None))
+        attempt.count(self.order, member, counted.rows, at, first_step, max(steps, default=None))
 
     def signalled(self, request: StopRequest, now: float) -> List[Act]:
         """An agent was sent a signal. That may be its launcher's answer to an end that we are about to see, an MPI_Abort or an
@@ -566,8 +565,13 @@ class Lead:
 
     def _has_just_lost(self, now: float) -> bool:
         """A launcher that now ends all agents because one has died asks for nothing that is not under way."""
-        finding = self.attempts[-1].finding if self.phase == "stopping" and not self.requests.outcome else None
-        return finding is not None and finding.code == NODE_LOST and now - self.lost_at < _ANSWER
+        return self._lost_node and not self.requests.outcome and now - self.lost_at < _ANSWER
+
+    @property
+    def _lost_node(self) -> bool:
+        """The ranks are being ended only because a node was lost: those that are left can save."""
+        finding = self.attempts[-1].finding if self.phase == "stopping" else None
+        return finding is not None and finding.code == NODE_LOST
 
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
@@ -582,8 +586,10 @@ class Lead:
             return [asked, *self._end(Outcome(self.requests.outcome, self.requests.exit_code))]
         if step == END_NOW:
             return self._stop_ranks(request.why, self.order.stop_signal, 0.0)
-        if step is None or self.phase == "stopping":
+        if self.phase == "stopping" and not (self._lost_node and self.grace < self.order.stop_grace):
             return []  # they are ending already; the outcome is now the request's
+        if step is None:
+            return []
         passed_on = request.way == SIGNAL and request.number == signal.SIGUSR2  # the script's own choice of signal
         number = signal.SIGUSR2 if passed_on else self.order.stop_signal
         return self._stop_ranks(request.why, number, self.order.stop_grace)
@@ -615,9 +621,6 @@ class Lead:
     def is_current(self, attempt: int) -> bool:
         return bool(self.attempts) and self.attempts[-1].number == attempt and self.phase in ("running", "stopping")
 
-    def node_rank(self, member: int) -> int:
-        return self.attempts[-1].roles.get(member, member)
-
     def _start(self, assignment: Assignment, now: float) -> List[Act]:
         if self.is_elastic:  # those who came late, or returned
             assignment += tuple(idle(assignment, self.members)[: self.order.nodes - len(assignment)])
@@ -641,7 +644,7 @@ class Lead:
         return tuple(number for number, member in sorted(self.members.items()) if not member.lost)
 
     def _stop_ranks(self, why: str, number: int, grace: float) -> List[Act]:
-        self.phase = "stopping"
+        self.phase, self.grace = "stopping", grace
         record = Record("stopping", {"why": why, "signal": int(number), "grace": grace})
         return [record, Tell(self._present(), Stop(int(number), grace, why))]
 

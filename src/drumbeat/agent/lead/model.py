@@ -45,7 +45,8 @@ def record_finding(finding: Finding, kind: str = "finding") -> Record:
 
 @dataclass(frozen=True)
 class Member:
-    """An agent on a machine, stable for the run. Which node rank it is, each attempt's assignment says."""
+    """An agent on a machine, stable for the run. Which node rank it is, each attempt's assignment says; to the user it is
+    `node NUMBER` in every attempt."""
 
     number: int  # its place in the scheduler's order
     host: str
@@ -67,6 +68,10 @@ class Member:
     def machine(self) -> str:
         """Return its name for the scheduler."""
         return self.name or self.host
+
+    @property
+    def words(self) -> str:
+        return f"node {self.number} ({self.machine})"
 
 
 Assignment = Tuple[int, ...]  # the member that is node rank 0, 1, 2 and so on
@@ -95,11 +100,8 @@ def replacements(before: Assignment, after: Assignment, members: Mapping[int, Me
     """Describe who replaces whom."""
     if len(before) != len(after):
         return []
-    pairs = [(node, old, new) for node, (old, new) in enumerate(zip(before, after)) if old != new]
     return [
-        f"node {new} ({members[new].machine}) takes the place of node {old} ({members[old].machine})"
-        + (f" as node {node}" if node != old else "")
-        for node, old, new in pairs
+        f"{members[new].words} takes the place of {members[old].words}" for old, new in zip(before, after) if old != new
     ]
 
 

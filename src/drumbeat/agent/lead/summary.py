@@ -60,8 +60,8 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     hang = lead.attempts[-1].suspected if lead.attempts else None
     roles = lead.attempts[-1].assignment if lead.attempts else tuple(sorted(lead.members))
     members = [
-        Member(node, member.host, member.address, member.clock_offset, member.ranks)
-        for node, member in enumerate(lead.members[number] for number in roles)
+        Member(member.number, member.host, member.address, member.clock_offset, member.ranks)
+        for member in map(lead.members.__getitem__, roles)
     ]
     parts = ledger(lead.order.created, now, events, queued)
     gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too

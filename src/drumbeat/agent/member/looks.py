@@ -25,7 +25,7 @@ from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.base.redact import printable
 from drumbeat.inspector.activity import Earlier, Usage, read_ranks, read_usage
 from drumbeat.inspector.ras import RasNote
-from drumbeat.inspector.record import RankLook
+from drumbeat.inspector.record import Known, RankLook
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.runfolder.layout import NodeFolder
 
@@ -44,6 +44,7 @@ class Looker:
     ) -> None:
         self.run_id, self.folder, self.done = run_id, folder, done
         self.gpus = [gpu for gpu in gpus if not gpu.integrated]
+        self.known = Known()
         self.last: Optional[Earlier] = None  # the last look at this silence
         self.routine: Optional[Earlier] = None  # the last look that nobody asked for
         self._child = Asked(DEADLINE)
@@ -58,11 +59,11 @@ class Looker:
         who ask meanwhile."""
 
         def work() -> Dict[str, Any]:
-            looks, notes, last = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
+            looks, notes, last, links = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus, earlier)
             looks = _LastWords(looks).added()
             if commands and had_ranks():
                 looks = [replace(look, had_ranks=look.command) for look in looks]
-            return {"looks": looks, "ras": notes, "last": _lines(last)}
+            return {"looks": looks, "ras": notes, "last": _lines(last), "links": links}
 
         if self._numbers == [ROUTINE]:
             self.end()  # its answer tells nothing of the silence
@@ -74,6 +75,9 @@ class Looker:
         if not self._numbers or self._child.busy:
             return
         numbers, (looks, notes, last) = self._numbers, _parse(answer)
+        for rank, pids, links in (answer or {}).get("links", ()):
+            for pid in pids:
+                self.known.note(pid, rank, map(tuple, links))
         self.end()
         if numbers == [ROUTINE]:
             first, self.routine = self.routine is None, last
@@ -174,13 +178,13 @@ class NodeLooks:
         tell: Callable[[Message], None],
     ) -> None:
         self.host, self.folder, self.metrics, self.child, self.tell = facts.host, folder, metrics, child, tell
-        self.attempt = self.node_rank = 0
+        self.attempt = self.node_rank = self.node = 0
         self._earlier = _Earlier()
         self._looker = Looker(order.run_id, local, facts.gpus, self._looked)
         self._watched = order.checks.get("hang", "off") != "off"
 
-    def begin_attempt(self, attempt: int, node_rank: int) -> None:
-        self.attempt, self.node_rank = attempt, node_rank
+    def begin_attempt(self, attempt: int, node_rank: int, node: int, known: Known) -> None:
+        self.attempt, self.node_rank, self.node, self._looker.known = attempt, node_rank, node, known
         self._next, self._wait, self._looker.routine = time.monotonic() + _FIRST, _EVERY, None
         self.waits_least: Optional[Pace] = None
         self.waits: Optional[float] = None
@@ -223,7 +227,7 @@ class NodeLooks:
         now, looks = time.monotonic(), []
         for look in found:
             step, quiet = (None, None) if look.unnumbered else self.metrics.ranks.last(look.rank, now)
-            looks.append(replace(look, host=self.host, node=self.node_rank, step=step, quiet=quiet))
+            looks.append(replace(look, host=self.host, node=self.node, step=step, quiet=quiet))
         shown = to_plain({"t": clock.now(), "ranks": looks, "ras": notes})
         self.child.replace(self.folder.looks(self.attempt), json.dumps(shown, indent=2) + "\n")
         self.tell(Looked(self.attempt, number, tuple(looks), tuple(notes)))

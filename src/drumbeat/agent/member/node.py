@@ -36,13 +36,14 @@ from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import ERROR, WARNING, Finding
 from drumbeat.inspector.kernel_log import own_log
 from drumbeat.inspector.ranks import identity_in
+from drumbeat.inspector.record import Known
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.argv import node_identity, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.network import compute_nics, lone_subnets
 from drumbeat.runfolder.files import EventLog
-from drumbeat.runfolder.layout import NodeFolder
+from drumbeat.runfolder.layout import NodeFolder, RunFolder
 
 find = Catalog("lead")
 
@@ -113,7 +114,6 @@ class NodeWatch:
 
     def open_gates(
         self,
-        node_rank: int,
         variables: List[EnvVar],
         folder: str,
         rank_of: Callable[[int], Optional[int]],
@@ -122,7 +122,7 @@ class NodeWatch:
         """Open the gates before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run
         folder; `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
         order = self.order
-        self._gates = gate_of(order, lambda: OpenGate(order, node_rank, self.facts, self.local, rank_of, out_of))
+        self._gates = gate_of(order, lambda: OpenGate(order, self.member, self.facts, self.local, rank_of, out_of))
         for gate in self._gates:
             variables = gate.open(variables, folder)
         return variables
@@ -201,7 +201,7 @@ class Node:
         self.stopped_by_us = False
         self.kill_at: Optional[float] = None  # when the grace ends
         self.sweep_until: Optional[float] = None  # all is being killed; what is there then is stuck
-        self.ranks = Ranks(tasks)
+        self.ranks, self.known = Ranks(tasks), Known()
         self.watch = NodeWatch(order, member, facts, self.local, self.events.write, tell)
         self.reaped = 0
         self.logs = folder
@@ -225,16 +225,20 @@ class Node:
         self.node_rank = node_rank
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
-        self.looks.begin_attempt(attempt, node_rank)
+        self.known = Known()
+        self.looks.begin_attempt(attempt, node_rank, self.member, self.known)
         on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
         plan = self._plan(peers)
         for finding in plan.findings:
             self._note(finding)
         bound, variables = plan.bound, plan.variables
         known = {**inherited(), **{variable.name: variable.value for variable in variables}}
-        helpers = [*self.launcher.prepare(attempt, node_rank, peers, bound), *adapters.install(self.local, known)]
+        run_folder = os.path.dirname(os.path.dirname(os.path.abspath(self.folder.path)))
+        trackers = RunFolder(run_folder).trackers if self.order.may_come_back else ""
+        helpers = self.launcher.prepare(attempt, node_rank, peers, bound)
+        helpers += adapters.install(self.local, known, trackers)
         folder = self.folder.attempt(attempt)
-        variables = self.watch.open_gates(node_rank, variables, folder, self._rank_of, self._out_of)
+        variables = self.watch.open_gates(variables, folder, self._rank_of, self._out_of)
         record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
         self.child.replace(self.folder.environment, to_json(record) + "\n")
         final = {each.name: each for each in helpers}  # a PYTHONPATH of the job has the adapters' in front
@@ -242,16 +246,16 @@ class Node:
         self.ends = self._new_ends()
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
+        self._note_ranks()
         self.watch.feed("started", {"pids": self.ranks.pids})
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
 
     def stop(self, number: int, grace: float) -> None:
-        """Signal what trains, once; a second request can only make the grace end earlier."""
+        """Signal what trains, once; a later request changes only when the grace ends."""
         if not self.active:
             return
-        ends = time.monotonic() + grace
-        self.kill_at = ends if self.kill_at is None else min(ends, self.kill_at)
+        self.kill_at = time.monotonic() + grace
         if not self.stopped_by_us:
             self.stopped_by_us = True
             self.ranks.stop(number, self.beat)
@@ -272,6 +276,7 @@ class Node:
         rank = self.ranks.guarded(local_id)
         if rank:
             self.ranks.guarded_pids[local_id] = pid
+            self._note_ranks()
             self.starter.note_started(rank.process, pid, ())
 
     def on_task_ended(self, local_id: int, status: int) -> None:
@@ -344,7 +349,7 @@ class Node:
 
     def _note(self, finding: Finding) -> None:
         """The user is told of what may be wrong; the rest is only recorded."""
-        finding = replace(finding, node=self.node_rank)
+        finding = replace(finding, node=self.member)
         if finding.severity in (WARNING, ERROR):
             self.tell(Found(replace(finding, host=self.facts.host)))
         else:
@@ -367,16 +372,20 @@ class Node:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
         return WatchedAttempt(
-            self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
+            self.member, self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
-            lambda: self.launcher.is_rank, self.launcher.met,
+            lambda: self.launcher.is_rank, self.launcher.met, self.known,
         )  # fmt: skip
+
+    def _note_ranks(self) -> None:
+        for pid, rank in self.ranks.rank_of.items() if self.launcher.is_rank else ():
+            self.known.note(pid, rank)
 
     def _new_ends(self) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
         explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts)
-        return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
+        return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known)
 
     def _rank_of(self, pid: int) -> Optional[int]:
         rank = self.ranks.own(pid)
@@ -404,14 +413,14 @@ class Node:
             finding = replace(
                 with_last_step(finding, step),
                 rank=rank_meant(self.launcher, end, finding),
-                node=self.node_rank,
+                node=self.member,
                 host=self.facts.host,
             )
         if end.exit_code != 0 and not ended.by_us:
             self.failed_in = self.attempt
             self.watch.rank_failed()
         about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
-        self.tell(RankEnded(*about_end))
+        self.tell(RankEnded(*about_end, end.links, end.closed))
 
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""

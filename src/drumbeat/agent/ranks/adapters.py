@@ -11,21 +11,23 @@ import pkgutil
 from typing import List, Mapping
 
 from drumbeat.base.order import EnvVar
-from drumbeat.plan.argv import ADAPTERS, WHO
+from drumbeat.plan.argv import ADAPTERS, TRACKERS, WHO
 
 OFF = "off"
 _FILES = {
     "sitecustomize.py": "drumbeat.inrank.adapters",
     "jax_cluster.py": "drumbeat.inrank.adapters",
     "worker_list.py": "drumbeat.inrank.adapters",
+    "trackers.py": "drumbeat.inrank.adapters",
     "stacks.py": "drumbeat.inrank",
 }
 
 
-def install(local: str, environ: Mapping[str, str]) -> List[EnvVar]:
+def install(local: str, environ: Mapping[str, str], trackers: str) -> List[EnvVar]:
     """Write the adapters below `local`, a private folder on the node's own disk; return the variables that lead to them.
 
-    `environ` is what the ranks would get without them.
+    `environ` is what the ranks would get without them; `trackers`: where names of trackers' runs are kept, if the run may be
+    started again.
     """
     if environ.get(ADAPTERS) == OFF:
         return []
@@ -35,5 +37,5 @@ def install(local: str, environ: Mapping[str, str]) -> List[EnvVar]:
         with open(os.path.join(folder, name), "wb") as file:
             file.write(pkgutil.get_data(package, name) or b"")
     path = os.pathsep.join(filter(None, (folder, environ.get("PYTHONPATH"))))
-    values = {ADAPTERS: folder, "PYTHONPATH": path}
+    values = {ADAPTERS: folder, "PYTHONPATH": path, **({TRACKERS: trackers} if trackers else {})}
     return [EnvVar(name, value, WHO[name], "default") for name, value in values.items()]

@@ -11,7 +11,7 @@ from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stages import STAGE_FAILED
 from drumbeat.agent.ranks.start import NO_WORKDIR, End, plain_end
-from drumbeat.base import clock
+from drumbeat.base import clock, proc
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.processes import Forked
@@ -32,6 +32,8 @@ from drumbeat.findings.model import (
     shown,
 )
 from drumbeat.inspector.kernel_log import oom_kills
+from drumbeat.inspector.ranks import MOST_LINKS
+from drumbeat.inspector.record import Known
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts, Identity
 from drumbeat.metrics.printed import read_line
@@ -348,10 +350,11 @@ class Ends:
     """Ends of one attempt. `done` gets every rank's end, in the order in which the processes ended."""
 
     def __init__(
-        self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[RankExit], None],
+        self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[RankExit], None], known: Known,
         within: float = READ_WITHIN,
     ) -> None:  # fmt: skip
         self.launcher, self.explainer, self.attempt, self.done, self.within = launcher, explainer, attempt, done, within
+        self.known = known
         self._waiting: List[Exit] = []
         self._reading: Tuple[Exit, ...] = ()
         self._child: Optional[Forked] = None
@@ -399,10 +402,15 @@ class Ends:
             self.done(self._unread(ended))
 
     def _read(self) -> bytes:
-        """Read, in the child."""
-        found = [
-            each for ended in self._reading for each in read_exit(self.launcher, self.explainer, self.attempt, ended)
-        ]
+        """Read, in the child: first who closed whose connection, which the kernel remembers for a minute at most."""
+        closed_first = proc.closed_first(os.getpid())
+        found = []
+        for ended in self._reading:
+            for each in read_exit(self.launcher, self.explainer, self.attempt, ended):
+                links = self.known.links.get(each.end.rank, set()) if each.end.exit_code != 0 else set()
+                closed = tuple(sorted(links & closed_first)[:MOST_LINKS])
+                end = replace(each.end, links=tuple(sorted(links)[:MOST_LINKS]), closed=closed)
+                found.append(replace(each, end=end))
         return json.dumps(to_plain(found)).encode()
 
     def _unread(self, ended: Exit) -> RankExit:

@@ -38,7 +38,7 @@ def build_watchers(
     if level != "off":
         seats = Placement(scene, level)
         looks = RankLooks(
-            order.run_id, scene.node, scene.facts, lambda: not seats.done,
+            order.run_id, scene.node_rank, scene.facts, lambda: not seats.done,
             lambda: () if scene.are_ranks() else scene.mains(),
         )  # fmt: skip
         seats.on_first_step = looks.look_soon
@@ -46,12 +46,12 @@ def build_watchers(
         sensors.append(looks)
     if order.checks.get("world", "off") != "off":
         census = CensusLooks(scene, order.emulated)
-        watchers.append(Census(scene.node, census.look_soon))
+        watchers.append(Census(scene.node_rank == 0, census.look_soon))
         sensors.append(census)
     level = order.checks.get("loss", "off")
-    if level != "off" and scene.node == 0:  # where the lowest rank is
+    if level != "off" and scene.node_rank == 0:  # where the lowest rank is
         watchers.append(Loss(level, scene.node, scene.facts.host))
     if scene.kernel_log:
-        watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host))
+        watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host, scene.known.ranks))
         sensors += scene.kernel_log
     return Watching(watchers, sensors, record, tell, scene.attempt)

@@ -13,6 +13,7 @@ from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar
 from drumbeat.findings.model import Finding
+from drumbeat.inspector.record import Known
 from drumbeat.machine.model import Facts
 from drumbeat.plan.binding import Binding
 
@@ -27,7 +28,7 @@ class Saw:
     a line of a GPU driver), `census` (rows: processes that carry a rank; complete: all of this node's), `exited` (rank,
     exit_code, signal), `tick` (time passed), `ended` (no rank is left).
 
-    On the lead: `attempt` (number, members: member -> node, host, ranks), `beat` (member, beat), `exited` (rank, node, host,
+    On the lead: `attempt` (number, members: member -> host, ranks), `beat` (member, beat), `exited` (rank, node, host,
     exit_code, by_us), `looked` (member, looks, ras: an answer to this watcher's last `AskLook`), `stopping` (the ranks are being
     ended), `tick`.
     """
@@ -132,7 +133,8 @@ class Watching:
 class WatchedAttempt:
     """Attempt as its watchers know it."""
 
-    node: int
+    node: int  # its number in the run
+    node_rank: int  # its role in this attempt
     first_rank: int
     facts: Facts  # as all tasks of the node see it together
     bound: Binding
@@ -145,4 +147,5 @@ class WatchedAttempt:
     mains: Callable[[], Sequence[int]]  # the processes that the agent started
     are_ranks: Callable[[], bool]  # whether these are ranks, and not the node's command, which starts them
     met: Callable[[], Optional[int]]  # launchers started through stand-ins so far; None where there are no stand-ins
+    known: Known = field(default_factory=Known)  # what looks have shown of the ranks
     kernel_log: Sequence[Sensor] = ()  # what reads the kernel's log, where that makes sense

@@ -86,7 +86,8 @@ def doing(look: RankLook) -> str:
     if word == STOPPED:
         return f"stopped (process state {look.state})"
     if word == KERNEL:
-        return f"waiting in the kernel ({look.waits_in or look.call or 'state D'}){at}"
+        what = f" for {look.waits_for}" if look.waits_for else ""
+        return f"waiting in the kernel{what} ({look.waits_in or look.call or 'state D'}){at}"
     if look.compiler:
         return f"compiling ({look.compiler})"
     if word == SILENT and not look.raised:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
 from drumbeat.base.regex import regex
@@ -15,7 +15,7 @@ from drumbeat.machine.vendors import kernel_event
 from drumbeat.machine.vendors.contract import GpuEvent, place
 
 find = Catalog("watchers")
-PCIE = "pcie-error"
+PCIE, FAULT = "pcie-error", "gpu-app-fault"
 _PCIE = regex(
     r"\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"
 )
@@ -31,10 +31,12 @@ def read_line(text: str) -> Optional[GpuEvent]:
 
 
 class GpuErrors:
-    """Warns once per GPU and kind of error. The lead takes it into account when it decides what follows a failure."""
+    """Warns once per GPU and kind of error, and once per rank whose own program a driver accuses. The lead takes it into account
+    when it decides who failed first, and what follows."""
 
-    def __init__(self, gpus: Sequence[Gpu], node: int, host: str) -> None:
-        self.node, self.host = node, host
+    def __init__(self, gpus: Sequence[Gpu], node: int, host: str, ranks: Mapping[int, int]) -> None:
+        """`ranks`: pid -> rank, as far as it is known."""
+        self.node, self.host, self.ranks = node, host, ranks
         own = [gpu for gpu in gpus if not gpu.integrated]
         self.known = {place(gpu.pci): gpu for gpu in own if gpu.pci}
         self.bridges = {
@@ -48,8 +50,11 @@ class GpuErrors:
             return self._source(saw.data)
         if saw.kind != "kernel":
             return []
-        error = read_line(saw.data["text"])
-        if error is None or (error.address, error.code) in self._told:
+        text = saw.data["text"]
+        error = read_line(text)
+        if error is None:
+            return self._accused(kernel_event(text), text)
+        if (error.address, error.code) in self._told:
             return []
         gpu = self.known.get(error.address)
         if gpu is None and error.code == PCIE:
@@ -59,6 +64,19 @@ class GpuErrors:
         self._told.add((error.address, error.code))
         return [Warn(self._finding(error, gpu, saw.data))]
 
+    def _accused(self, event: Optional[GpuEvent], text: str) -> List[Action]:
+        """A GPU that is well has stopped the work of one of our ranks: an access to memory that is not its own, say."""
+        rank = self.ranks.get(event.pid) if event else None
+        if event is None or rank is None or (str(rank), FAULT) in self._told:
+            return []
+        self._told.add((str(rank), FAULT))
+        gpu = self.known.get(event.address)
+        finding = find(
+            FAULT, rank=rank, gpu=f"GPU {gpu.index}" if gpu else "a GPU", number=event.number, evidence=[text],
+            node=self.node, host=self.host, seen=(f"the kernel's log of {self.host}: the rank's process id",),
+        )  # fmt: skip
+        return [Warn(finding)]
+
     def _source(self, about: Dict[str, Any]) -> List[Action]:
         """Record once in the node's events what is read, or why nothing is."""
         return [Emit("kernel-log", {"source": about["source"], "why": about["why"]})]
@@ -67,7 +85,7 @@ class GpuErrors:
         name = f"GPU {gpu.index}" if gpu else "a GPU"
         finding = find(
             "gpu-error", gpu=name, address=error.address, what=error.what, number=error.number, text=about["text"],
-            evidence=[about["text"]], node=self.node, host=self.host,
+            evidence=[about["text"]], node=self.node, host=self.host, rank=self.ranks.get(error.pid),
             seen=(f"the kernel's log of {self.host} ({about['source']}) since the attempt began",),
         )  # fmt: skip
         return replace(finding, code=error.code)

@@ -13,7 +13,7 @@ from drumbeat.base.processes import Asked
 from drumbeat.base.record import from_plain
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Finding, Verdict
-from drumbeat.inspector.ranks import added, look
+from drumbeat.inspector.ranks import MOST_LINKS, added, look
 from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge
 
@@ -41,11 +41,12 @@ class CensusLooks:
             scene.port,
             shared_loopback,
         )
-        self.mains, self.are_ranks, self.met, self.asked = scene.mains, scene.are_ranks, scene.met, Asked(_LOOK_WITHIN)
+        self.mains, self.are_ranks, self.met, self.known = scene.mains, scene.are_ranks, scene.met, scene.known
+        self.asked = Asked(_LOOK_WITHIN)
         self._begin: Optional[float] = None
         self._next = 0.0
         self._news = 0.0  # when a look last showed something new
-        self._known: Dict[_Process, Row] = {}
+        self._seen: Dict[_Process, Row] = {}
         self._complete = 0  # looks in a row that showed all of them
         self._complete_since = 0.0
 
@@ -69,8 +70,8 @@ class CensusLooks:
         if answer is None:
             return []
         rows, cost = [from_plain(Row, row) for row in answer[0]], answer[1]
-        rows, before = self._with_earlier(rows), self._known
-        self._known = {_process(row): row for row in rows}
+        rows, before = self._with_earlier(rows), self._seen
+        self._seen = {_process(row): row for row in rows}
         self._news = self._news if _steady(before.values()) == _steady(rows) else now
         self._next = now + max(min(max(_SOONEST, _OF_AGE * (now - self._news)), _LATEST), _COST * cost)
         proven = len(rows) == self.ranks and all(row.rank is not None and row.joined for row in rows)
@@ -78,6 +79,10 @@ class CensusLooks:
         whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
         self._complete_since = self._complete_since if self._complete else now
         self._complete = self._complete + 1 if whole else 0
+        for row in rows:
+            if row.rank is not None and not row.starts_others:
+                self.known.note(row.pid, row.rank, row.links)
+        rows = [replace(row, links=() if row.joined else row.links[:MOST_LINKS]) for row in rows]  # proof enough
         others = [row for row in rows if row.rank is not None and row.pid not in self.mains()]
         launchers = self.met() if others else None
         if launchers is not None and launchers > 1:
@@ -92,9 +97,9 @@ class CensusLooks:
     def _with_earlier(self, rows: Sequence[Row]) -> List[Row]:
         """Add what earlier looks have shown of these processes, and of others without a RANK for as long as they live:
         those are known by their connections alone, which come and go."""
-        found = {_process(row): added(row, self._known.get(_process(row))) for row in rows}
+        found = {_process(row): added(row, self._seen.get(_process(row))) for row in rows}
         if all(row.rank is None for row in rows):
-            kept = {key: row for key, row in self._known.items() if row.rank is None and start_time(row.pid)}
+            kept = {key: row for key, row in self._seen.items() if row.rank is None and start_time(row.pid)}
             found = {**kept, **found}
         return sorted(found.values(), key=lambda row: row.pid)
 
@@ -111,22 +116,22 @@ def _process(row: Row) -> _Process:
 
 def _steady(rows: Iterable[Row]) -> Tuple[Row, ...]:
     """The rows without what changes at every look."""
-    return tuple(replace(row, cpu=0.0, mapped=0) for row in rows)
+    return tuple(replace(row, cpu=0.0, mapped=0, links=() if row.joined else row.links) for row in rows)
 
 
 class Census:
     """A watcher: tells the lead what looks have shown alike for a second, and at once where connections prove it. It says it
     again as long as it is not all. `on_step` is called at the first report of a rank."""
 
-    def __init__(self, node: int = 0, on_step: Callable[[float], None] = lambda now: None) -> None:
-        self.node, self.on_step = node, on_step
+    def __init__(self, first: bool = True, on_step: Callable[[float], None] = lambda now: None) -> None:
+        self.on_step = on_step
         self._stepped = False
         self._last: Optional[Tuple[Row, ...]] = None
         self._since = 0.0  # when that was seen first
         self._told: Optional[Tuple[Row, ...]] = None
         self._told_at = 0.0
         self._times = 0  # that it was told
-        self._unmet_told = self.node != 0  # the script is the same everywhere
+        self._unmet_told = not first  # the script is the same everywhere: the first node says it
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if saw.kind == "metric" and not self._stepped:

@@ -17,6 +17,11 @@ ADAPTERS = {
     "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver": "worker_list.py",
     "paddle.distributed.parallel": "worker_list.py",
     "socket": "stacks.py",
+    "wandb": "trackers.py",
+    "mlflow.tracking.fluent": "trackers.py",
+    "aim.sdk.run": "trackers.py",
+    "torch.utils.tensorboard.writer": "trackers.py",
+    "tensorboardX.writer": "trackers.py",
 }
 
 

@@ -49,6 +49,7 @@ class GpuEvent:
     code: str = ""  # of the finding that it is; empty: it breaks no GPU
     what: str = ""
     number: str = ""  # as in `Xid 79`
+    pid: int = 0  # of the process that it was about; 0: not known
 
 
 class Vendor:

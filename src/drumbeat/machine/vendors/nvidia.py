@@ -225,6 +225,7 @@ XIDS = {
     172: (ECC, "had an uncorrectable error in its SRAM"),
 }
 _ACTION_CHANGED = 154  # the driver names what has to be done; 'None' is all clear
+_PID = regex(r"\bpid='?(\d{1,9})\b")
 _XID = regex(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}(?::[0-9a-fA-F]{2}){2}(?:\.[0-7])?)\): (\d{1,4})\b,? ?(.*)")
 _NEEDS = regex(r"action changed from .* to 0x[0-9a-fA-F]+ \(([^)]{1,60})\)")
 
@@ -293,13 +294,17 @@ class Nvidia(Vendor):
         if not found:
             return None
         address, number, words = found.group(1).lower(), int(found.group(2)), found.group(3)
-        event = GpuEvent(f"Xid {number} on {address}: {words[:120]}".rstrip(": "), place(address))
+        pid = _PID.search(words)
+        event = GpuEvent(
+            f"Xid {number} on {address}: {words[:120]}".rstrip(": "), place(address), number=f"Xid {number}",
+            pid=int(pid.group(1)) if pid else 0,
+        )  # fmt: skip
         code, what = XIDS.get(number, ("", ""))
         if number == _ACTION_CHANGED:
             needs = _NEEDS.search(words)
             if needs and needs.group(1).strip().lower() != "none":
                 code, what = XID, f"cannot be used until somebody acts ({needs.group(1)})"
-        return dataclasses.replace(event, code=code, what=what, number=f"Xid {number}") if code else event
+        return dataclasses.replace(event, code=code, what=what) if code else event
 
 
 def _rows(text: Optional[str]) -> Iterable[List[str]]:

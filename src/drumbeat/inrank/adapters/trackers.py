@@ -1,0 +1,103 @@
+"""Let experiment trackers go on with the same run when the job is started again.
+
+Only in rank 0, only for the first run that a process starts, and only where neither the program nor the user has chosen one.
+W&B and TensorBoard take a name that is made from the drumbeat run; MLflow and Aim invent their own, which is kept in a file of
+the run folder ($DRUMBEAT_TRACKERS). Imports nothing of drumbeat: it runs in the ranks' own Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import sys
+from typing import Any, Callable, Dict
+
+_FILE = os.environ.get("DRUMBEAT_TRACKERS", "")
+_NAME = re.sub(r"[^A-Za-z0-9_-]", "-", os.environ.get("DRUMBEAT_RUN", ""))[:64]
+
+
+def adapt(module: Any) -> None:
+    if not _FILE or os.environ.get("RANK", os.environ.get("NODE_RANK", "0")) != "0":
+        return
+    if module.__name__ == "wandb":
+        if not any(os.environ.get(name) for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID")):
+            _named(module, "init", lambda known: not (known.get("id") or known.get("resume")), _wandb)
+    elif module.__name__ == "mlflow.tracking.fluent":
+        if not os.environ.get("MLFLOW_RUN_ID"):
+            fresh = lambda known: not (known.get("run_id") or known.get("nested"))  # noqa: E731
+            _kept(module, "start_run", "mlflow", "run_id", fresh, lambda args, run: run.info.run_id)
+    elif module.__name__ == "aim.sdk.run":
+        fresh = lambda known: not (known.get("run_hash") or known.get("read_only"))  # noqa: E731
+        _kept(module.Run, "__init__", "aim", "run_hash", fresh, lambda args, made: args[0].hash)
+    else:  # torch's SummaryWriter, or tensorboardX's
+        _named(
+            module.SummaryWriter, "__init__", lambda known: not (known.get("log_dir") or known.get("logdir")), _board
+        )
+
+
+def _wandb(known: Dict[str, Any]) -> Dict[str, Any]:
+    _say(f"W&B goes on with run {_NAME} when the job is started again; WANDB_RUN_ID chooses another")
+    return {"id": _NAME, "resume": "allow"}
+
+
+def _board(known: Dict[str, Any]) -> Dict[str, Any]:
+    folder = os.path.join("runs", _NAME + str(known.get("comment") or ""))
+    _say(f"TensorBoard writes to {folder} at every start of the job; log_dir chooses another")
+    return {"log_dir": folder}
+
+
+def _named(where: Any, name: str, free: Callable[[Dict[str, Any]], bool], more: Callable[..., Dict[str, Any]]) -> None:
+    """Give the first call arguments of our own, if it is `free` to have them."""
+    call, first = getattr(where, name), [True]
+
+    @functools.wraps(call)
+    def called(*args: Any, **known: Any) -> Any:
+        plain = len(args) < (2 if name == "__init__" else 1)  # what is given by place may be what we would give
+        if first and plain and free(known):
+            known.update(more(known))
+        first.clear()
+        return call(*args, **known)
+
+    setattr(where, name, called)
+
+
+def _kept(
+    where: Any, name: str, tracker: str, key: str, free: Callable[[Dict[str, Any]], bool], of: Callable[[Any, Any], str]
+) -> None:
+    """Keep the name of the first run, and give it to the first one of a later start. One that is gone is no reason to fail."""
+    call, first = getattr(where, name), [True]
+
+    @functools.wraps(call)
+    def called(*args: Any, **known: Any) -> Any:
+        if not first or len(args) > (1 if name == "__init__" else 0) or not free(known):
+            return call(*args, **known)
+        first.clear()
+        kept = _read()
+        if kept.get(tracker):
+            try:
+                made = call(*args, **{**known, key: kept[tracker]})
+                _say(f"{tracker} goes on with run {kept[tracker]}, of an earlier start of this job")
+                return made
+            except Exception as error:
+                _say(f"{tracker} cannot go on with run {kept[tracker]} ({error}); it starts another one")
+        made = call(*args, **known)
+        with open(_FILE + ".new", "w", encoding="utf-8") as file:
+            json.dump({**kept, tracker: of(args, made)}, file)
+        os.replace(_FILE + ".new", _FILE)
+        return made
+
+    setattr(where, name, called)
+
+
+def _read() -> Dict[str, str]:
+    try:
+        with open(_FILE, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _say(text: str) -> None:
+    print(f"drumbeat: {text}", file=sys.stderr)

@@ -1,0 +1,50 @@
+"""Ranks that fail together with the same words: the one that closed the others' connections is named."""
+
+import json
+import sys
+
+from tests.conftest import wait_for
+
+# Rank 1 leaves its peers, and is the last one to end. What they say of it is what it says itself.
+RANK = """
+import os, socket, sys, time
+rank, world, port = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["MASTER_PORT"])
+peers, server = [], socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("127.0.0.1", port if rank == 0 else 0))
+server.listen()
+with open(f"port-{rank}.new", "w") as file:
+    file.write(str(server.getsockname()[1]))
+os.replace(f"port-{rank}.new", f"port-{rank}")
+for lower in range(rank):
+    while not os.path.exists(f"port-{lower}"):
+        time.sleep(0.02)
+    peers.append(socket.create_connection(("127.0.0.1", int(open(f"port-{lower}").read()))))
+for higher in range(rank + 1, world):
+    peers.append(server.accept()[0])
+if rank == 1:
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    for peer in peers:
+        peer.close()
+    time.sleep(1.0)
+else:
+    peers[0 if rank == 0 else 1].recv(1)
+sys.exit("the work cannot go on")
+"""
+
+
+def test_who_closed_the_connections_is_the_cause(drumbeat):
+    flags = ("--nodes", 1, "--ranks-per-node", 3, "--site", "localhost", "--oversubscribe", 4, "--name", "closers")
+    process = drumbeat.start("run", *flags, "--", sys.executable, "-c", RANK)
+
+    def world_seen():
+        found = list(drumbeat.folder.glob("runs/closers-*/events.jsonl"))
+        return found and '"check": "world"' in found[0].read_text().replace('":"', '": "')
+
+    wait_for(world_seen, 120, "the connections of all ranks")
+    (drumbeat.folder / "go").touch()
+    output = process.communicate(timeout=120)[0]
+    failed = json.loads((drumbeat.run_folder() / "summary.json").read_text())["attempts"][-1]["finding"]
+    assert failed["rank"] == 1, output
+    assert any("rank 1 closed those to ranks 0,2" in each for each in failed["seen"]), failed
