@@ -37,7 +37,10 @@ MORE_TWO: List[Case] = [
     ("llama", [*TEXT, "layout=cp", "precision=bf16"]),
     ("wide_resnet", [*IMAGES, "layout=fsdp", "recompute=full"]),
 ]
-FOUR: List[Case] = [("llama", [*TEXT, "layout=tp=2,dp_shard=2", "precision=bf16"])]
+FOUR: List[Case] = [
+    ("llama", [*TEXT, "layout=ddp", "precision=fp32"]),  # three sums or more depend on their order
+    ("llama", [*TEXT, "layout=tp=2,dp_shard=2", "precision=bf16"]),
+]
 MORE_FOUR: List[Case] = [
     ("llama", [*TEXT, "layout=hsdp", "precision=bf16"]),
     ("llama", [*TEXT, "layout=pp=2,dp_shard=2", "precision=fp32", "accumulate=2", "schedule=zbv", "model=four"]),

@@ -81,15 +81,26 @@ def test_storage_counts_if_it_is_newer_and_a_save_is_a_snapshot_too(memory: List
     assert steps(again, batches, 1) == want[4:]
 
 
-def test_going_back_to_storage_forgets_what_is_in_memory(memory: List[int], tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    trainer, batches = set_up()
-    steps(trainer, batches, 3)
-    trainer.save(folder, wait=True)
-    steps(trainer, batches, 4, folder)
-    assert trainer.load(folder, at_most=3) == 3
-    again, _ = set_up()
-    assert again.load(folder) == 3 and not again.loaded_from
+def test_training_goes_back_to_the_newest_snapshot(
+    memory: List[int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trainer, _ = set_up()
+    points = torch.randn(400, 4, generator=torch.Generator().manual_seed(1))
+
+    class Points:
+        def __len__(self) -> int:
+            return len(points)
+
+        def read(self, indices: List[int], epochs: List[int]) -> Tuple[Tensor, Tensor]:
+            return points[indices], points[indices].sum(1, keepdim=True)
+
+    def spoiled(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, batch) * (float("nan") if trainer.steps == 17 and not trainer.loaded_from else 1.0)
+
+    settings = Settings(checkpoint=str(tmp_path), save_every=10, snapshot_every=3, steps=20, batch=8, on_nan="back")
+    assert run(settings, trainer, trainer.stream(Points(), 8), spoiled, unit="samples").step == 20
+    assert "not finite at or before step 18; 1 step left out" in (output := capfd.readouterr().out)
+    assert "back to step 15, from memory, " in output and trainer.skipped == 0
 
 
 def test_too_little_memory_is_refused_with_the_arithmetic(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import pytest
 import torch
 import torch.nn.functional as F
+from gloo_world import GlooWorld
 from torch import Tensor, nn
 
 from drumbeat import train
@@ -38,15 +39,26 @@ class Noisy:
         return self.x[indices], self.y[indices]
 
 
-def trained(wrong: float, **said: Any) -> Tuple[Result, train.Trainer]:
+def trained(
+    wrong: float, spoiled: Optional[Callable[[int], float]] = None, **said: Any
+) -> Tuple[Result, train.Trainer]:
+    """`spoiled(step)`: what a step's loss is multiplied by, whatever its data."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    settings = Settings(steps=STEPS, batch=BATCH, report_every=1, watch_communication=0, **said)
+    settings = Settings(**{"steps": STEPS, "batch": BATCH, "report_every": 1, "watch_communication": 0, **said})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
     trainer = train.setup(model, optimizer, scheduler=schedules.cosine(STEPS, 5))
     stream = trainer.stream(Noisy(wrong), BATCH)
-    mean = lambda model, batch: F.mse_loss(model(batch[0]).squeeze(1), batch[1])  # noqa: E731
+
+    def mean(model: nn.Module, batch: Any) -> Tensor:
+        value = F.mse_loss(model(batch[0]).squeeze(1), batch[1])
+        return value * spoiled(trainer.steps) if spoiled is not None else value
+
     return run(settings, trainer, stream, mean, unit="samples"), trainer
+
+
+def weights(trainer: train.Trainer) -> List[Any]:
+    return [p.tolist() for p in trainer.model.parameters()]
 
 
 @pytest.mark.parametrize(("wrong", "setting"), [(1e4, "on_spike"), (float("nan"), "on_nan")])
@@ -60,7 +72,7 @@ def test_going_back_leaves_out_the_batch_and_is_reproducible(tmp_path: Path, wro
         assert note["back_to"] % 4 == 0 and note["step"] - note["back_to"] == (last + 1 - first) // BATCH >= 1
         assert len(result.losses) == STEPS + note["step"] - note["back_to"] and trainer.steps == STEPS
         assert result.losses[-1] < 3 and trainer.skipped == 0
-        runs.append((result.losses[-1], note, [p.tolist() for p in trainer.model.parameters()]))
+        runs.append((result.losses[-1], note, weights(trainer)))
     assert runs[0] == runs[1]
 
 
@@ -81,3 +93,66 @@ def test_nothing_is_said_of_a_run_without_one(capfd: pytest.CaptureFixture[str])
 def test_going_back_needs_checkpoints() -> None:
     with pytest.raises(Refusal, match="on_spike=back without checkpoints; give checkpoint=FOLDER and save_every"):
         trained(0.0, on_spike="back")
+
+
+def test_a_checkpoint_never_holds_trouble_however_rare_reports_are(tmp_path: Path) -> None:
+    result, trainer = trained(float("nan"), checkpoint=str(tmp_path), save_every=4, report_every=50, on_nan="back")
+    (note,) = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    assert 0 < note["step"] - note["back_to"] <= 4 and trainer.skipped == 0
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000096", "step-00000100"]
+
+
+@pytest.mark.parametrize("bad", [1e4, float("nan")])
+def test_trouble_that_stays_ends_the_run(tmp_path: Path, bad: float) -> None:
+    """The reports between the checkpoint and the trouble are fine each time."""
+    with pytest.raises(Stopped, match=r"step 31.*; going back does not help: tried 5 times from step 20"):
+        trained(
+            0.0,
+            lambda step: bad if step == 30 else 1.0,
+            checkpoint=str(tmp_path),
+            save_every=20,
+            on_nan="back",
+            on_spike="back",
+        )
+    assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == 5
+
+
+def test_trouble_before_the_first_save_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(NotFinite, match="going back does not help: nothing is saved yet"):
+        trained(
+            0.0, lambda step: float("nan") if step == 2 else 1.0, checkpoint=str(tmp_path), save_every=20, on_nan="back"
+        )
+
+
+def test_a_run_stopped_just_before_a_spike_equals_one_that_was_not(tmp_path: Path) -> None:
+    _, want = trained(1e4, checkpoint=str(tmp_path / "whole"), save_every=10, on_spike="back")
+    (note,) = [json.loads(line) for line in (tmp_path / "whole" / "skipped.jsonl").read_text().splitlines()]
+    parts = {"checkpoint": str(tmp_path / "parts"), "save_every": 10, "on_spike": "back"}
+    assert trained(1e4, stop_after=note["back_to"], **parts)[0].stopped
+    _, trainer = trained(1e4, **parts)
+    assert (tmp_path / "parts" / "skipped.jsonl").read_text() == (tmp_path / "whole" / "skipped.jsonl").read_text()
+    assert weights(trainer) == weights(want)
+
+
+def test_steps_that_were_left_out_before_a_resume_stop_nothing(tmp_path: Path) -> None:
+    result, trainer = trained(float("nan"), checkpoint=str(tmp_path), save_every=50, steps=90, on_nan="skip")
+    assert trainer.skipped == 1
+    assert trained(float("nan"), checkpoint=str(tmp_path), on_nan="stop")[0].step == STEPS
+
+
+def test_a_loss_that_stays_high_becomes_usual(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    worse = lambda step: 1.0 if step < 40 else float("nan") if step == 99 else 50.0  # noqa: E731
+    with pytest.raises(NotFinite, match="tried 5 times from step 98"):
+        trained(0.0, worse, checkpoint=str(tmp_path), save_every=7, on_nan="back")
+    assert 1 <= capfd.readouterr().out.count("a spike: ") <= 50
+
+
+def gone_back(folder: str) -> Tuple[List[Any], int]:
+    _, trainer = trained(1e4, checkpoint=folder, save_every=4, on_spike="back")
+    return weights(trainer), trainer.steps
+
+
+def test_all_ranks_go_back_together(world: GlooWorld, tmp_path: Path) -> None:
+    first, second = world.run(gone_back, str(tmp_path), size=2)
+    assert first == second and first[1] == STEPS
+    assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == 1

@@ -94,7 +94,8 @@ def _train(
             batches = next(stream)
             meter.mark("data")
             last = done + 1 == settings.steps
-            reporting = (done + 1) % settings.report_every == 0 or last
+            every = (settings.report_every, settings.save_every, settings.snapshot_every)
+            reporting = last or any(_due(steps, done + 1) for steps in every)  # what is saved is looked at before
             look = reporting and communication.due(done + 1) and not trainer.profiler.active
             with communication.watch(done + 1) if look else nullcontext():
                 gathered.append(trainer.advance(batches, loss, meter.mark))
@@ -106,16 +107,18 @@ def _train(
                     reporter.say(words)
                 gc.collect()
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
-            if reporting:
+            stopped = (stop.agreed() or done == settings.stop_after) and not last
+            if reporting or stopped:
                 now = report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
                 figures |= now
                 losses.append(now["loss"])
                 gathered.clear()
                 gc.collect(1)
-                if trouble.judge(now, reporter.say):
+                if problem := trouble.judge(now, reporter.say):
+                    _saved(reporter, checkpoints.finish() if checkpoints is not None else None)
+                    trouble.go_back(problem, reporter.say)
                     done = trainer.steps
                     continue
-            stopped = (stop.agreed() or done == settings.stop_after) and not last
             if stopped or last:
                 meter.start()  # the last step is over: a last save is no part of it
             save = checkpoints is not None and (

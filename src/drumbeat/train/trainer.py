@@ -140,6 +140,7 @@ class Trainer:
         self._leave, self._samples, self.weights = leave_at_end, 0, weights
         self._unreported: Optional[Result] = None
         self.loaded_from = ""  # where a load found the state, if not in storage
+        self.usual: List[float] = []  # losses of the last reports: a spike is far above them
 
     @property
     def module(self) -> nn.Module:
@@ -412,7 +413,8 @@ class Trainer:
 
     def state(self) -> Dict[str, str]:
         """Return what a checkpoint holds beside weights, optimizer and random numbers."""
-        state = {"steps": self.steps, "batches": [batches.state_dict() for batches in self._all_batches]}
+        positions = [batches.state_dict() for batches in self._all_batches]
+        state = {"steps": self.steps, "batches": positions, "usual": self.usual}
         if hasattr(self.scheduler, "state_dict"):
             state["scheduler"] = self.scheduler.state_dict()
         return {"trainer": json.dumps(state)}
@@ -437,26 +439,24 @@ class Trainer:
         if dist.is_initialized():
             dist.barrier()
 
-    def load(self, folder: str, at_most: Optional[int] = None) -> int:
+    def load(self, folder: str) -> int:
         """Load the newest checkpoint in `folder` that can be read, saved on any layout and number of ranks; the step it
-        was taken after, or 0 where there is none. Those of steps after `at_most` are set aside."""
+        was taken after, or 0 where there is none."""
         checkpoints, wanted = self.checkpoints(folder), ["trainer", "sample"]
         loaded, self.loaded_from = None, ""
         if VARIABLE in os.environ:
             began, snapshots = time.monotonic(), self.snapshots(folder)
-            if at_most is not None:
-                snapshots.forget()
             newest = checkpoints.told_by_rank_0(max(candidates(folder), default=0) if self.world.lead else 0)
             loaded = snapshots.load(wanted, newer_than=newest - 1)
             self.loaded_from = f", from memory, {time.monotonic() - began:.1f} s" if loaded else ""
-        loaded = loaded or checkpoints.load(wanted, at_most)
+        loaded = loaded or checkpoints.load(wanted)
         if loaded is None:
             return 0
         for words in loaded.notes:
             self.say(words)
         self.steps, self._positions = loaded.step, [{"sample": loaded.extra.get("sample", 0)}]  # of an older recipe
         state = json.loads(loaded.extra.get("trainer", "{}"))
-        self._positions = state.get("batches", self._positions)
+        self._positions, self.usual = state.get("batches", self._positions), state.get("usual", [])
         if hasattr(self.scheduler, "load_state_dict") and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])
         for batches, position in zip(self._all_batches, self._positions):

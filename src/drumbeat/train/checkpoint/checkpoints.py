@@ -229,18 +229,13 @@ class Checkpoints:
         if error := self.told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
             raise OSError(error)
 
-    def load(self, wanted: Sequence[str], at_most: Optional[int] = None) -> Optional[Loaded]:
+    def load(self, wanted: Sequence[str]) -> Optional[Loaded]:
         """Load the newest committed checkpoint that can be read, the same one on all ranks; None where there is none.
 
-        Newer ones that cannot be read, by any rank, are set aside, as are those of steps after `at_most`; a Refusal where not
-        one can be."""
+        Newer ones that cannot be read, by any rank, are set aside; a Refusal where not one can be."""
         if self.rank == 0:
             clear(self.folder)
         steps: List[int] = self.told_by_rank_0(candidates(self.folder) if self.rank == 0 else None)
-        for step in [step for step in steps if at_most is not None and step > at_most]:
-            steps.remove(step)
-            if self.rank == 0:
-                set_aside(self.path_of(step))
         made_state = not self.state.optimizer.state
         damaged: List[Tuple[int, Unreadable]] = []
         for step in reversed(steps):

@@ -373,6 +373,7 @@ class Snapshots:
         slots are cleared: their steps will be made again."""
         if not self.available:
             return None
+        self.finish()
         usable = self._usable()
         step = -1
         while True:
@@ -393,12 +394,6 @@ class Snapshots:
         state = self._read(step)
         extra = {name: value for name, value in state["extra"].items() if name in wanted}
         return Loaded(step, extra, ())
-
-    def forget(self) -> None:
-        """Training goes back to an earlier step: no snapshot may outlive that."""
-        self.finish()
-        self._clear(-1)
-        self.checkpoints.gathered(None)
 
     def _clear(self, step: int) -> None:
         for file in self.files:

@@ -253,5 +253,19 @@ def apply_ddp(model: nn.Module, meshes: Meshes, device: torch.device, hook: str)
         # Running statistics are averaged where they are used, not sent in every step. torch 2.13 renamed the option.
         **{_BUFFERS: False},  # type: ignore[arg-type]
     )
+    _choose_buckets(wrapped)
     hooks.register(wrapped, hook)
     return wrapped
+
+
+def _choose_buckets(model: DistributedDataParallel) -> None:
+    """Let DDP divide the gradients into buckets before the first step, not after it: the sums of three or more ranks depend on
+    the division in their last bits, and a resumed run starts anew. Gradients of zero take the place of the first backward
+    pass, in the usual order: last layer first."""
+    parameters = [p for p in model.module.parameters() if p.requires_grad]
+    model.reducer.prepare_for_backward([])
+    for p in reversed(parameters):
+        p.backward(torch.zeros_like(p))
+    model.reducer._rebuild_buckets()
+    for p in parameters:
+        p.grad = None
