@@ -83,7 +83,8 @@ def _drawn(
     zero: bool,
     errors: Mapping[str, Errors],
 ) -> List[str]:
-    xs = ticks(min(x for x, _ in points), max(x for x, _ in points))
+    across = [x for x, _ in points]
+    xs = ticks(min(across), max(across), whole=all(x == round(x) for x in across))
     ys = ticks(min([0.0] if zero else [], default=min(y for _, y in points)), max(y for _, y in points))
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
@@ -119,15 +120,16 @@ def _drawn(
     return parts
 
 
-def ticks(low: float, high: float) -> List[float]:
-    """Return about five round numbers that cover a range."""
+def ticks(low: float, high: float, whole: bool = False) -> List[float]:
+    """Return about five round numbers that cover a range; `whole`: as of steps and nodes."""
     if not high > low:
         low, high = (low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1))
     raw = high / 4 - low / 4
     if not 1e-300 < raw < 1e300:  # no round number lies between them, or none that can be written
         return [low, high]
     power = 10.0 ** math.floor(math.log10(raw))
-    size = next((step * power for step in (1, 2, 2.5, 5) if step * power >= raw), 10 * power)
+    sizes = [step * power for step in (1, 2, 2.5, 5, 10) if step * power >= raw]
+    size = next((each for each in sizes if each == round(each)), 1.0) if whole else sizes[0]
     first, last = math.floor(low / size), math.ceil(high / size)
     return [place * size for place in range(first, last + 1)]
 
