@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
 Points = Sequence[Tuple[float, float]]
 Errors = Mapping[Tuple[float, float], float]  # point -> half of the interval around it
@@ -12,6 +12,7 @@ Errors = Mapping[Tuple[float, float], float]  # point -> half of the interval ar
 _WIDTH, _HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 30, 46
 _ALONE = "<style>.t{fill:#222}.g{stroke:#ddd}.e{stroke:#222}</style>"  # of a file of its own; on a page, the page says
+_DASHED = ("ideal", "naive", "90 %: from", "90 %: to")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by the colour-blind too
 
 
@@ -54,13 +55,16 @@ def line_chart(
     dots: bool = False,
     zero: bool = True,
     errors: Mapping[str, Errors] = {},  # noqa: B006 - is never changed
+    log: bool = False,
+    labels: Mapping[Tuple[float, float], str] = {},  # noqa: B006
 ) -> str:
-    """Draw a line chart. `zero`: the y axis begins at 0; `dots`: each point is marked; `errors`: intervals of a series."""
+    """Draw a line chart. `zero`: the y axis begins at 0; `dots`: each point is marked; `errors`: intervals of a series; `log`:
+    both axes are logarithmic; `labels`: words at points."""
     points = [point for each in series.values() for point in each if all(map(math.isfinite, point))]
     ends = [(x, y + half) for name, each in series.items() for x, y in each for half in _halves(errors, name, (x, y))]
     parts = _opened(title, _HEIGHT)
     if points:
-        parts += _drawn(series, [*points, *ends], x_label, dots, zero, errors)
+        parts += _drawn(series, [*points, *ends], x_label, dots, zero, errors, log, labels)
         middle = (_TOP + _HEIGHT - _BOTTOM) / 2
         turned = f'transform="rotate(-90 14 {middle:.0f})" text-anchor="middle"'
         parts.append(f'<text x="14" y="{middle:.0f}" {turned} class="t">{escape(y_label)}</text>')
@@ -82,18 +86,13 @@ def _drawn(
     dots: bool,
     zero: bool,
     errors: Mapping[str, Errors],
+    log: bool,
+    labels: Mapping[Tuple[float, float], str],
 ) -> List[str]:
-    across = [x for x, _ in points]
-    xs = ticks(min(across), max(across), whole=all(x == round(x) for x in across))
-    ys = ticks(min([0.0] if zero else [], default=min(y for _, y in points)), max(y for _, y in points))
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-
-    def at_x(x: float) -> float:
-        return _LEFT + (x - xs[0]) / (xs[-1] - xs[0]) * (right - _LEFT)
-
-    def at_y(y: float) -> float:
-        return bottom - (y - ys[0]) / (ys[-1] - ys[0]) * (bottom - _TOP)
-
+    across, up = [x for x, _ in points], [y for _, y in points]
+    xs, at_x = _axis(across, _LEFT, right, log, whole=all(x == round(x) for x in across))
+    ys, at_y = _axis([*up, 0.0] if zero and not log else up, bottom, _TOP, log)
     parts: List[str] = []
     for y in ys:
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" class="g"/>')
@@ -104,7 +103,7 @@ def _drawn(
     parts.append(f'<text x="{middle:.0f}" y="{bottom + 36}" text-anchor="middle" class="t">{escape(x_label)}</text>')
     for place, (name, each) in enumerate(series.items()):
         colour = _COLOURS[place % len(_COLOURS)]
-        dashes = ' stroke-dasharray="5 4"' if name == "ideal" else ""
+        dashes = ' stroke-dasharray="5 4"' if name in _DASHED else ""
         path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in each if math.isfinite(x) and math.isfinite(y))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>')
         for x, y in each:
@@ -114,10 +113,31 @@ def _drawn(
                 parts.append(f'<path d="{lines}" class="e" stroke-width="1.2"/>')
         if dots:
             marked = [f'<circle cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3" fill="{colour}"/>' for x, y in each]
-            parts += marked if name != "ideal" else []
+            parts += marked if name not in _DASHED else []
+        for x, y in each:
+            where = f'x="{at_x(x):.1f}" y="{at_y(y) - 8:.1f}" text-anchor="middle" font-size="11"'
+            parts += [f'<text {where} class="t">{escape(labels[x, y])}</text>'] if (x, y) in labels else []
         if len(series) > 1:
             parts.append(f'<text x="{_LEFT + 10}" y="{_TOP + 14 + 16 * place}" fill="{colour}">{escape(name)}</text>')
     return parts
+
+
+def _axis(
+    values: Sequence[float], begin: float, end: float, log: bool, whole: bool = False
+) -> Tuple[List[float], Callable[[float], float]]:
+    """Return the numbers of an axis, and the place of a value between `begin` and `end`."""
+    if not log:
+        found = ticks(min(values), max(values), whole)
+        return found, lambda value: begin + (value - found[0]) / (found[-1] - found[0]) * (end - begin)
+    first, last = math.log10(min(values)), math.log10(max(values))
+    room = 0.06 * (last - first) or 0.2
+    first, last = first - room, last + room
+    powers = range(math.floor(first), math.ceil(last) + 1)
+    steps = (1, 2, 5) if last - first < 3 else (1,)
+    marks = [step * 10.0**power for power in powers for step in steps if first <= math.log10(step) + power <= last]
+    if len(marks) < 2:  # a narrow range
+        marks = [value for value in ticks(min(values), max(values)) if 10**first <= value <= 10**last]
+    return marks, lambda value: begin + (math.log10(value) - first) / (last - first) * (end - begin)
 
 
 def ticks(low: float, high: float, whole: bool = False) -> List[float]:
