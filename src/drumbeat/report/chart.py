@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import field
 from html import escape
 from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
 
 Points = Sequence[Tuple[float, float]]
 Errors = Mapping[Tuple[float, float], float]  # point -> half of the interval around it
@@ -47,24 +50,26 @@ def share_bar(title: str, parts: Mapping[str, float], unit: str, colours: Mappin
     return "\n".join([*drawn, "</svg>"])
 
 
-def line_chart(
-    title: str,
-    series: Mapping[str, Points],
-    x_label: str,
-    y_label: str,
-    dots: bool = False,
-    zero: bool = True,
-    errors: Mapping[str, Errors] = {},  # noqa: B006 - is never changed
-    log: bool = False,
-    labels: Mapping[Tuple[float, float], str] = {},  # noqa: B006
-) -> str:
-    """Draw a line chart. `zero`: the y axis begins at 0; `dots`: each point is marked; `errors`: intervals of a series; `log`:
-    both axes are logarithmic; `labels`: words at points."""
+@dataclass(frozen=True)
+class Look:
+    dots: bool = False  # each point is marked
+    zero: bool = True  # the y axis begins at 0
+    log: bool = False  # both axes are logarithmic
+    errors: Mapping[str, Errors] = field(default_factory=dict)  # intervals of a series
+    labels: Mapping[Tuple[float, float], str] = field(default_factory=dict)  # words at points
+
+    def halves(self, name: str, point: Tuple[float, float]) -> List[float]:
+        """Return the interval to both sides of a point, if it has one."""
+        half = self.errors.get(name, {}).get(point)
+        return [half, -half] if half else []
+
+
+def line_chart(title: str, series: Mapping[str, Points], x_label: str, y_label: str, look: Look = Look()) -> str:  # noqa: B008
     points = [point for each in series.values() for point in each if all(map(math.isfinite, point))]
-    ends = [(x, y + half) for name, each in series.items() for x, y in each for half in _halves(errors, name, (x, y))]
+    ends = [(x, y + half) for name, each in series.items() for x, y in each for half in look.halves(name, (x, y))]
     parts = _opened(title, _HEIGHT)
     if points:
-        parts += _drawn(series, [*points, *ends], x_label, dots, zero, errors, log, labels)
+        parts += _drawn(series, [*points, *ends], x_label, look)
         middle = (_TOP + _HEIGHT - _BOTTOM) / 2
         turned = f'transform="rotate(-90 14 {middle:.0f})" text-anchor="middle"'
         parts.append(f'<text x="14" y="{middle:.0f}" {turned} class="t">{escape(y_label)}</text>')
@@ -73,26 +78,11 @@ def line_chart(
     return "\n".join([*parts, "</svg>"])
 
 
-def _halves(errors: Mapping[str, Errors], name: str, point: Tuple[float, float]) -> List[float]:
-    """Return the interval to both sides of a point, if it has one."""
-    half = errors.get(name, {}).get(point)
-    return [half, -half] if half else []
-
-
-def _drawn(
-    series: Mapping[str, Points],
-    points: Points,
-    x_label: str,
-    dots: bool,
-    zero: bool,
-    errors: Mapping[str, Errors],
-    log: bool,
-    labels: Mapping[Tuple[float, float], str],
-) -> List[str]:
+def _drawn(series: Mapping[str, Points], points: Points, x_label: str, look: Look) -> List[str]:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     across, up = [x for x, _ in points], [y for _, y in points]
-    xs, at_x = _axis(across, _LEFT, right, log, whole=all(x == round(x) for x in across))
-    ys, at_y = _axis([*up, 0.0] if zero and not log else up, bottom, _TOP, log)
+    xs, at_x = _axis(across, _LEFT, right, look.log, whole=all(x == round(x) for x in across))
+    ys, at_y = _axis([*up, 0.0] if look.zero and not look.log else up, bottom, _TOP, look.log)
     parts: List[str] = []
     for y in ys:
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" class="g"/>')
@@ -107,16 +97,16 @@ def _drawn(
         path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in each if math.isfinite(x) and math.isfinite(y))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>')
         for x, y in each:
-            for half in _halves(errors, name, (x, y))[:1]:
+            for half in look.halves(name, (x, y))[:1]:
                 at, top, low = at_x(x), at_y(y + half), at_y(y - half)
                 lines = f"M{at:.1f} {top:.1f}V{low:.1f}M{at - 5:.1f} {top:.1f}h10M{at - 5:.1f} {low:.1f}h10"
                 parts.append(f'<path d="{lines}" class="e" stroke-width="1.2"/>')
-        if dots:
+        if look.dots:
             marked = [f'<circle cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3" fill="{colour}"/>' for x, y in each]
             parts += marked if name not in _DASHED else []
         for x, y in each:
             where = f'x="{at_x(x):.1f}" y="{at_y(y) - 8:.1f}" text-anchor="middle" font-size="11"'
-            parts += [f'<text {where} class="t">{escape(labels[x, y])}</text>'] if (x, y) in labels else []
+            parts += [f'<text {where} class="t">{escape(look.labels[x, y])}</text>'] if (x, y) in look.labels else []
         if len(series) > 1:
             parts.append(f'<text x="{_LEFT + 10}" y="{_TOP + 14 + 16 * place}" fill="{colour}">{escape(name)}</text>')
     return parts

@@ -7,7 +7,7 @@ from typing import Any, Sequence, Tuple
 
 from drumbeat.predict.forecast import Forecast
 from drumbeat.predict.show import NOT_MODELLED, layout_words, memory_words, model_words, seconds_words
-from drumbeat.report.chart import line_chart
+from drumbeat.report.chart import Look, line_chart
 from drumbeat.report.tables import document
 
 _COLOURS = [
@@ -98,7 +98,7 @@ def scaling(many: Sequence[Forecast], naive: Sequence[float], seen: Sequence[Any
         "measured": [(each.case.gpus, each.case.work.batch * each.case.work.seq / each.measured) for each in measured],
     }
     drawn = {name: points for name, points in series.items() if points}
-    return line_chart("Speed", drawn, "GPUs", f"{many[0].unit}/s", dots=True, log=True)
+    return line_chart("Speed", drawn, "GPUs", f"{many[0].unit}/s", Look(dots=True, log=True))
 
 
 def against_cost(many: Sequence[Forecast]) -> str:
@@ -108,9 +108,8 @@ def against_cost(many: Sequence[Forecast]) -> str:
     units, words = (1e9, "a billion tokens") if many[0].unit == "tokens" else (1e6, "a million images")
     hours = {each.case.gpus: units / each.rate / 3600 for each in many}
     labels = {(each, each * gpus): f"{gpus} GPUs" for gpus, each in hours.items()}
-    return line_chart(
-        f"Cost of {words}", {"": sorted(labels)}, "hours", "GPU-hours", dots=True, log=True, labels=labels
-    )
+    look = Look(dots=True, log=True, labels=labels)
+    return line_chart(f"Cost of {words}", {"": sorted(labels)}, "hours", "GPU-hours", look)
 
 
 def stacked(rows: Sequence[Any], unit: str, full: float = 0.0) -> str:
