@@ -11,7 +11,7 @@ from tests.watch.pages import browser, served, until
 
 from drumbeat.runfolder.run import Run
 
-WIDE, TALL = 1280, 900
+WIDE, TALL = 1280, 844  # ends below a row of charts
 SETTLED = """
 return !document.getElementById('heatcard').hidden
     && Object.values(drumbeat.charts).some((chart) => chart.plot.querySelector('.scatterlayer path'))

@@ -40,7 +40,7 @@ def search(site, questions):
 
 
 def test_the_right_page_comes_first(site):
-    assert len(QUESTIONS) == 40 and all((ROOT / f"docs/{page}.md").exists() for page in QUESTIONS.values())
+    assert len(QUESTIONS) >= 40 and all((ROOT / f"docs/{page}.md").exists() for page in QUESTIONS.values())
     found = search(site, [str(question) for question in QUESTIONS])
     wrong = {
         question: (f"not {page}", pages[:3])

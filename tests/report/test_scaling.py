@@ -3,10 +3,12 @@
 import csv
 import dataclasses
 import io
+import re
 
 import pytest
 
 from drumbeat.base.problem import Problem
+from drumbeat.report.chart import line_chart, ticks
 from drumbeat.report.figures import Figures, Phases, Setting, Speed
 from drumbeat.report.scaling import compare
 from drumbeat.report.tables import charts_of_comparison, csv_text, latex, markdown, page, said, text
@@ -161,3 +163,11 @@ def test_steps_per_second_without_a_batch_say_nothing_about_efficiency():
     assert (first.efficiency, second.efficiency, second.ideal) == (1.0, None, None)
     assert any("efficiency is not known" in each for each in found.questions)
     assert "| not known |" in markdown(found) and "efficiency" in charts_of_comparison(found)
+
+
+def test_steps_and_nodes_have_whole_numbers_on_their_axis():
+    for high in (1, 3, 5, 10, 60, 1000):
+        marks = ticks(0, high, whole=True)
+        assert all(mark == round(mark) for mark in marks) and marks[0] == 0 and marks[-1] >= high
+    drawn = line_chart("Loss", {"": [(1, 3.0), (2, 2.5), (5, 2.0)]}, "step", "loss")
+    assert re.findall(r'text-anchor="middle" class="t">([\d.]+)<', drawn) == ["1", "2", "3", "4", "5"]

@@ -91,7 +91,7 @@ def test_every_view_says_the_same_word(tmp_path, word, monkeypatch, capsys):
     assert figures.outcome == word and report_end(figures).startswith(word)
     if word in ENDED:
         assert end_words(state.summary).startswith(word)
-    assert heat(session, "step")["hanging"] == (1 if word == "hanging" else None)
+    assert heat(session, "step")["bad"] == (1 if word == "hanging" else None)
 
 
 def test_a_hang_is_red_and_a_run_that_goes_on_is_not():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import field
 from html import escape
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
 
 Points = Sequence[Tuple[float, float]]
 Errors = Mapping[Tuple[float, float], float]  # point -> half of the interval around it
@@ -12,6 +15,7 @@ Errors = Mapping[Tuple[float, float], float]  # point -> half of the interval ar
 _WIDTH, _HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 30, 46
 _ALONE = "<style>.t{fill:#222}.g{stroke:#ddd}.e{stroke:#222}</style>"  # of a file of its own; on a page, the page says
+_DASHED = ("ideal", "naive", "90 %: from", "90 %: to")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by the colour-blind too
 
 
@@ -46,21 +50,26 @@ def share_bar(title: str, parts: Mapping[str, float], unit: str, colours: Mappin
     return "\n".join([*drawn, "</svg>"])
 
 
-def line_chart(
-    title: str,
-    series: Mapping[str, Points],
-    x_label: str,
-    y_label: str,
-    dots: bool = False,
-    zero: bool = True,
-    errors: Mapping[str, Errors] = {},  # noqa: B006 - is never changed
-) -> str:
-    """Draw a line chart. `zero`: the y axis begins at 0; `dots`: each point is marked; `errors`: intervals of a series."""
+@dataclass(frozen=True)
+class Look:
+    dots: bool = False  # each point is marked
+    zero: bool = True  # the y axis begins at 0
+    log: bool = False  # both axes are logarithmic
+    errors: Mapping[str, Errors] = field(default_factory=dict)  # intervals of a series
+    labels: Mapping[Tuple[float, float], str] = field(default_factory=dict)  # words at points
+
+    def halves(self, name: str, point: Tuple[float, float]) -> List[float]:
+        """Return the interval to both sides of a point, if it has one."""
+        half = self.errors.get(name, {}).get(point)
+        return [half, -half] if half else []
+
+
+def line_chart(title: str, series: Mapping[str, Points], x_label: str, y_label: str, look: Look = Look()) -> str:  # noqa: B008
     points = [point for each in series.values() for point in each if all(map(math.isfinite, point))]
-    ends = [(x, y + half) for name, each in series.items() for x, y in each for half in _halves(errors, name, (x, y))]
+    ends = [(x, y + half) for name, each in series.items() for x, y in each for half in look.halves(name, (x, y))]
     parts = _opened(title, _HEIGHT)
     if points:
-        parts += _drawn(series, [*points, *ends], x_label, dots, zero, errors)
+        parts += _drawn(series, [*points, *ends], x_label, look)
         middle = (_TOP + _HEIGHT - _BOTTOM) / 2
         turned = f'transform="rotate(-90 14 {middle:.0f})" text-anchor="middle"'
         parts.append(f'<text x="14" y="{middle:.0f}" {turned} class="t">{escape(y_label)}</text>')
@@ -69,30 +78,11 @@ def line_chart(
     return "\n".join([*parts, "</svg>"])
 
 
-def _halves(errors: Mapping[str, Errors], name: str, point: Tuple[float, float]) -> List[float]:
-    """Return the interval to both sides of a point, if it has one."""
-    half = errors.get(name, {}).get(point)
-    return [half, -half] if half else []
-
-
-def _drawn(
-    series: Mapping[str, Points],
-    points: Points,
-    x_label: str,
-    dots: bool,
-    zero: bool,
-    errors: Mapping[str, Errors],
-) -> List[str]:
-    xs = ticks(min(x for x, _ in points), max(x for x, _ in points))
-    ys = ticks(min([0.0] if zero else [], default=min(y for _, y in points)), max(y for _, y in points))
+def _drawn(series: Mapping[str, Points], points: Points, x_label: str, look: Look) -> List[str]:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-
-    def at_x(x: float) -> float:
-        return _LEFT + (x - xs[0]) / (xs[-1] - xs[0]) * (right - _LEFT)
-
-    def at_y(y: float) -> float:
-        return bottom - (y - ys[0]) / (ys[-1] - ys[0]) * (bottom - _TOP)
-
+    across, up = [x for x, _ in points], [y for _, y in points]
+    xs, at_x = _axis(across, _LEFT, right, look.log, whole=all(x == round(x) for x in across))
+    ys, at_y = _axis([*up, 0.0] if look.zero and not look.log else up, bottom, _TOP, look.log)
     parts: List[str] = []
     for y in ys:
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" class="g"/>')
@@ -103,31 +93,53 @@ def _drawn(
     parts.append(f'<text x="{middle:.0f}" y="{bottom + 36}" text-anchor="middle" class="t">{escape(x_label)}</text>')
     for place, (name, each) in enumerate(series.items()):
         colour = _COLOURS[place % len(_COLOURS)]
-        dashes = ' stroke-dasharray="5 4"' if name == "ideal" else ""
+        dashes = ' stroke-dasharray="5 4"' if name in _DASHED else ""
         path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in each if math.isfinite(x) and math.isfinite(y))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>')
         for x, y in each:
-            for half in _halves(errors, name, (x, y))[:1]:
+            for half in look.halves(name, (x, y))[:1]:
                 at, top, low = at_x(x), at_y(y + half), at_y(y - half)
                 lines = f"M{at:.1f} {top:.1f}V{low:.1f}M{at - 5:.1f} {top:.1f}h10M{at - 5:.1f} {low:.1f}h10"
                 parts.append(f'<path d="{lines}" class="e" stroke-width="1.2"/>')
-        if dots:
+        if look.dots:
             marked = [f'<circle cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3" fill="{colour}"/>' for x, y in each]
-            parts += marked if name != "ideal" else []
+            parts += marked if name not in _DASHED else []
+        for x, y in each:
+            where = f'x="{at_x(x):.1f}" y="{at_y(y) - 8:.1f}" text-anchor="middle" font-size="11"'
+            parts += [f'<text {where} class="t">{escape(look.labels[x, y])}</text>'] if (x, y) in look.labels else []
         if len(series) > 1:
             parts.append(f'<text x="{_LEFT + 10}" y="{_TOP + 14 + 16 * place}" fill="{colour}">{escape(name)}</text>')
     return parts
 
 
-def ticks(low: float, high: float) -> List[float]:
-    """Return about five round numbers that cover a range."""
+def _axis(
+    values: Sequence[float], begin: float, end: float, log: bool, whole: bool = False
+) -> Tuple[List[float], Callable[[float], float]]:
+    """Return the numbers of an axis, and the place of a value between `begin` and `end`."""
+    if not log:
+        found = ticks(min(values), max(values), whole)
+        return found, lambda value: begin + (value - found[0]) / (found[-1] - found[0]) * (end - begin)
+    first, last = math.log10(min(values)), math.log10(max(values))
+    room = 0.06 * (last - first) or 0.2
+    first, last = first - room, last + room
+    powers = range(math.floor(first), math.ceil(last) + 1)
+    steps = (1, 2, 5) if last - first < 3 else (1,)
+    marks = [step * 10.0**power for power in powers for step in steps if first <= math.log10(step) + power <= last]
+    if len(marks) < 2:  # a narrow range
+        marks = [value for value in ticks(min(values), max(values)) if 10**first <= value <= 10**last]
+    return marks, lambda value: begin + (math.log10(value) - first) / (last - first) * (end - begin)
+
+
+def ticks(low: float, high: float, whole: bool = False) -> List[float]:
+    """Return about five round numbers that cover a range; `whole`: as of steps and nodes."""
     if not high > low:
         low, high = (low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1))
     raw = high / 4 - low / 4
     if not 1e-300 < raw < 1e300:  # no round number lies between them, or none that can be written
         return [low, high]
     power = 10.0 ** math.floor(math.log10(raw))
-    size = next((step * power for step in (1, 2, 2.5, 5) if step * power >= raw), 10 * power)
+    sizes = [step * power for step in (1, 2, 2.5, 5, 10) if step * power >= raw]
+    size = next((each for each in sizes if each == round(each)), 1.0) if whole else sizes[0]
     first, last = math.floor(low / size), math.ceil(high / size)
     return [place * size for place in range(first, last + 1)]
 

@@ -10,7 +10,7 @@ from html import escape
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.findings.model import ERROR
-from drumbeat.report.chart import line_chart, share_bar
+from drumbeat.report.chart import Look, line_chart, share_bar
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.scaling import FINISHED, NOT, STRONG, WEAK, Comparison, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
@@ -85,7 +85,7 @@ def charts_of(figures: Figures) -> Dict[str, str]:
             series = {"training": points, "validation": figures.curves[VALIDATION]}
         if title != VALIDATION or LOSS not in figures.curves:
             file = "-".join(name.lower().replace(",", "").split())
-            found[file] = line_chart(name, series, "seconds since the command", unit, zero=unit != "loss")
+            found[file] = line_chart(name, series, "seconds since the command", unit, Look(zero=unit != "loss"))
     return found
 
 
@@ -292,16 +292,14 @@ def charts_of_comparison(comparison: Comparison) -> Dict[str, str]:
             {"measured": measured, "ideal": ideal},
             comparison.size_is,
             comparison.unit,
-            dots=True,
-            errors={"measured": spread},
+            Look(dots=True, errors={"measured": spread}),
         ),
         "efficiency": line_chart(
             "efficiency, with its 95 % interval" if shares else "efficiency",
             {"measured": efficiency, "ideal": full},
             comparison.size_is,
             "% of ideal",
-            dots=True,
-            errors={"measured": shares},
+            Look(dots=True, errors={"measured": shares}),
         ),
     }
 

@@ -83,7 +83,8 @@ def curves(session: Session, own: Mapping[str, List[int]], since: Optional[float
 def heat(session: Session, show: str) -> Dict[str, Any]:
     """Return one value per node and GPU, or per node and rank; None is unknown."""
     label, unit, limits = HEAT[show]
-    hang = session.view.course.hang
+    hang, failure = session.view.course.hang, session.head().failure
+    bad = hang.finding if hang else failure
     nodes = [session.view.nodes[number] for number in sorted(session.view.nodes)]
     rows = [_heat_row(node, show) for node in nodes]
     known = [value for row in rows for value in row if value is not None]
@@ -98,7 +99,7 @@ def heat(session: Session, show: str) -> Dict[str, Any]:
         "nodes": [node.node for node in nodes],
         "hosts": [node.host for node in nodes],
         "lost": [node.node for node in nodes if node.lost],
-        "hanging": hang.finding.rank if hang else None,
+        "bad": bad.rank if bad else None,  # the rank that hangs, or failed first
         "ranks": [min(node.ranks, default=None) for node in nodes],
         "values": rows,
     }

@@ -169,7 +169,7 @@ def node_cells(node: NodeView) -> Tuple[str, ...]:
     return (
         str(node.node), node.host or "-", str(len(gpus)) if gpus else "-", percent(means["gpu_use"]),
         percent(means["memory"]), "-" if means["power"] is None else power(means["power"]),
-        f"{min(clocks):.0f}" if clocks else "-", f"{max(heat):.0f}" if heat else "-",
+        f"{min(clocks):.0f} MHz" if clocks else "-", f"{max(heat):.0f} °C" if heat else "-",
         remark, per_second(node.received), per_second(node.sent), percent(node.cpu_busy),
     )  # fmt: skip
 

@@ -139,7 +139,7 @@ export class Chart {
       width: this.plot.clientWidth, height: this.plot.clientHeight, margin: { l: 58, r: 10, t: named && !this.compact ? 22 : 6, b: 40 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", shapes,
       font: { color: css("--quiet"), family: "system-ui, sans-serif", size: 11 }, hovermode: "x unified", showlegend: named && !this.compact,
       legend: { orientation: "h", yanchor: "bottom", y: 1, xanchor: "right", x: 1, font: { size: 11 }, bgcolor: "transparent" }, uirevision: "keep", hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text") } },
-      xaxis: { ...axis, title: { text: byStep ? "step" : "time of day", standoff: 4 }, type: byStep ? "linear" : "date", tickformat: ticks, hoverformat: byStep ? ",.0f" : "%H:%M:%S", nticks: Math.max(2, Math.floor(this.plot.clientWidth / 90)), tickangle: 0, showgrid: false }, yaxis: { ...axis, title: { text: y, standoff: 6 }, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
+      xaxis: { ...axis, title: { text: byStep ? "step" : "time of day", standoff: 4 }, type: byStep ? "linear" : "date", tickformat: ticks, dtick: byStep && span < 10 ? 1 + (span > 5) : undefined, hoverformat: byStep ? ",.0f" : "%H:%M:%S", nticks: span ? Math.max(2, Math.floor(this.plot.clientWidth / 90)) : 1, tickangle: 0, showgrid: false }, yaxis: { ...axis, title: { text: y, standoff: 6 }, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
     };
     if (this.range) layout.yaxis.range = this.range;
     Plotly.react(this.plot, traces, layout, { displayModeBar: false });

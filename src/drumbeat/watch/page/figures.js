@@ -47,7 +47,8 @@ function figuresOf(head) {
 // A hang is red where one looks for the step.
 function hanging(figures, head) {
   if (head.word !== "hanging") return figures;
-  return figures.map((figure) => figure[0] === "step" ? [...figure.slice(0, 4), head.quiet === null ? "hangs" : `no step for ${duration(head.quiet)}`, "bad"] : figure);
+  const notes = { step: [head.quiet === null ? "hangs" : `no step for ${duration(head.quiet)}`, "bad"], elapsed: ["", ""] };
+  return figures.map((figure) => [...figure.slice(0, 4), ...(notes[figure[0]] || figure.slice(4))]);
 }
 
 export function showFigures(place, head) {

@@ -64,11 +64,11 @@ export class Heat {
     const span = data.high - data.low || 1, lost = new Set(data.lost), texts = s.wide >= 34 && s.tall > 12;
     data.values.forEach((row, index) => {
       const [x, top] = place(s, data, index), gone = lost.has(data.nodes[index]);
-      const hung = data.hanging === null || data.ranks[index] === null ? -1 : data.hanging - data.ranks[index];
+      const bad = data.bad === null || data.ranks[index] === null ? -1 : data.bad - data.ranks[index];
       for (let cell = 0; cell < data.columns; cell++) {
         const value = row[cell], y = top + cell * s.tall, which = index * data.columns + cell;
         const share = value === null || value === undefined ? null : Math.min(1, Math.max(0, (value - data.low) / span));
-        const colour = gone || cell === hung ? LOST : share === null ? EMPTY : Math.round(share * (SHADES - 1));
+        const colour = gone || cell === bad ? LOST : share === null ? EMPTY : Math.round(share * (SHADES - 1));
         if (!texts && this.painted[which] === colour) continue;
         this.painted[which] = colour;
         pen.fillStyle = this.palette[colour];
@@ -99,7 +99,7 @@ export class Heat {
     bar.style.background = `linear-gradient(90deg, ${this.palette.slice(0, SHADES).filter((_, shade) => shade % 7 === 0).join(",")})`;
     const shown = (value) => `${Number(value.toPrecision(3))} ${data.unit}`;
     const rows = data.show === "step" ? "rank of it" : "GPU of it", one = nodes === 1;
-    document.getElementById("heatkey").textContent = `${one ? "One node" : "Each column is a node"}, each row a ${rows}${s.lines > 1 ? `; ${s.perLine} nodes per line` : ""}. Red: lost, or it hangs.`;
+    document.getElementById("heatkey").textContent = `${one ? "One node" : "Each column is a node"}, each row a ${rows}${s.lines > 1 ? `; ${s.perLine} nodes per line` : ""}. Red: lost, failed first, or it hangs.`;
     this.scale.replaceChildren(shown(data.low), bar, shown(data.high));
   }
 

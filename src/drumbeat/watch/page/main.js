@@ -116,7 +116,7 @@ function showChecks(head) {
   for (const finding of head.findings.slice(-8).reverse()) {
     lines.push(item({ error: "bad", warning: "warn" }[finding.severity] || "plain", finding.fix ? `${finding.title}. ${finding.fix}` : finding.title, ""));
   }
-  if (!lines.length) lines.push(item("", "nothing was judged yet", ""));
+  if (!lines.length) lines.push(item("", head.state === "running" ? "nothing was judged yet" : "nothing was judged", ""));
   $("checks").replaceChildren(...lines);
 }
 
@@ -124,7 +124,7 @@ function showEvents(marks) {
   const key = JSON.stringify(marks);
   if (key === shownMarks) return;
   shownMarks = key;
-  const lines = marks.slice(-40).reverse().map(([t, kind, text]) => item(MARK_DOTS[kind] || "", text, clock(t)));
+  const lines = marks.slice(-40).reverse().map(([t, kind, text]) => item(kind === "end" && !text.startsWith("finished") ? "bad" : MARK_DOTS[kind] || "", text, clock(t)));
   $("events").replaceChildren(...(lines.length ? lines : [item("", "nothing yet", "")]));
 }
 
