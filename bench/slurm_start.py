@@ -107,7 +107,9 @@ def main():
         pairs = [(by_hand[place], under[place]) for by_hand, under in rows]
         by_hand, under = (statistics.median(column) for column in zip(*pairs))
         more = ", ".join(f"{b - a:.2f}" for a, b in pairs)
-        print(f"{what}: plain sbatch {by_hand:.2f} s, drumbeat submit {under:.2f} s; {under - by_hand:.2f} more ({more})")
+        print(
+            f"{what}: plain sbatch {by_hand:.2f} s, drumbeat submit {under:.2f} s; {under - by_hand:.2f} more ({more})"
+        )
 
 
 if __name__ == "__main__":

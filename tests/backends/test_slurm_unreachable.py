@@ -76,7 +76,9 @@ def test_a_reason_that_comes_late_is_waited_for(tmp_path):
     """Slurm 24.11 gives none before its scheduler has looked at the job."""
     squeue = tmp_path / "squeue"
     line = "printf '7|PENDING|0|%s|N/A|\\n'"
-    squeue.write_text(f"#!/bin/sh\ncd {tmp_path}\nif [ -e asked ]; then {line} PartitionTimeLimit; else {line} None; fi\n>asked\n")
+    squeue.write_text(
+        f"#!/bin/sh\ncd {tmp_path}\nif [ -e asked ]; then {line} PartitionTimeLimit; else {line} None; fi\n>asked\n"
+    )
     squeue.chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     assert "more time than its partition allows" in client.hopeless("slurm://c/7", environ)

@@ -48,7 +48,10 @@ class Cluster:
         self.net = f"db{secrets.token_hex(4)}"  # names of network namespaces: unlike those of any other bench
         self.home = os.path.join(self.base, "home")
         words = subprocess.run(
-            [*(["chroot", self.system] if self.system else []), "slurmd", "-V"], capture_output=True, text=True, check=True
+            [*(["chroot", self.system] if self.system else []), "slurmd", "-V"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         self.version = tuple(int(number) for number in words.stdout.split()[-1].split(".")[:2])
         self.environ = {
@@ -71,7 +74,9 @@ class Cluster:
         self._munge()
         for number in range(self.gpus):  # a gres file must be a device; this one is /dev/null's
             os.mknod(os.path.join(self.base, "dev", f"nvidia{number}"), 0o666 | 0o020000, os.makedev(1, 3))
-        for name, text in config.files(self.base, self.nodes, self.cpus, self.gpus, self.partitions, self.version).items():
+        for name, text in config.files(
+            self.base, self.nodes, self.cpus, self.gpus, self.partitions, self.version
+        ).items():
             with open(os.path.join(self.base, "etc", name), "w", encoding="utf-8") as file:
                 file.write(text)
         self._network()

@@ -32,7 +32,16 @@ class Server:
         self.folder, self.posts, self.code = folder, [], 200
         key, cert = folder / "key.pem", folder / "ca.crt"
         new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        new += ["-keyout", str(key), "-out", str(cert), "-subj", "/CN=trainer", "-addext", "subjectAltName=IP:127.0.0.1"]
+        new += [
+            "-keyout",
+            str(key),
+            "-out",
+            str(cert),
+            "-subj",
+            "/CN=trainer",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ]
         subprocess.run(new, check=True, capture_output=True)
         (folder / "token").write_text("first\n")
         outer = self

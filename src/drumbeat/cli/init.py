@@ -35,7 +35,9 @@ def run(args: Any) -> int:
     names, read = files_below(folder), reader(folder, "")
     try:
         if len(names) > MOST_FILES and not script:
-            raise Problem(f"{printable(folder)} has more than {MOST_FILES} files", "name the script: drumbeat init SCRIPT")
+            raise Problem(
+                f"{printable(folder)} has more than {MOST_FILES} files", "name the script: drumbeat init SCRIPT"
+            )
         kind, name = (None, script) if script else choose(names, read)
         text = job_of(name, names, read, kind)
     except Problem as problem:
