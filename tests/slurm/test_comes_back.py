@@ -99,14 +99,14 @@ def test_preemption_saves_and_comes_back(cluster, oar, kill_wait_30):
 
 
 def test_a_job_that_could_never_start_is_refused(cluster, oar, configured):
-    """Some clusters queue it all the same, and keep it for ever. Nodes that are down are no reason: they come back."""
+    """Some clusters queue it all the same, and keep it for ever. Nodes that are drained are no reason: they come back."""
     configured(("EnforcePartLimits=ALL", "EnforcePartLimits=NO"), ("MaxTime=INFINITE", "MaxTime=30"))
     before = cluster.out("squeue", "-h", "-o", "%i").split()
     done = oar("submit", oar.job("too-long", nodes=1, time="1h", command="python3 -V"))
     assert done.returncode == 2, cluster.out("squeue", "--format=%i %T %r")
     assert "Slurm would never start this job: it asks for more time" in done.stderr
     assert "sinfo -o" in done.stderr and cluster.out("squeue", "-h", "-o", "%i").split() == before
-    cluster.out("scontrol", "update", "nodename=reed4", "state=down", "reason=test")
+    cluster.out("scontrol", "update", "nodename=reed4", "state=drain", "reason=test")
     try:
         number, _ = oar.submit(oar.job("down", nodes=1, partition="slow", command="python3 -V"))
         assert "down, drained or reserved" in state(oar, number)["detail"]
