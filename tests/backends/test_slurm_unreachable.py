@@ -70,3 +70,15 @@ def test_many_jobs_are_asked_about_at_once(tmp_path):
     assert [found[handle].state for handle in handles] == ["running"] * 6 + ["finished", "unknown"]
     assert [found[handle].over for handle in handles] == [False] * 6 + [True, True]
     assert (tmp_path / "calls").read_text().count("x") == 2
+
+
+def test_a_reason_that_comes_late_is_waited_for(tmp_path):
+    """Slurm 24.11 gives none before its scheduler has looked at the job."""
+    squeue = tmp_path / "squeue"
+    line = "printf '7|PENDING|0|%s|N/A|\\n'"
+    squeue.write_text(
+        f"#!/bin/sh\ncd {tmp_path}\nif [ -e asked ]; then {line} PartitionTimeLimit; else {line} None; fi\n>asked\n"
+    )
+    squeue.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    assert "more time than its partition allows" in client.hopeless("slurm://c/7", environ)

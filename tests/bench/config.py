@@ -102,6 +102,7 @@ if [ -n "$system" ]; then  # again, in a copy of that system of which only the c
   bin=${PATH%%:*}  # of the Python that runs the tests; there it is that system's own
   mkdir -p "/mnt/root$bin" && mount -t tmpfs node "/mnt/root${bin%/*}" && mkdir "/mnt/root$bin"
   for python in python python3; do ln -s /usr/bin/python3 "/mnt/root$bin/$python"; done
+  echo "$code/src" > /mnt/root/usr/lib/python3/dist-packages/drumbeat.pth
   touch /mnt/root/etc/hosts
   shift 4
   exec chroot /mnt/root sh "$base/etc/init.sh" "$name" "$base" "$code" "" "$@"

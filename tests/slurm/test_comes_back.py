@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -98,13 +99,14 @@ def test_preemption_saves_and_comes_back(cluster, oar, kill_wait_30):
 
 
 def test_a_job_that_could_never_start_is_refused(cluster, oar, configured):
-    """Some clusters queue it all the same, and keep it for ever. Nodes that are down are no reason: they come back."""
+    """Some clusters queue it all the same, and keep it for ever. Nodes that are drained are no reason: they come back."""
     configured(("EnforcePartLimits=ALL", "EnforcePartLimits=NO"), ("MaxTime=INFINITE", "MaxTime=30"))
     before = cluster.out("squeue", "-h", "-o", "%i").split()
     done = oar("submit", oar.job("too-long", nodes=1, time="1h", command="python3 -V"))
-    assert done.returncode == 2 and "Slurm would never start this job: it asks for more time" in done.stderr
+    assert done.returncode == 2, cluster.out("squeue", "--format=%i %T %r")
+    assert "Slurm would never start this job: it asks for more time" in done.stderr
     assert "sinfo -o" in done.stderr and cluster.out("squeue", "-h", "-o", "%i").split() == before
-    cluster.out("scontrol", "update", "nodename=reed4", "state=down", "reason=test")
+    cluster.out("scontrol", "update", "nodename=reed4", "state=drain", "reason=test")
     try:
         number, _ = oar.submit(oar.job("down", nodes=1, partition="slow", command="python3 -V"))
         assert "down, drained or reserved" in state(oar, number)["detail"]
@@ -116,7 +118,8 @@ def test_a_job_that_could_never_start_is_refused(cluster, oar, configured):
 def test_nodes_that_drumbeat_itself_excludes_are_named(cluster, oar):
     assert oar("nodes", "exclude", "reed5", "--why", "test").returncode == 0
     done = oar("submit", oar.job("excluded", nodes=1, partition="yields", command="python3 -V"))
-    assert done.returncode == 2 and "drumbeat excludes reed5" in done.stderr and "--bad-nodes use" in done.stderr
+    assert done.returncode == 2 and re.search(r"drumbeat excludes (\w+, )*reed5", done.stderr), done.stderr
+    assert "--bad-nodes use" in done.stderr
     assert oar("nodes", "forget", "reed5").returncode == 0
 
 
@@ -152,7 +155,8 @@ def test_a_preempted_job_comes_back_though_nothing_was_saved(cluster, oar, confi
     ).strip()
     cluster.wait(int(urgent), ["COMPLETED"])
     job = cluster.wait(number, ["COMPLETED", "FAILED", "CANCELLED"])
-    assert job["JobState"] == "COMPLETED" and job["Restarts"] == "1", output(folder)
+    assert job["JobState"] == "COMPLETED", output(folder)
+    assert job["Restarts"] in ("1", "2"), "Slurm 24.11 also counts that the script queued it again"
 
 
 def test_each_job_of_an_array(cluster, oar):

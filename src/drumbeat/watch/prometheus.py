@@ -181,7 +181,8 @@ class Publisher:
         try:
             head = self._look()
         except (OSError, RecordError) as error:
-            return self._say(f"cannot read {self.run_path}", error)
+            self._say(f"cannot read {self.run_path}", error)
+            return
         if self.path:
             self._try(f"cannot write {self.path}", self._write, head)
         if self.environ.get(_SERVER + "URL"):
@@ -198,7 +199,7 @@ class Publisher:
     def _try(self, what: str, pass_on: Callable[[Head], None], head: Head) -> None:
         try:
             pass_on(head)
-        except (OSError, ValueError) as error:  # ValueError: what was set is no address, or the server speaks no HTTP
+        except (OSError, ValueError) as error:  # ValueError: what was set is not an address
             self._say(what, error)
 
     def _say(self, what: str, error: Exception) -> None:
@@ -239,15 +240,26 @@ class Publisher:
         replace(self.path, text(found, {"run": head.run_id}), mode=0o644)
 
     def _post(self, head: Head) -> None:
+        import http.client
         import ssl
-        import urllib.request
+        from urllib.parse import urlsplit
 
-        body = json.dumps({"trainerStatus": trainer_status(head, time.time())}).encode()
+        url = urlsplit(self.environ[_SERVER + "URL"])
+        if url.scheme != "https" or not url.hostname:
+            raise ValueError(f"{_SERVER}URL is not an https address")
         with open(self.environ.get(_SERVER + "TOKEN", ""), encoding="ascii") as file:  # renewed now and then
             headers = {"Authorization": f"Bearer {file.read().strip()}", "Content-Type": "application/json"}
         trust = ssl.create_default_context(cafile=self.environ.get(_SERVER + "CA_CERT"))
-        request = urllib.request.Request(self.environ[_SERVER + "URL"], body, headers)
-        urllib.request.urlopen(request, timeout=_ANSWER, context=trust).close()
+        line = http.client.HTTPSConnection(url.hostname, url.port, timeout=_ANSWER, context=trust)
+        try:
+            line.request("POST", url.path, json.dumps({"trainerStatus": trainer_status(head, time.time())}), headers)
+            answer = line.getresponse()
+            if answer.status != http.client.OK:
+                raise OSError(f"{answer.status} {answer.reason}")
+        except http.client.HTTPException as error:
+            raise OSError(f"its answer is not HTTP: {error!r}") from None
+        finally:
+            line.close()
 
 
 def trainer_status(head: Head, now: float) -> Dict[str, Any]:

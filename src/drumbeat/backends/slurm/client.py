@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.backends.contract import (
@@ -105,6 +106,7 @@ def _task(handle: str) -> int:
 
 
 _SECONDS = 30.0
+_LOOKED_AT = 4.0  # seconds
 _clusters: Dict[str, str] = {}  # slurm.conf -> the cluster's name
 UNREACHABLE = "no Slurm controller can be reached from here"
 _NO_CONTROLLER = regex(
@@ -189,14 +191,18 @@ def statuses(handles: Sequence[str], environ: Mapping[str, str]) -> Dict[str, St
 
 
 def hopeless(handle: str, environ: Mapping[str, str]) -> str:
-    """Return why a job that was just queued can never start, with what to do; empty if nothing says so."""
-    try:
-        found = statuses([handle], environ)[handle]
-    except Problem:
-        return ""
-    never = "never starts: "  # in reasons.yaml
-    words = (task.detail for task in found.tasks or (found,))
-    return next((text[len(never) :] for text in words if text.startswith(never)), "")
+    """Return why a job that was just queued can never start, with what to do; empty if nothing says so. Slurm 24.11 and newer
+    give a reason only when their scheduler has looked at the job, by default within 3 s; 22.05 gives it at once."""
+    never, deadline = "never starts: ", time.monotonic() + _LOOKED_AT  # `never` is in reasons.yaml
+    while True:
+        try:
+            found = statuses([handle], environ)[handle]
+        except Problem:
+            return ""
+        words = [task.detail for task in found.tasks or (found,)]
+        if "pending" not in words or time.monotonic() > deadline:
+            return next((text[len(never) :] for text in words if text.startswith(never)), "")
+        time.sleep(0.2)
 
 
 def _prefix(handle: str) -> str:
