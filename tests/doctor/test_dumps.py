@@ -10,7 +10,6 @@ from drumbeat.doctor.dumps import judged
 from drumbeat.doctor.examine import examine
 from drumbeat.logs.reader import Reader
 from drumbeat.logs.show import render
-from drumbeat.machine import dumps as machine_dumps
 from drumbeat.machine.dumps import MAX_BYTES, READERS, together
 from drumbeat.machine.dumps import read_dumps as parse
 from tests.plan.archetype import facts_of
@@ -406,6 +405,6 @@ def test_a_live_node_is_judged_by_the_checks_that_only_dumps_had():
 
 def test_evidence_names_the_line_it_stands_on():
     fields = "\t\tState: Down\n\t\tPhysical state: Polling\n\t\tRate: 10\n\t\tLink layer: InfiniBand\n"
-    (dump,) = machine_dumps.read_dumps(f"see below\n\nCA 'mlx5_0'\n\tPort 1:\n{fields}", "ibstat.txt")
+    (dump,) = parse(f"see below\n\nCA 'mlx5_0'\n\tPort 1:\n{fields}", "ibstat.txt")
     evidence = dump.lines["mlx5_0"]
     assert (evidence.place, evidence.text) == ("ibstat.txt:5", "State: Down")

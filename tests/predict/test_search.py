@@ -116,7 +116,9 @@ def test_pareto_and_the_simplest():
 
 
 def test_zero_bubble_schedules_take_the_bubble_and_keep_its_memory():
-    wishes = Wishes(framework="torchtitan", layout="pp=8,tp=1", batch=32, micro_batch=1, recompute="none", precision="bf16")
+    wishes = Wishes(
+        framework="torchtitan", layout="pp=8,tp=1", batch=32, micro_batch=1, recompute="none", precision="bf16"
+    )
     plain, half, none = (
         forecast(make_case(named("llama3-8b"), dataclasses.replace(wishes, schedule=name), find_cluster("h100"), 1))
         for name in ("1f1b", "zb-h1", "zbv")
