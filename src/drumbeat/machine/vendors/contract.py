@@ -169,6 +169,10 @@ def place(address: str) -> str:
     return f"{domain[-4:]}:{bus}:{device}"
 
 
+def scaled(value: Optional[int], by: float) -> Optional[float]:
+    return None if value is None else value / by
+
+
 def indices(gpus: Sequence[Gpu]) -> str:
     return ",".join(str(gpu.index) for gpu in gpus)
 
