@@ -108,7 +108,6 @@ def _new(args: Any) -> int:
 
 def _check(args: Any) -> int:
     """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. A mistake in the file is a Problem (2)."""
-
     from drumbeat import backends
     from drumbeat.base.order import HostPath
     from drumbeat.jobfile.site import find_paths, site_from_path
