@@ -38,9 +38,12 @@ test:
 IN_TRAIN := tests/train tests/integrations tests/verify/test_script.py
 SHORT := $(addprefix tests/,agent cli containers contracts convert docs doctor jobfile lint logs machine metrics plan predict runfolder sites)
 
+# Of the other folders, the tests that only compute.
+COMPUTED := $(addprefix tests/,backends/test_states.py backends/test_table.py causes report/test_intervals.py report/test_printed_logs.py report/test_report.py report/test_scaling.py slurm/test_golden.py tune/test_observe.py tune/test_parts.py tune/test_search.py verify/test_judge.py verify/test_show.py watch/test_curve.py watch/test_model.py watch/test_one_state.py)
+
 # Before each commit: style, types, layers, and every test that only computes.
 quick: check
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --max-worker-restart=0 -m "not slow" $(SHORT)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --max-worker-restart=0 -m "not slow" $(SHORT) $(COMPUTED)
 
 # A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
 test-others:

@@ -79,11 +79,11 @@ def _text(node: ast.BinOp) -> bool:
     )
 
 
-def quick_folders() -> List[str]:
-    """Return the folders that `make quick` tests, as the Makefile has them."""
-    found = re.search(r"^SHORT := \$\(addprefix tests/,(.*)\)$", (ROOT / "Makefile").read_text(), re.M)
-    assert found, "the Makefile has no SHORT"
-    return [f"tests/{name}" for name in found.group(1).split()]
+def quick_tests() -> List[str]:
+    """Return the folders and files that `make quick` tests, as the Makefile has them."""
+    lists = re.findall(r"^(?:SHORT|COMPUTED) := \$\(addprefix tests/,(.*)\)$", (ROOT / "Makefile").read_text(), re.M)
+    assert len(lists) == 2, "the Makefile has SHORT and COMPUTED"
+    return [f"tests/{name}" for names in lists for name in names.split()]
 
 
 def covering(mutant: Mutant, quick: List[str]) -> Tuple[List[str], List[str]]:
@@ -94,7 +94,7 @@ def covering(mutant: Mutant, quick: List[str]) -> Tuple[List[str], List[str]]:
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         name = str(path.relative_to(ROOT))
         if module in path.read_text(encoding="utf-8") or name.startswith(f"tests/{room}/"):
-            (inside if any(name.startswith(f"{folder}/") for folder in quick) else outside).append(name)
+            (inside if any(f"{name}/".startswith(f"{each}/") for each in quick) else outside).append(name)
     return inside, outside
 
 
@@ -127,8 +127,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=30, help="mutants that some test kills")
+    parser.add_argument(
+        "--near", action="store_true", help="only the quick tests that import the module or test its room"
+    )
     args = parser.parse_args()
-    quick = quick_folders()
+    quick = quick_tests()
     every = [path for path in sorted((ROOT / "src" / "drumbeat").rglob("*.py")) if "train" not in path.parts]
     choice = random.Random(args.seed)
     caught = missed = 0
@@ -147,8 +150,10 @@ def main() -> int:
             before = target.read_text(encoding="utf-8")
             target.write_text(before[: mutant.start] + mutant.after + before[mutant.end :], encoding="utf-8")
             near, outside = covering(mutant, quick)
-            if killed(tree, near) or killed(tree, quick):
+            if killed(tree, near) or (not args.near and killed(tree, quick)):
                 caught, word = caught + 1, "caught"
+            elif args.near:
+                missed, word = missed + 1, "not caught near it"
             elif killed(tree, outside):
                 missed, word = missed + 1, "missed"
             else:
@@ -156,9 +161,11 @@ def main() -> int:
                 word = "survived every test"
             target.write_text(before, encoding="utf-8")
             print(f"{word:20} {mutant.file}:{mutant.line}  {mutant.before!r} -> {mutant.after!r}", flush=True)
-    print(
-        f"make quick catches {caught} of {caught + missed} mutants that tests kill; {len(survivors)} survived every test"
-    )
+    if args.near:
+        print(f"the quick tests near them catch {caught} of {caught + missed} mutants")
+    else:
+        decided = f"{caught} of {caught + missed} mutants that tests kill"
+        print(f"make quick catches {decided}; {len(survivors)} survived every test")
     return 0
 
 

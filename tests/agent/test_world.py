@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drumbeat.agent.wire.messages import Common, Prepare, encode, make_world, network_of, peers_of, run_lengths
+from drumbeat.agent.wire.messages import Common, Network, Prepare, encode, make_world, network_of, peers_of, run_lengths
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Facts, Interface, Peer, Peers
 from drumbeat.machine.replay import FolderHost
@@ -68,3 +68,12 @@ def test_a_world_knows_which_subnet_is_not_on_every_node():
 def test_run_lengths():
     assert run_lengths([8, 8, 4, 8]) == [(8, 2), (4, 1), (8, 1)]
     assert run_lengths([]) == []
+
+
+def test_the_lowest_member_with_a_fast_network_is_the_one_that_others_compare_with():
+    common = Common()
+    common.add(0, "n0", Network(("10.0.0.0/24",), "ethernet"))
+    assert not common.fast
+    for member in (3, 1, 2):
+        common.add(member, f"n{member}", Network(("10.0.0.0/24", f"10.0.{member}.0/24"), "infiniband"))
+    assert list(common.fast) == [1] and common.subnets == {"10.0.0.0/24"}

@@ -21,6 +21,7 @@ CALLED_BY = {  # by the library or the page that finds them by name
     "textual": {
         "open_rank", "open_node", "check_action", "action_events", "action_filter", "action_no_filter", "filter_changed",
     },
+    "events.jsonl": {"AgentStarted", "AgentEnded", "KernelLogRead"},  # by the name that `Event` registers them under
     "tests and benches": {"documents_of", "reference_product"},
 }  # fmt: skip
 

@@ -9,7 +9,6 @@ MOST = 7  # pass the value that more of them are parts of
 TO_DO = {
     ("logs/exits.py", "explain_exit"),
     ("logs/report.py", "make_report"),
-    ("predict/goodput.py", "whole_run"),
     ("predict/memory.py", "parts"),
 }
 

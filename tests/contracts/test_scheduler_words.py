@@ -26,7 +26,6 @@ ALLOWED = {
     "convert/": "job scripts that people wrote for a scheduler",
     "commands/": "launch commands and scripts that people write, srun among them",
     "cli/convert.py": "its help",
-    "cli/diagnose.py": "its example of a log",
     "plan/masks.py": "reads SLURM_CPU_BIND, which a user may have exported",
     "plan/binding.py": "the binding in the form that srun takes",
     "plan/placement.py": "the fix in the words of the scheduler; who bound the tasks",

@@ -401,3 +401,10 @@ def test_a_live_node_is_judged_by_the_checks_that_only_dumps_had():
         *live("mi300x-thor2"),
     }
     assert "gpu-far-from-nic" in live(rdma=facts.rdma[:1])
+
+
+def test_evidence_names_the_line_it_stands_on():
+    fields = "\t\tState: Down\n\t\tPhysical state: Polling\n\t\tRate: 10\n\t\tLink layer: InfiniBand\n"
+    (dump,) = parse(f"see below\n\nCA 'mlx5_0'\n\tPort 1:\n{fields}", "ibstat.txt")
+    evidence = dump.lines["mlx5_0"]
+    assert (evidence.place, evidence.text) == ("ibstat.txt:5", "State: Down")

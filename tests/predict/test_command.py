@@ -1,6 +1,7 @@
 """drumbeat predict as a user types it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -83,12 +84,10 @@ def test_a_page_needs_nothing_else(capsys, tmp_path):
     page = tmp_path / "page.html"
     code, _, _ = predict(capsys, "--model", "llama3-8b", "--gpu", "h100", "--nodes", "4", "--html", str(page))
     text = page.read_text()
-    assert (
-        code == 0
-        and "<svg" in text
-        and "naive" in text
-        and "http" not in text.replace("http://www.w3.org", "").replace("http-equiv", "")
-    )
+    assert code == 0 and "<svg" in text and "naive" in text
+    assert "http" not in text.replace("http://www.w3.org", "").replace("http-equiv", "")
+    shares = re.findall(r'<td class="n">([0-9.]+)%</td></tr>', text)
+    assert len(shares) > 3 and sum(map(float, shares)) == pytest.approx(100, abs=1), "the terms of a step"
 
 
 def test_a_job_file_says_it_all(capsys, tmp_path):

@@ -43,7 +43,7 @@ def let_stops_in() -> None:
 
 
 def heed_interrupts() -> None:
-    """Listen to SIGINT even if it is ignored: a script's `command &` and some CI runners start programs so."""
+    """Listen to SIGINT even if it is ignored: a script's `command &` and some CI runners start programs that way."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -128,7 +128,7 @@ def _call(name: str, rest: List[str]) -> int:
 
         schemas = importlib.import_module("drumbeat.cli.schemas")
         if name in schemas.SHAPES:
-            schemas.print_schema(name)
+            importlib.import_module("drumbeat.cli.output").print_json(schemas.schema_of(name))
             return 0
     # Cut here, because argparse would take the first word after `--` for the job file.
     own, after = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, None)

@@ -66,11 +66,10 @@ def _nodes(args: Any) -> Judged:
     from drumbeat.doctor.examine import examine
     from drumbeat.doctor.network import compare_with_host
     from drumbeat.machine.gather import gather
-    from drumbeat.machine.host import LiveHost
     from drumbeat.machine.model import Facts, Peer, Peers
     from drumbeat.machine.replay import open_host
 
-    facts = [gather(open_host(root)) for root in args.root] or [gather(LiveHost())]
+    facts = [gather(open_host(root)) for root in args.root or [None]]
     peers = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
     findings = [(each.host, examine(each, None, peers)) for each in facts]
     if args.host_facts:

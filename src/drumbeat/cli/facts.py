@@ -22,10 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from drumbeat.machine.gather import gather
-    from drumbeat.machine.host import Host, LiveHost
     from drumbeat.machine.replay import RecordingHost, open_host
 
-    host: Host = open_host(args.root) if args.root else LiveHost()
+    host = open_host(args.root)
     recording = RecordingHost(host) if args.capture else None
     facts = gather(recording or host)
     if recording:

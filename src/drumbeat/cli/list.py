@@ -101,7 +101,14 @@ def table(states: Sequence[State], columns: int) -> List[str]:
     Remarks about a run follow below it."""
 
     told = [
-        (state.run_id, state.condition.word, _step(state), _speed(state), _time(state.seconds), _left(state))
+        (
+            state.run_id,
+            state.condition.word,
+            _step(state),
+            _speed(state),
+            _time(state.seconds),
+            _time(state.seconds_left),
+        )
         for state in states
     ]
     rows = [tuple(map(printable, row)) for row in told]
@@ -168,7 +175,3 @@ def _time(seconds: Optional[float]) -> str:
         return f"{minutes} m"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} m" if hours < 48 else f"{hours // 24} d {hours % 24:02d} h"
-
-
-def _left(state: State) -> str:
-    return _time(state.seconds_left)

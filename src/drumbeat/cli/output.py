@@ -1,4 +1,4 @@
-"""What several commands read and write: scripts, amounts, JSON, and files that the user names."""
+"""Input and output that commands share: scripts, amounts, JSON, and files that the user names."""
 
 from __future__ import annotations
 

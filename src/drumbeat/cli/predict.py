@@ -104,7 +104,7 @@ def run(args: Any) -> int:
         from drumbeat.report.forecast_page import page_of
 
         around = {max(1, most // 8), max(1, most // 4), max(1, most // 2), most, most * 2, most * 4}
-        many = found if len(found) > 1 else [forecast(case) for case in question.cases(around)[0]]
+        many = found if len(found) > 1 else _possible(question.cases(around)[0])
         lines = show.whole_lines(whole, last.unit, reliability) if whole else ()
         write_file(args.html, page_of(last, many, [_naive(each, question) for each in many], seen, lines))
     if args.json:
@@ -190,7 +190,6 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
 
 def _measured(case: Any) -> Any:
     """The case with constants from the products of its own shapes on this machine's GPU."""
-
     from drumbeat.predict.interval import MEASURED
     from drumbeat.predict.matmul import measured_rate, share_of
 
@@ -198,6 +197,17 @@ def _measured(case: Any) -> Any:
     constants = dataclasses.replace(case.constants, product=share_of(case, rate))
     words = f"this model's matrix products reach {rate / 1e12:.0f} TFLOP/s on this GPU, and {case.basis.words}"
     return dataclasses.replace(case, constants=constants, basis=dataclasses.replace(MEASURED, words=words))
+
+
+def _possible(cases: Sequence[Any]) -> List[Any]:
+    """Return the predictions of those cases whose layout divides."""
+    found = []
+    for case in cases:
+        try:
+            found.append(forecast(case))
+        except Problem:
+            continue
+    return found
 
 
 def _naive(found: Any, question: Any) -> float:
@@ -302,7 +312,6 @@ def _job_text(args: Any, job: Any, case: Any) -> str:
 
 def _verify(args: Any, job: Any, found: Sequence[Any]) -> int:
     """Run the best three layouts for 20 steps each, through tune."""
-
     from drumbeat.cli.tune import tune
     from drumbeat.predict.arguments import arguments_of
     from drumbeat.tune.request import Asked

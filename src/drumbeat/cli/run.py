@@ -48,7 +48,6 @@ def run(args: Any) -> int:
 
 def _say_what_is_seen(job: Any) -> None:
     """Say in one line what the program looks like: where nothing was run before, and always if ranks would be copies."""
-
     from drumbeat.commands.program import script_at
     from drumbeat.convert.folder import PROGRAM, first_look, kind_of
     from drumbeat.desk.start.place import HERE, find_place

@@ -13,7 +13,6 @@ import inspect
 from typing import Any, Dict, List, Mapping, Tuple, Union, get_args, get_origin, get_type_hints
 
 from drumbeat.base.regex import regex
-from drumbeat.cli.output import print_json
 
 VERSION = "1.0"  # a new key raises the second number, a key that goes or changes its meaning the first
 
@@ -127,10 +126,6 @@ def schema_of(command: str) -> Dict[str, Any]:
         "title": f"drumbeat {command} --json",
     }
     return {**about, **shape, **({"$defs": records} if records else {})}
-
-
-def print_schema(command: str) -> None:
-    print_json(schema_of(command))
 
 
 class _Shapes:

@@ -95,8 +95,9 @@ def _new(args: Any) -> int:
     from drumbeat import backends
     from drumbeat.jobfile.new_site import new_site
     from drumbeat.machine.gather import gather
+    from drumbeat.machine.replay import open_host
 
-    facts = gather(_host(args.root))
+    facts = gather(open_host(args.root))
     batch = facts.identity.batch if facts.identity.batch in backends.names() else ""
     login = None if batch or args.root else backends.at_login(os.environ)
     pools = login.pools(os.environ) if login else []
@@ -107,14 +108,14 @@ def _new(args: Any) -> int:
 
 def _check(args: Any) -> int:
     """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. A mistake in the file is a Problem (2)."""
-
     from drumbeat import backends
     from drumbeat.base.order import HostPath
     from drumbeat.jobfile.site import find_paths, site_from_path
+    from drumbeat.machine.replay import open_host
 
     site = site_from_path(args.site, "site check")
     backends.get(site.backend, site.where("backend"))
-    host = _host(args.root)
+    host = open_host(args.root)
     wanted = [HostPath(name, path.pattern, path.why) for name, path in site.paths.items()]
     found, missing = find_paths(wanted, host.list, host.hostname())
     if args.json:
@@ -125,13 +126,3 @@ def _check(args: Any) -> int:
         note = f", but {len(missing)} of its {len(wanted)} paths are not on this machine" if missing else ""
         print(f"{args.site}: valid{note}")
     return 1 if missing else 0
-
-
-def _host(root: Any) -> Any:
-    if root:
-        from drumbeat.machine.replay import open_host
-
-        return open_host(root)
-    from drumbeat.machine.host import LiveHost
-
-    return LiveHost()

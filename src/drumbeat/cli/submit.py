@@ -62,7 +62,6 @@ def _say(text: str) -> None:
 
 def _wait(folder: str, show: bool) -> int:
     """Wait for the run to end. A Ctrl-C ends only the waiting: the job stays submitted."""
-
     from drumbeat.cli.logs import follow
     from drumbeat.desk.cancel import exit_code, wait_for_end
     from drumbeat.desk.runs import open_run

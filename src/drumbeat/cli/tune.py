@@ -111,7 +111,6 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
 
 def run_submitted(request: str) -> int:
     """Run a submitted tuning in its allocation: `_tune REQUEST`, called by the batch script."""
-
     from drumbeat.tune.session import read_request, settle, sized
     from drumbeat.tune.trial_list import place_here
 

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from dataclasses import field, replace
-from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat import backends
 from drumbeat.base.folders import make_private, unsafe, users_folder
@@ -316,7 +316,7 @@ class NodeTable:
         lines = [f"{'node':<{width}}  " + "  ".join(heads)]
         for node in self.nodes:
             counts = [f"{node.count(what):>{len(head)}}" for what, head in zip(KINDS, heads)]
-            last = _day(node.sightings[0].t) if node.sightings else "-"
+            last = _moment(node.sightings[0].t)[:10] if node.sightings else "-"
             until = "-"
             if node.excluded:
                 until = "forgotten" if node.excluded.until is None else _moment(node.excluded.until)
@@ -417,7 +417,9 @@ def forget(of: Site, hosts: Sequence[str], environ: Mapping[str, str]) -> Change
     known: List[str] = []
 
     def change(store: Store) -> Store:
-        known.extend(host for host in hosts if _is_known(store, site, host))
+        kept: List[Union[Sighting, Exclusion]] = [*store.sightings, *store.exclusions]
+        places = {(each.site, each.host) for each in kept}
+        known.extend(host for host in hosts if (site, host) in places)
         sightings = tuple(each for each in store.sightings if (each.site, each.host) not in {(site, h) for h in hosts})
         forgotten = {**store.forgotten, **{f"{site}/{host}": now for host in hosts}}
         exclusions = _without(store, site, hosts)
@@ -447,29 +449,14 @@ def avoiding(order: Order, environ: Mapping[str, str]) -> Order:
     if unknown:
         names = ", ".join(unknown[:8])
         print(f"drumbeat: {backend.title} has no node {names}: drumbeat nodes forget {unknown[0]}", file=sys.stderr)
-    avoided = tuple(AvoidedNode(each.host, avoided_words(each)) for each in excluded if each.host in there)
+    ends = {each.host: f"; until {_moment(each.until)}" if each.until is not None else "" for each in excluded}
+    avoided = tuple(AvoidedNode(each.host, each.why + ends[each.host]) for each in excluded if each.host in there)
     return replace(order, resources=replace(order.resources, avoided=avoided))
-
-
-def avoided_words(exclusion: Exclusion) -> str:
-    until = f"; until {_moment(exclusion.until)}" if exclusion.until is not None else ""
-    return f"{exclusion.why}{until}"
 
 
 def _without(store: Store, site: str, hosts: Iterable[str]) -> Tuple[Exclusion, ...]:
     named = {(site, host) for host in hosts}
     return tuple(each for each in store.exclusions if (each.site, each.host) not in named)
-
-
-def _is_known(store: Store, site: str, host: str) -> bool:
-    places = {(each.site, each.host) for each in store.sightings} | {
-        (each.site, each.host) for each in store.exclusions
-    }
-    return (site, host) in places
-
-
-def _day(t: float) -> str:
-    return time.strftime("%Y-%m-%d", time.localtime(t))
 
 
 def _moment(t: float) -> str:

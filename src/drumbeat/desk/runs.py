@@ -197,15 +197,15 @@ def old_runs(environ: Mapping[str, str], seconds: float, now: float) -> Tuple[Li
     while True:  # a run may lie in the folder of another one
         going = {old.run.path for old in removable}
         staying = [os.path.realpath(run.path) for run in runs if run.path not in going]
-        around = [old for old in removable if any(path.startswith(_inside(old)) for path in staying)]
+        around = [
+            old
+            for old in removable
+            if any(path.startswith(os.path.realpath(old.run.path) + os.sep) for path in staying)
+        ]
         if not around:
             return removable, kept
         kept += [(old.run.run_id, "it contains a run that is kept") for old in around]
         removable = [old for old in removable if old not in around]
-
-
-def _inside(old: Old) -> str:
-    return os.path.realpath(old.run.path) + os.sep
 
 
 def why_kept(run: Run) -> str:

@@ -139,7 +139,7 @@ def recorded_end(run: Run) -> Recorded:
     from drumbeat.logs.recorded import Recorded  # here: it brings all of the log reader, and every `submit` would wait
 
     events = run.run_events()
-    notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), _summary(run)
+    notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), read_summary(run)
     if summary is not None:
         cause = _cause(summary.failure, summary.hang)
         missing = _steps_missing(run, summary)
@@ -174,13 +174,6 @@ def with_paths(run: Run, recorded: Recorded) -> Recorded:
     return replace(recorded, cause=cause, notes=tuple(near_by(note) for note in recorded.notes))
 
 
-def _summary(run: Run) -> Optional[Summary]:
-    try:
-        return run.summary()
-    except RecordError:
-        return None
-
-
 def _cause(failure: Optional[Finding], hang: Optional[Finding]) -> Optional[Finding]:
     return failure or (replace(hang, severity=ERROR) if hang else None)
 
@@ -190,7 +183,7 @@ def _ended_by_us(consequences: Iterable[Union[Affected, kinds.Consequence]]) -> 
 
 
 def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
-    """Return the losses whose last report is not a finite number."""
+    """Return a finding for each kind of loss whose last report is not a finite number."""
     found = []
     if progress.not_finite:
         found.append(find("nan-loss", loss=not_finite_words(progress)))
@@ -329,7 +322,7 @@ class Gathering:
 
 
 def placement_lines(run: Run) -> List[str]:
-    """Print each node's latest table under its verdict; a node that has not judged yet says so."""
+    """Return each node's verdict and latest table, or that it has not checked its ranks yet."""
     latest: Dict[int, Dict[str, VerdictGiven]] = {}
     for event in run.events():
         if isinstance(event, VerdictGiven) and event.peer is None:

@@ -7,7 +7,7 @@ import re
 from typing import Dict, List, Optional, Set, Tuple, Union
 
 from drumbeat.base.regex import regex
-from drumbeat.machine.host import Host
+from drumbeat.machine.host_protocol import Host
 
 _CPU_LIMIT = 1 << 14
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from drumbeat.base.problem import Problem
 from drumbeat.machine import gather
-from drumbeat.machine.host import READ_LIMIT, Host, digest_of, read_piece, version_in_piece
+from drumbeat.machine.host import READ_LIMIT, Host, LiveHost, digest_of, read_piece, version_in_piece
 
 T = TypeVar("T")
 CAPTURE_NAME = "capture.json"
@@ -29,8 +29,10 @@ _LINK_LIMIT = 40
 _NAMES_LIMIT = 1 << 16
 
 
-def open_host(place: str) -> Host:
-    """Open what `--root` names: a folder or a capture."""
+def open_host(place: Optional[str]) -> Host:
+    """Open what `--root` names: a folder or a capture; this machine if it names nothing."""
+    if not place:
+        return LiveHost()
     if os.path.isdir(place):
         return FolderHost(place)
     if os.path.isfile(place):

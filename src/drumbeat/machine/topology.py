@@ -6,7 +6,7 @@ import re
 from typing import List, Optional
 
 from drumbeat.base.regex import regex
-from drumbeat.machine.host import Host
+from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import PciLink
 from drumbeat.machine.parse import integer, line
 

@@ -123,7 +123,8 @@ def _megatron(found: Options) -> Described:
         recompute = 1
     some = found.count("recompute-num-layers", 0) if found.text("recompute-method") == "block" else 0
     if recompute == 2 and some and some < layers // pp:
-        assumed = _both(assumed, f"all layers are recomputed, though the command says {some} per stage")
+        assumed += "; " if assumed else ""
+        assumed += f"all layers are recomputed, though the command says {some} per stage"
     zero = 1 if "use-distributed-optimizer" in found else found.count("zero-stage", 0)
     if "use-torch-fsdp2" in found or found.text("data-parallel-sharding-strategy") == "optim_grads_params":
         zero = 3
@@ -138,10 +139,6 @@ def _megatron(found: Options) -> Described:
         check(model), found.count("seq-length", 2048, 1), "megatron" if flash or modern else "megatron-classic", layout,
         batch, steps or None, precision, assumed,
     )  # fmt: skip
-
-
-def _both(one: str, other: str) -> str:
-    return f"{one}; {other}" if one else other
 
 
 def _dense_layers(text: str, layers: int) -> int:

@@ -82,7 +82,8 @@ def make_case(
     gpus = nodes * cluster.gpus_per_node
     conv = isinstance(described.model, ConvNet)
     framework = framework_named(wishes.framework or described.framework or ("fsdp" if not conv else "drumbeat"))
-    precision = precision_named(wishes.precision or described.precision or _usual_precision(cluster))
+    usual = "fp16" if cluster.gpu == "V100" else "bf16"
+    precision = precision_named(wishes.precision or described.precision or usual)
     said = described.layout or Layout(dp=0, zero=-1, recompute=-1, micro=0)
     degrees = _degrees(said, parse_layout(wishes.layout, cluster.gpus_per_node) if wishes.layout else {}, gpus)
     _sensible(described, wishes, degrees["ep"])
@@ -181,10 +182,6 @@ def _chosen(case: Case, share: int, keep_micro: bool, keep_recompute: bool) -> C
             if found.verdict == "fits" and (best is None or found.seconds < fastest):
                 best, fastest = tried, found.seconds
     return best or tried
-
-
-def _usual_precision(cluster: Cluster) -> str:
-    return "fp16" if cluster.gpu == "V100" else "bf16"
 
 
 def _usual_batch(described: Described, wishes: Wishes, dp: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.folders import make_private, users_folder
 from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import to_plain
 from drumbeat.predict.calibrate import fit, need_numpy, stack
 from drumbeat.predict.cost import Constants, Layout, Work, step
 from drumbeat.predict.forecast import Case
@@ -79,10 +80,10 @@ def _to_plain(seen: Seen) -> Dict[str, Any]:
         "predicted": seen.predicted,
         "measured": seen.measured,
         "kind": type(case.model).__name__,
-        "model": _values(case.model),
-        "work": _values(case.work),
-        "layout": _values(case.layout),
-        "cluster": _values(case.cluster),
+        "model": to_plain(case.model),
+        "work": to_plain(case.work),
+        "layout": to_plain(case.layout),
+        "cluster": to_plain(case.cluster),
         "framework": case.framework.name,
         "precision": case.precision,
     }
@@ -106,10 +107,6 @@ def _from_plain(line: Dict[str, Any]) -> Optional[Seen]:
     except Exception:  # a line of another version, or a damaged one, is not evidence
         return None
     return Seen(str(line["run"]), case, predicted, measured) if predicted > 0 and measured > 0 else None
-
-
-def _values(record: Any) -> Dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 def error_words(seen: Sequence[Seen]) -> str:

@@ -173,5 +173,7 @@ def _plain(value: Any) -> Any:
 
 def _transformer(case: Case) -> Model:
     if isinstance(case.model, ConvNet):
-        raise Problem(f"{case.model.name}: there is one layout, data parallelism", "leave out --search")
+        raise Problem(
+            f"{case.model.name}: only data parallelism is modelled for convolutional networks", "leave out --search"
+        )
     return case.model

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Dict, List, Optional, Sequence
 
+from drumbeat.base.record import to_plain
 from drumbeat.predict import shapes
 from drumbeat.predict.arguments import RECOMPUTE, arguments_of
 from drumbeat.predict.cost import NETWORK, Layout, schedule_name
@@ -192,7 +192,6 @@ def arguments_words(case: Case) -> str:
 def plain_of(found: Forecast, naive: Optional[float], whole: Optional[Whole]) -> Dict[str, Any]:
     """Return a prediction as plain data for --json."""
     case = found.case
-    a = case.layout
     return {
         "model": case.model.name,
         "framework": case.framework.name,
@@ -203,7 +202,7 @@ def plain_of(found: Forecast, naive: Optional[float], whole: Optional[Whole]) ->
         "flop_convention": shapes.CONVENTION,
         "batch": case.work.batch,
         "seq": case.work.seq,
-        "layout": {field.name: getattr(a, field.name) for field in dataclasses.fields(a)},
+        "layout": to_plain(case.layout),
         "arguments": arguments_of(case),
         "step_s": found.seconds,
         "step_s_90": [found.low, found.high],
@@ -221,9 +220,7 @@ def plain_of(found: Forecast, naive: Optional[float], whole: Optional[Whole]) ->
         "basis_words": case.basis.words,
         "sources": [case.cluster.source, case.framework.source],
         "not_modelled": NOT_MODELLED,
-        "whole_run": None
-        if whole is None
-        else {field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)},
+        "whole_run": to_plain(whole),
     }
 
 

@@ -202,22 +202,22 @@ def ledger_words(parts: Mapping[str, float], share: Optional[float]) -> str:
     return ", ".join(words)
 
 
+_DOUBTS = {
+    "stage-failed": "although a stage of the script had failed",
+    "launcher-unended": "but a launcher in the script had not ended",
+    "early-exit": "but a rank ended before it had made its steps",
+}
+
+
 def end_words(summary: Summary) -> str:
     took = duration(summary.elapsed)
     if summary.outcome == "requeue":
         return (
             f"cancelled after {took}; its ranks ask to be started again (exit code 75): start the same command to go on"
         )
-    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "stage-failed":
-        return f"doubtful: finished in {took}, although a stage of the script had failed; exit code {summary.exit_code}"
-    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "launcher-unended":
-        return (
-            f"doubtful: finished in {took}, but a launcher in the script had not ended; exit code {summary.exit_code}"
-        )
-    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "early-exit":
-        return f"doubtful: finished in {took}, but a rank ended before it had made its steps; exit code {summary.exit_code}"
     if summary.outcome == "doubtful":
-        return f"doubtful: finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
+        why = _DOUBTS.get(summary.failure.code if summary.failure else "", "but what was written last is a failure")
+        return f"doubtful: finished in {took}, {why}; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":
         return f"time-limit reached after {took}, exit code {summary.exit_code}"
     return f"{summary.outcome} in {took}, exit code {summary.exit_code}"

@@ -85,7 +85,7 @@ class Progress:
         if metric.seconds is not None and lowest and (metric.kind in self.spent or len(self.spent) < _MOST_KINDS):
             self.spent[metric.kind] = self.spent.get(metric.kind, 0.0) + metric.seconds
         if metric.accuracy is not None:
-            self.accuracy = _finite(metric.accuracy)
+            self.accuracy = metric.accuracy if math.isfinite(metric.accuracy) else None
         if metric.target_reached is not None:
             self.target_reached = metric.target_reached
         if metric.rate is not None:
@@ -305,10 +305,6 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
             total.reported_rate, total.reported_unit = part.reported_rate, part.reported_unit
         first = False
     return total
-
-
-def _finite(value: Optional[float]) -> Optional[float]:
-    return value if value is not None and math.isfinite(value) else None
 
 
 # The pace of each rank, and the one that holds the others up: the same answer in every view. Pure.

@@ -98,7 +98,8 @@ def closing(
         lines.append(("largest", f"{judgement.largest.point.says()}: {ended}"))
     else:
         lines.append(("ended", ended))
-    lines.append(("fastest", _fastest(judgement.fastest)))
+    fastest = judgement.fastest
+    lines.append(("fastest", f"{fastest.point.says()}, {speed_text(fastest)}" if fastest else "unknown"))
     if judgement.recommended:
         why = judgement.why.replace("the fastest", "fastest", 1) if judgement.why.startswith("the ") else judgement.why
         lines.append(("recommended", f"{judgement.recommended.point.says()} ({why}). {changes}".rstrip()))
@@ -106,7 +107,3 @@ def closing(
     else:
         lines.append(("why", judgement.why))
     return [*lines, ("folder", folder)]
-
-
-def _fastest(result: Optional[Result]) -> str:
-    return f"{result.point.says()}, {speed_text(result)}" if result else "unknown"

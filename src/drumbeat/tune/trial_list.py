@@ -150,7 +150,7 @@ def _batches(asked: Asked, tunable: Tunable, order: Order, own: Optional[int]) -
         if total % ranks:
             raise Problem(
                 f"{total} samples per step cannot be split evenly over {ranks} data ranks",
-                f"--global-batch {-(-total // ranks) * ranks} can",
+                f"try --global-batch {-(-total // ranks) * ranks}",
             )
         batches = tuple(each for each in divisors(total // ranks) if each <= (asked.largest or total))
         start = _start(asked, tunable, batches, total // ranks, own)

@@ -26,68 +26,7 @@ RUN=$BASE/array/$SLURM_ARRAY_TASK_ID  # each job of the array has its own run fo
 mkdir -p "$RUN"
 # Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
 # starts, and others may be able to write to the run folder.
-LOADER='import fcntl, glob, hashlib, json, os, shutil, signal, stat, sys, tempfile, time
-
-def end(code, words):
-    sys.stderr.write("drumbeat: " + words + "\n")
-    sys.exit(code)
-
-def checked(path, digest):
-    with open(path, "rb") as file:
-        data = file.read()
-    if hashlib.sha256(data).hexdigest() != digest:
-        end(78, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
-    return data
-
-def replaceable(folder):
-    while True:
-        found = os.stat(folder)
-        others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-        if others or found.st_uid not in (os.geteuid(), 0):
-            return True
-        if folder == os.sep:
-            return False
-        folder = os.path.dirname(folder)
-
-def private_folder():
-    usual = tempfile.gettempdir()
-    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
-        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
-            break
-    else:
-        folder = usual
-    for old in glob.glob(glob.escape(folder) + "/drumbeat-node-*"):  # a start that was killed outright left its own
-        found = hold(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if found and found.st_uid == os.geteuid() and found.st_mtime < time.time() - 3600:
-            shutil.rmtree(old, ignore_errors=True)
-    made = tempfile.mkdtemp(prefix="drumbeat-node-", dir=folder)
-    hold(made, fcntl.LOCK_SH)
-    return made
-
-def hold(folder, how):
-    try:
-        file = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
-        os.set_inheritable(file, how == fcntl.LOCK_SH)  # kept by the program
-        fcntl.flock(file, how)
-        return os.fstat(file)
-    except OSError:
-        return None  # it is in use, or another user'"'"'s
-
-word, request, digest = sys.argv[1:]
-private = ""
-signal.pthread_sigmask(signal.SIG_BLOCK, [2, 15, 1, 12, 3])  # heard when the private copies can be removed
-try:
-    order = checked(request, digest)
-    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
-    private = private_folder()
-    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
-        with open(os.path.join(private, name), "wb") as file:
-            file.write(data)
-except OSError as error:
-    shutil.rmtree(private, ignore_errors=True)
-    end(74, str(error))
-words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
-os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)'
+LOADER='...'  # bundle/pinned.py
 exec python3 -I -S -c "$LOADER" _node "$BASE/order.json" SHA256-OF-THE-ORDER
 END_OF_NODE
 

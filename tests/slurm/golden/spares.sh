@@ -21,68 +21,7 @@ BASE=/project/465/code/runs/llama-20231114-221320-dd56
 RUN=$BASE
 # Run the very drumbeat.pyz and the very request that were submitted, from private copies: days may pass until this
 # starts, and others may be able to write to the run folder.
-LOADER='import fcntl, glob, hashlib, json, os, shutil, signal, stat, sys, tempfile, time
-
-def end(code, words):
-    sys.stderr.write("drumbeat: " + words + "\n")
-    sys.exit(code)
-
-def checked(path, digest):
-    with open(path, "rb") as file:
-        data = file.read()
-    if hashlib.sha256(data).hexdigest() != digest:
-        end(78, path + " was changed after the job was submitted, so nothing of it is run: submit the job again")
-    return data
-
-def replaceable(folder):
-    while True:
-        found = os.stat(folder)
-        others = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-        if others or found.st_uid not in (os.geteuid(), 0):
-            return True
-        if folder == os.sep:
-            return False
-        folder = os.path.dirname(folder)
-
-def private_folder():
-    usual = tempfile.gettempdir()
-    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
-        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(os.path.realpath(folder)):
-            break
-    else:
-        folder = usual
-    for old in glob.glob(glob.escape(folder) + "/drumbeat-node-*"):  # a start that was killed outright left its own
-        found = hold(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if found and found.st_uid == os.geteuid() and found.st_mtime < time.time() - 3600:
-            shutil.rmtree(old, ignore_errors=True)
-    made = tempfile.mkdtemp(prefix="drumbeat-node-", dir=folder)
-    hold(made, fcntl.LOCK_SH)
-    return made
-
-def hold(folder, how):
-    try:
-        file = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
-        os.set_inheritable(file, how == fcntl.LOCK_SH)  # kept by the program
-        fcntl.flock(file, how)
-        return os.fstat(file)
-    except OSError:
-        return None  # it is in use, or another user'"'"'s
-
-word, request, digest = sys.argv[1:]
-private = ""
-signal.pthread_sigmask(signal.SIG_BLOCK, [2, 15, 1, 12, 3])  # heard when the private copies can be removed
-try:
-    order = checked(request, digest)
-    program = checked(os.path.join(os.path.dirname(request), "drumbeat.pyz"), json.loads(order.decode())["program"])
-    private = private_folder()
-    for name, data in (("drumbeat.pyz", program), (os.path.basename(request), order)):
-        with open(os.path.join(private, name), "wb") as file:
-            file.write(data)
-except OSError as error:
-    shutil.rmtree(private, ignore_errors=True)
-    end(74, str(error))
-words = [os.path.join(private, "drumbeat.pyz"), word, os.path.join(private, os.path.basename(request)), private]
-os.execv(sys.executable, [sys.executable, "-I", "-S"] + words)'
+LOADER='...'  # bundle/pinned.py
 DRUMBEAT_REJOIN=1; export DRUMBEAT_REJOIN  # an agent that has lost its lead ends with 75
 trap : TERM INT HUP USR2  # they are for the agent; this shell must outlive it
 (
@@ -152,47 +91,4 @@ wait $step; code=$?
 while kill -0 $step 2>/dev/null; do wait $step; code=$?; done  # a trap ends a wait early
 kill -KILL $watcher 2>/dev/null
 
-# the lead's verdict, read as words: nothing in that file is ever run
-verdict() { sed -n "s/^$1=\([A-Za-z0-9._,-]*\)\$/\1/p" "$RUN/verdict" 2>/dev/null | tail -n 1; }
-said=$(verdict code); lost=$(verdict lost)
-case $said in ''|*[!0-9]*) ;; *) code=$said;; esac
-
-# a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide
-running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }
-# a running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script
-leave_out() {
-  trap '' TERM
-  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)  # what was excluded so far
-  case $before in ''|*null*) ;; *) lost=$before,$lost;; esac
-  if ! running; then  # Slurm has seen the loss too
-    scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost" 2>/dev/null
-    return
-  fi
-  echo "drumbeat  queueing the job again without $lost"
-  scontrol requeuehold $SLURM_JOB_ID
-  if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then
-    scontrol release $SLURM_JOB_ID
-  else
-    echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
-  fi
-}
-# in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count
-preempted() {
-  shown=$(scontrol show job $SLURM_JOB_ID) || return
-  [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]
-}
-if [ "$(verdict cancelled)" = 1 ]; then  # Slurm shall count it as cancelled, not as failed
-  trap '' TERM; scancel $SLURM_JOB_ID; exit $code
-elif [ "$(verdict next)" != requeue ]; then
-  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then
-    echo "drumbeat  preempted: queueing the job again"
-    scontrol requeue $SLURM_JOB_ID
-  fi
-  exit $code
-elif [ -n "$lost" ]; then
-  leave_out
-elif running; then  # the ranks have saved and want to be started again
-  scontrol requeue $SLURM_JOB_ID ||
-    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
-fi
-exit $code
+# the lead's verdict, read as words (the rest is that of lumi.sh)

@@ -42,7 +42,7 @@ def with_code(order: Order, kind: str) -> Order:
         raise Problem("code: image, but the job has no container", "name the image: container: IMAGE")
     if kind != "sync":
         return dataclasses.replace(order, code=kind)
-    root = _top(order.workdir)
+    root = os.path.realpath(_git(order.workdir, "rev-parse", "--show-toplevel").strip())
     inside = os.path.relpath(os.path.realpath(order.workdir), root)
     copy = os.path.normpath(os.path.join(RunFolder(order.folder).code_copy, inside))
     packed = pack(root, order.folder)
@@ -174,10 +174,6 @@ def _listed(root: str) -> List[str]:
     names |= set(_git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0"))
     paths = {name: os.path.join(root, name) for name in names if name}
     return sorted(name for name, path in paths.items() if os.path.islink(path) or os.path.isfile(path))
-
-
-def _top(workdir: str) -> str:
-    return os.path.realpath(_git(workdir, "rev-parse", "--show-toplevel").strip())
 
 
 def git(where: str, seconds: float, *words: str) -> subprocess.CompletedProcess[bytes]:

@@ -45,7 +45,8 @@ def code_state(order: Order) -> Tuple[Dict[str, Any], str]:
     commit = _git(workdir, "rev-parse", "HEAD")
     if commit is None:
         return found, ""
-    changed = _lines(_git(workdir, "status", "--porcelain", "--untracked-files=no"))
+    status = _git(workdir, "status", "--porcelain", "--untracked-files=no") or b""
+    changed = status.decode("utf-8", "replace").splitlines()
     branch = _git(workdir, "rev-parse", "--abbrev-ref", "HEAD") or b""
     found.update(commit=commit.decode().strip(), dirty=bool(changed), branch=branch.decode("utf-8", "replace").strip())
     found["changed"] = changed[:_MOST_CHANGED]
@@ -55,10 +56,6 @@ def code_state(order: Order) -> Tuple[Dict[str, Any], str]:
     found["diff_digest"] = hashlib.sha256(diff).hexdigest()
     text = redact(diff[:_LONGEST_DIFF].decode("utf-8", "replace"))
     return found, text + (f"\n(cut: {len(diff):,} bytes in all)\n" if len(diff) > _LONGEST_DIFF else "")
-
-
-def _lines(output: Optional[bytes]) -> Any:
-    return (output or b"").decode("utf-8", "replace").splitlines()
 
 
 def _git(workdir: str, *words: str) -> Optional[bytes]:

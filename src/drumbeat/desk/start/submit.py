@@ -136,7 +136,7 @@ class Ready:
 
 
 def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping[str, str]) -> Ready:
-    hosts: List[Host] = [] if run else [open_host(root) for root in roots] or [LiveHost()]
+    hosts: List[Host] = [] if run else [open_host(root) for root in roots] or [open_host(None)]
     facts = facts_of_run(run) if run else [gather(host) for host in hosts]
     if run and _was_emulated(run):  # all its nodes were one machine, and that machine is meant again
         job = dataclasses.replace(job, nodes=job.nodes or len(facts))

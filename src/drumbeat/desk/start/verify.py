@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
@@ -30,15 +30,13 @@ def verify_job(job: Job, quick: bool, backend: str, python: Optional[str]) -> Jo
     command += ["--quick"] if quick else []
     command += ["--backend", backend] if backend != "auto" else []
     launcher = job.launcher if job.launcher == "tasks" else "auto"
-    return dataclasses.replace(
-        job,
-        name=job.name or "verify",
-        command=tuple(command),
-        launcher=launcher,
-        wrap=None,
-        restarts=0,
-        brings=(PACKAGE,),
-    )
+    return _test_job(job, "verify", command, launcher, PACKAGE)
+
+
+def _test_job(job: Job, name: str, command: Sequence[str], launcher: str, package: str) -> Job:
+    brings, words = (package,), tuple(command)
+    job = dataclasses.replace(job, name=job.name or name, command=words, launcher=launcher, brings=brings)
+    return dataclasses.replace(job, wrap=None, restarts=0)
 
 
 def _python(job: Job) -> str:
@@ -136,22 +134,8 @@ def require_mpi_launcher(environ: Mapping[str, str]) -> None:
 
 def mpi_job(job: Job, quick: bool, python: Optional[str]) -> Job:
     chosen = python or (sys.executable if importlib.util.find_spec("mpi4py") is not None else "python3")
-    command = [
-        chosen,
-        "{attempt}/mpi_test/__main__.py",
-        "--out",
-        "{attempt}/" + MPI_RESULTS,
-        *(["--quick"] if quick else []),
-    ]
-    return dataclasses.replace(
-        job,
-        name=job.name or "verify-mpi",
-        command=tuple(command),
-        launcher="auto",
-        wrap=None,
-        restarts=0,
-        brings=(MPI_PACKAGE,),
-    )
+    command = [chosen, "{attempt}/mpi_test/__main__.py", "--out", "{attempt}/" + MPI_RESULTS]
+    return _test_job(job, "verify-mpi", command + ["--quick"] * quick, "auto", MPI_PACKAGE)
 
 
 def mpi_results(folder: RunFolder) -> Optional[Dict[str, Any]]:

@@ -26,7 +26,7 @@ def port(text: Optional[str]) -> Optional[int]:
 
 
 def gpus(environ: Mapping[str, str], names: Sequence[str]) -> Optional[int]:
-    """The first of these variables that holds a count of GPUs, such as `4` or `a100:4`."""
+    """Return the number of GPUs that the first usable of these variables gives, such as `4` or `a100:4`."""
     for name in names:
         match = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)*([0-9]{1,4})", environ.get(name, ""))
         if match:

@@ -61,8 +61,6 @@ def _batch_job(host: Host, environ: Mapping[str, str], notes: List[str]) -> Iden
 
 
 # MPICH, Intel MPI and MVAPICH, started by hydra.
-
-
 _MPICH_NAMES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 

@@ -17,7 +17,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import Finding
-from drumbeat.machine.host import Host
+from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
 from drumbeat.machine.parse import figure, integer, line, natural, number, pci_address, properties, size_in_bytes
 from drumbeat.machine.vendors.contract import (
@@ -32,6 +32,7 @@ from drumbeat.machine.vendors.contract import (
     numbers,
     pick,
     place,
+    scaled,
 )
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -328,18 +329,14 @@ def _memory_errors(host: Host, base: str) -> Dict[str, str]:
     return dict(re.findall(r"^(ue|ce):\s*(\d{1,18})", host.read(f"{base}/ras/umc_err_count") or "", re.MULTILINE))
 
 
-def _scaled(value: Optional[int], by: float) -> Optional[float]:
-    return None if value is None else value / by
-
-
 def _health(host: Host, base: str) -> Optional[GpuHealth]:
     sensors, errors = _sensors(host, base), _memory_errors(host, base)
     clocks = [integer(text) for text in re.findall(r"(\d+)Mhz", host.read(f"{base}/pp_dpm_sclk") or "")]
     health = GpuHealth(
         ecc=True if "ue" in errors else None,
         uncorrected_errors=integer(errors.get("ue")),
-        power_limit_w=_scaled(sensors.get("power1_cap"), 1e6) or None,
-        power_default_w=_scaled(sensors.get("power1_cap_default"), 1e6) or None,
+        power_limit_w=scaled(sensors.get("power1_cap"), 1e6) or None,
+        power_default_w=scaled(sensors.get("power1_cap_default"), 1e6) or None,
         max_clock_mhz=max((clock for clock in clocks if clock), default=None),
     )
     return health if health != GpuHealth() else None
@@ -360,15 +357,15 @@ def read_sysfs(host: Host, gpus: Sequence[Gpu], residencies: Dict[str, Dict[str,
         samples.append(
             GpuSample(
                 index=gpu.index,
-                busy=_scaled(busy, 1),
-                memory_busy=_scaled(memory_busy, 1),
+                busy=scaled(busy, 1),
+                memory_busy=scaled(memory_busy, 1),
                 memory_used=number(host, f"{base}/mem_info_vram_used"),
                 memory_total=number(host, f"{base}/mem_info_vram_total"),
-                power=_scaled(sensors.get("power1_average", sensors.get("power1_input")), 1e6),
-                power_cap=_scaled(sensors.get("power1_cap"), 1e6) or None,
-                temperature=_scaled(sensors.get("temp2_input", sensors.get("temp1_input")), 1e3),  # 2 is the hot spot
-                clock=_scaled(sensors.get("freq1_input"), 1e6),
-                memory_clock=_scaled(sensors.get("freq2_input"), 1e6),
+                power=scaled(sensors.get("power1_average", sensors.get("power1_input")), 1e6),
+                power_cap=scaled(sensors.get("power1_cap"), 1e6) or None,
+                temperature=scaled(sensors.get("temp2_input", sensors.get("temp1_input")), 1e3),  # 2 is the hot spot
+                clock=scaled(sensors.get("freq1_input"), 1e6),
+                memory_clock=scaled(sensors.get("freq2_input"), 1e6),
                 throttle=throttle,
                 energy=metrics.energy,
                 ecc_corrected=integer(errors.get("ce")),

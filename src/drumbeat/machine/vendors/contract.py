@@ -19,7 +19,7 @@ from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.machine.host import Host
+from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuSample
 from drumbeat.machine.parse import line, natural, pci_address
 
@@ -168,6 +168,10 @@ def place(address: str) -> str:
     """`00000000:4E:00` and `0000:4e:00.0` are one place: the domain has four digits here, the function is left out."""
     domain, bus, device = address.lower().partition(".")[0].split(":")
     return f"{domain[-4:]}:{bus}:{device}"
+
+
+def scaled(value: Optional[int], by: float) -> Optional[float]:
+    return None if value is None else value / by
 
 
 def indices(gpus: Sequence[Gpu]) -> str:

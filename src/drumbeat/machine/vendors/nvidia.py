@@ -19,10 +19,10 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 from drumbeat.base.order import EnvVar
 from drumbeat.base.regex import regex
 from drumbeat.findings.model import Finding
-from drumbeat.machine.host import Host
+from drumbeat.machine.host_protocol import Host
 from drumbeat.machine.model import Gpu, GpuHealth, GpuSample
 from drumbeat.machine.parse import figure, integer, line, natural, pci_address, size_in_bytes
-from drumbeat.machine.vendors.contract import ContainerFlags, GpuEvent, Rarely, Users, Vendor, find, place
+from drumbeat.machine.vendors.contract import ContainerFlags, GpuEvent, Rarely, Users, Vendor, find, place, scaled
 
 # NVIDIA's management library, called directly: a reading of eight GPUs takes milliseconds, nvidia-smi most of a
 # second.
@@ -104,13 +104,13 @@ class Nvml:
             memory_busy=float(use.memory) if used else None,
             memory_used=memory.used if sized else None,
             memory_total=memory.total if sized else None,
-            power=_thousandth(self._number("nvmlDeviceGetPowerUsage", c_uint, device)),
-            power_cap=_thousandth(self._number("nvmlDeviceGetEnforcedPowerLimit", c_uint, device)),
-            temperature=_real(self._number("nvmlDeviceGetTemperature", c_uint, device, c_int(0))),
-            clock=_real(self._number("nvmlDeviceGetClockInfo", c_uint, device, c_int(_SM_CLOCK))),
-            memory_clock=_real(self._number("nvmlDeviceGetClockInfo", c_uint, device, c_int(_MEMORY_CLOCK))),
+            power=scaled(self._number("nvmlDeviceGetPowerUsage", c_uint, device), 1e3),
+            power_cap=scaled(self._number("nvmlDeviceGetEnforcedPowerLimit", c_uint, device), 1e3),
+            temperature=scaled(self._number("nvmlDeviceGetTemperature", c_uint, device, c_int(0)), 1),
+            clock=scaled(self._number("nvmlDeviceGetClockInfo", c_uint, device, c_int(_SM_CLOCK)), 1),
+            memory_clock=scaled(self._number("nvmlDeviceGetClockInfo", c_uint, device, c_int(_MEMORY_CLOCK)), 1),
             throttle=None if reasons is None else throttle_reasons(reasons),
-            energy=_thousandth(energy),
+            energy=scaled(energy, 1e3),
             ecc_corrected=self._errors(device, _CORRECTED),
             ecc_uncorrected=self._errors(device, _UNCORRECTED),
             pcie_received=fields.get(_PCIE_RECEIVED),
@@ -168,14 +168,6 @@ def open_nvml(host: Host) -> Optional[Nvml]:
         return None
     nvml = Nvml(library)
     return nvml if len(nvml) else None
-
-
-def _thousandth(value: Optional[int]) -> Optional[float]:
-    return None if value is None else value / 1000.0
-
-
-def _real(value: Optional[int]) -> Optional[float]:
-    return None if value is None else float(value)
 
 
 _PROC = "/proc/driver/nvidia/gpus"
