@@ -27,7 +27,7 @@ PIECES = [
     (['export TEXT="a\tb \'single\' \\"double\\" \\$5 \\\\ *"'], ['"$TEXT"']),
     (["PER_NODE=$SLURM_NTASKS_PER_NODE", "export TASKS=$((PER_NODE * SLURM_NNODES))"], ["$TASKS"]),
     (["BASE=/data/x.tar.gz", 'export STEM="${BASE##*/}"', "STEM=${STEM%%.*}"], ["${BASE//x/y}"]),
-    (['echo x >> once-$SLURM_JOB_ID', 'export TIMES=$(cat once-$SLURM_JOB_ID | wc -l)'], ['"$TIMES"']),
+    (["echo x >> once-$SLURM_JOB_ID", "export TIMES=$(cat once-$SLURM_JOB_ID | wc -l)"], ['"$TIMES"']),
     (["for each in /etc/host*; do FILES+=($each); done"], ['"${FILES[@]}"']),
     (["[ -d /proc ] && KIND=some", "srun --nodes=1 --ntasks=1 mkdir -p stepped"], ["$KIND", "$(ls -d step*)"]),
     (["set -a", "ALSO=exported", "set +a", "PLAIN=kept"], ["$PLAIN"]),
@@ -51,7 +51,13 @@ def generated(seed, program):
     command = " ".join([f"python3 {program} {names}", *(word for _, words in chosen for word in words)])
     if dice.random() < 0.4:
         command = f'bash -c \'exec "$0" "$@"\' {command}'
-    options = [f"--nodes={dice.choice([1, 2])}", f"--ntasks-per-node={dice.choice([1, 2])}", "--time=10", "-c 1", f"-J c{seed}"]
+    options = [
+        f"--nodes={dice.choice([1, 2])}",
+        f"--ntasks-per-node={dice.choice([1, 2])}",
+        "--time=10",
+        "-c 1",
+        f"-J c{seed}",
+    ]
     lines = [*(f"#SBATCH {option}" for option in options), *(line for lines, _ in chosen for line in lines)]
     return "\n".join(["#!/bin/bash", *lines, f"srun -c 1 --cpu-bind=none {command}", ""])
 
