@@ -444,3 +444,35 @@ def test_a_variable_that_every_branch_exports_is_exported():
     assert not convert(script(line, "srun python train.py $FOUND")).differences
     draft = convert(script(line.replace("else export", "else"), "srun python train.py $FOUND"))
     assert not draft.differences and draft.on_start[-1] == 'export AS_TEXT_FOUND="$(declare -p FOUND 2> /dev/null)"'
+
+
+def test_cores_and_masks_are_carried_over_and_compared():
+    text = script("srun -c 7 --cpu-bind=mask_cpu:fe,0xfe00 python t.py", sbatch=("--ntasks-per-node=2",))
+    made = job(text)
+    assert (made.cpus, made.cpu_bind) == (14, ("0xfe", "0xfe00")) and not convert(text).differences
+    assert job(script("srun --cpu-bind=verbose,none python t.py")).cpu_bind == ("none",)
+    assert job(script("srun --cpu-bind=mask_cpu:fe,fe00 torchrun --nproc-per-node 2 t.py")).cpu_bind == ()
+    text = script("srun -n 4 -c 7 python t.py", sbatch=("--ntasks-per-node=2", "--cpus-per-task=7"))
+    assert [(each.what, each.script, each.job) for each in convert(text).differences] == [("cores per task", "7", "3")]
+
+
+def test_binds_that_only_the_job_knows():
+    lines = ("d=$(realpath out)", "srun apptainer exec -B $d:/out,/x/$SLURM_JOB_ID x.sif python t.py")
+    draft = convert(script(*lines))
+    assert draft.keys["binds"] == ["${d}:/out", "/x/${SLURM_JOB_ID}"] and not draft.to_check and not draft.differences
+    assert draft.on_start == ["export d=$(realpath out)"] and draft.setup == ["export -n d"]
+
+
+def test_a_directory_of_the_image_is_entered_there():
+    draft = convert(script("mkdir -p out", "srun --container-image=a#b --container-workdir=/in python t.py"))
+    assert draft.setup == ["cd /in"] and "workdir" not in draft.keys and not draft.differences
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [('[ -n "$IMAGE" ] || exit 1', "it exits at line 2 before"), ("sbatch other.sh", "it submits other scripts")],
+)
+def test_a_script_that_starts_nothing(line, words, drumbeat, tmp_path):
+    (tmp_path / "run.sh").write_text(script(line))
+    done = drumbeat("convert", str(tmp_path / "run.sh"))
+    assert done.returncode == 1 and words in done.stderr
