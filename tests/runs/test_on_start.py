@@ -23,7 +23,7 @@ def write(drumbeat, text, **more):
 
 
 def test_it_runs_once_and_its_exports_reach_every_rank(drumbeat):
-    done = drumbeat.here("run", write(drumbeat, TEXT, **{"nodes": 2, "ranks-per-node": 1, "restarts": 1}))
+    done = drumbeat("run", write(drumbeat, TEXT, **{"nodes": 2, "ranks-per-node": 1, "restarts": 1}))
     assert done.returncode == 0, done.stderr
     assert [(drumbeat.folder / f"rank-{rank}").read_text() for rank in range(2)] == [repr(["two words 1", None])] * 2
     assert (drumbeat.folder / "times").read_text() == "x\n"
@@ -31,14 +31,14 @@ def test_it_runs_once_and_its_exports_reach_every_rank(drumbeat):
 
 @pytest.mark.parametrize(("text", "code"), [("false\ntouch more", 1), ("exit 7", 7), ("set +e; false\nexit 0", 0)])
 def test_no_rank_starts_if_it_does_not_reach_its_end(text, code, drumbeat):
-    done = drumbeat.here("run", write(drumbeat, text))
+    done = drumbeat("run", write(drumbeat, text))
     assert done.returncode == code and f"on-start ended the job (exit {code})" in done.stderr
     assert not list(drumbeat.folder.glob("rank-*")) and not (drumbeat.folder / "more").exists()
 
 
 def test_the_batch_script_runs_it_before_the_agents(drumbeat, tmp_path):
     job = write(drumbeat, "export GIVEN='a\"b'\nexport BASE=elsewhere\nfalse || true", time="1h")
-    text = drumbeat.here("plan", "--render", "--site", "slurm", job).stdout
+    text = drumbeat("plan", "--render", "--site", "slurm", job).stdout
     part = text[text.index("# The job's on-start") : text.index("# by this token")]
     done = subprocess.run(
         ["bash", "-c", f'RUN=/r\n{part}\nprintf "%s|%s|%s" "$GIVEN" "$BASE" "$(env | grep -c ^GIVEN=)"'],
@@ -51,5 +51,5 @@ def test_the_batch_script_runs_it_before_the_agents(drumbeat, tmp_path):
 
 
 def test_it_is_refused_where_each_node_starts_by_itself(drumbeat):
-    done = drumbeat.here("plan", "--site", "kubernetes", write(drumbeat, "true", container="a/b:1"))
+    done = drumbeat("plan", "--render", "--site", "kubernetes", write(drumbeat, "true", container="a/b:1"))
     assert done.returncode == 2 and "on-start: Kubernetes runs nothing before all nodes" in done.stderr
