@@ -202,7 +202,7 @@ def test_nothing_that_the_script_sets_is_dropped_without_a_word():
         "  srun --export=ALL,SEED=3 python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed $seed\ndone\n"
     )
     assert draft.modules == ["A"] and draft.on_start == ["ml use /my", "ml load B"] and draft.env == {"SEED": "3"}
-    assert draft.keys["command"] == ["python", "t.py", "--lr", "1", "--seed", "1"]
+    assert draft.keys["command"][2].endswith("exec python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed 1")
     assert any(each.why.startswith("starts only under a condition, or in a loop") for each in draft.to_check)
 
 
@@ -476,3 +476,9 @@ def test_a_script_that_starts_nothing(line, words, drumbeat, tmp_path):
     (tmp_path / "run.sh").write_text(script(line))
     done = drumbeat("convert", str(tmp_path / "run.sh"))
     assert done.returncode == 1 and words in done.stderr
+
+
+def test_an_array_may_come_from_the_command_line_of_sbatch():
+    draft = convert(script("export N=$SLURM_ARRAY_TASK_ID", "srun python t.py --n $N --m ${SLURM_ARRAY_TASK_ID:-0}"))
+    assert draft.setup == ['export N="${SLURM_ARRAY_TASK_ID}"'] and not draft.differences
+    assert draft.keys["command"][2].endswith("--m ${SLURM_ARRAY_TASK_ID:-0}")

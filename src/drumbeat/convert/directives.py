@@ -174,6 +174,4 @@ def slurm_variables(draft: Draft, directives: Sequence[Directive]) -> Dict[str, 
         ("SLURM_GPUS_PER_NODE", "gpus-per-node"), ("SLURM_GPUS", "gpus"), ("SLURM_GPUS_PER_TASK", "gpus-per-task"),
     ):  # fmt: skip
         known[name] = given.get(option, "")
-    if "array" not in given:
-        known.update({"SLURM_ARRAY_TASK_ID": "", "SLURM_ARRAY_JOB_ID": ""})
     return {**known, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
