@@ -482,3 +482,12 @@ def test_an_array_may_come_from_the_command_line_of_sbatch():
     draft = convert(script("export N=$SLURM_ARRAY_TASK_ID", "srun python t.py --n $N --m ${SLURM_ARRAY_TASK_ID:-0}"))
     assert draft.setup == ['export N="${SLURM_ARRAY_TASK_ID}"'] and not draft.differences
     assert draft.keys["command"][2].endswith("--m ${SLURM_ARRAY_TASK_ID:-0}")
+
+
+@pytest.mark.parametrize(
+    ("option", "typed"),
+    [("--gpus-per-node=mi250:8", 1), ("--gres=gpu:a100:4", 1), ("--gpus-per-task=l40s:1", 1), ("--gres=gpu:4", 0)],
+)
+def test_the_type_of_gpu_that_is_not_kept_is_named(option, typed):
+    dropped = convert(script("srun python t.py", sbatch=(option,))).left_out
+    assert len([each for each in dropped if "not the type of GPU" in each.why]) == typed
