@@ -202,7 +202,7 @@ def test_nothing_that_the_script_sets_is_dropped_without_a_word():
         "  srun --export=ALL,SEED=3 python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed $seed\ndone\n"
     )
     assert draft.modules == ["A"] and draft.on_start == ["ml use /my", "ml load B"] and draft.env == {"SEED": "3"}
-    assert draft.keys["command"] == ["python", "t.py", "--lr", "1", "--seed", "1"]
+    assert draft.keys["command"][2].endswith("exec python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed 1")
     assert any(each.why.startswith("starts only under a condition, or in a loop") for each in draft.to_check)
 
 
@@ -444,3 +444,50 @@ def test_a_variable_that_every_branch_exports_is_exported():
     assert not convert(script(line, "srun python train.py $FOUND")).differences
     draft = convert(script(line.replace("else export", "else"), "srun python train.py $FOUND"))
     assert not draft.differences and draft.on_start[-1] == 'export AS_TEXT_FOUND="$(declare -p FOUND 2> /dev/null)"'
+
+
+def test_cores_and_masks_are_carried_over_and_compared():
+    text = script("srun -c 7 --cpu-bind=mask_cpu:fe,0xfe00 python t.py", sbatch=("--ntasks-per-node=2",))
+    made = job(text)
+    assert (made.cpus, made.cpu_bind) == (14, ("0xfe", "0xfe00")) and not convert(text).differences
+    assert job(script("srun --cpu-bind=verbose,none python t.py")).cpu_bind == ("none",)
+    assert job(script("srun --cpu-bind=mask_cpu:fe,fe00 torchrun --nproc-per-node 2 t.py")).cpu_bind == ()
+    text = script("srun -n 4 -c 7 python t.py", sbatch=("--ntasks-per-node=2", "--cpus-per-task=7"))
+    assert [(each.what, each.script, each.job) for each in convert(text).differences] == [("cores per task", "7", "3")]
+
+
+def test_binds_that_only_the_job_knows():
+    lines = ("d=$(realpath out)", "srun apptainer exec -B $d:/out,/x/$SLURM_JOB_ID x.sif python t.py")
+    draft = convert(script(*lines))
+    assert draft.keys["binds"] == ["${d}:/out", "/x/${SLURM_JOB_ID}"] and not draft.to_check and not draft.differences
+    assert draft.on_start == ["export d=$(realpath out)"] and draft.setup == ["export -n d"]
+
+
+def test_a_directory_of_the_image_is_entered_there():
+    draft = convert(script("mkdir -p out", "srun --container-image=a#b --container-workdir=/in python t.py"))
+    assert draft.setup == ["cd /in"] and "workdir" not in draft.keys and not draft.differences
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [('[ -n "$IMAGE" ] || exit 1', "it exits at line 2 before"), ("sbatch other.sh", "it submits other scripts")],
+)
+def test_a_script_that_starts_nothing(line, words, drumbeat, tmp_path):
+    (tmp_path / "run.sh").write_text(script(line))
+    done = drumbeat("convert", str(tmp_path / "run.sh"))
+    assert done.returncode == 1 and words in done.stderr
+
+
+def test_an_array_may_come_from_the_command_line_of_sbatch():
+    draft = convert(script("export N=$SLURM_ARRAY_TASK_ID", "srun python t.py --n $N --m ${SLURM_ARRAY_TASK_ID:-0}"))
+    assert draft.setup == ['export N="${SLURM_ARRAY_TASK_ID}"'] and not draft.differences
+    assert draft.keys["command"][2].endswith("--m ${SLURM_ARRAY_TASK_ID:-0}")
+
+
+@pytest.mark.parametrize(
+    ("option", "typed"),
+    [("--gpus-per-node=mi250:8", 1), ("--gres=gpu:a100:4", 1), ("--gpus-per-task=l40s:1", 1), ("--gres=gpu:4", 0)],
+)
+def test_the_type_of_gpu_that_is_not_kept_is_named(option, typed):
+    dropped = convert(script("srun python t.py", sbatch=(option,))).left_out
+    assert len([each for each in dropped if "not the type of GPU" in each.why]) == typed

@@ -124,3 +124,19 @@ def test_a_sampler_that_is_only_imported():
         "model = DistributedDataParallel(model)\nloader = DataLoader(data, shuffle=True)\nif __name__ == '__main__': go()\n"
     )
     assert "sampler-missing" in [each.code for each in lint(text, "t.py").findings]
+
+
+@pytest.mark.parametrize(
+    ("program", "gpus", "said"),
+    [
+        ("for x in data:\n    loss(x).backward()\n", 8, True),
+        ("for x in data:\n    loss(x).backward()\n", 1, False),
+        ("dist.init_process_group()\nloss.backward()\n", 8, False),
+        ("print(1)\n", 8, False),
+    ],
+)
+def test_a_program_that_is_not_distributed_with_many_gpus(program, gpus, said, drumbeat, tmp_path):
+    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "run.sbatch").write_text(f"#!/bin/bash\n#SBATCH --gpus-per-node={gpus}\nsrun python train.py\n")
+    done = drumbeat("lint", str(tmp_path / "run.sbatch"))
+    assert ("train.py trains in one process, and 8 GPUs are asked for" in done.stdout) is said, done.stdout

@@ -37,7 +37,8 @@ import json, os, sys
 ours = "DRUMBEAT_ATTEMPT" in os.environ
 rank, world = [os.environ[name] for name in (("RANK", "WORLD_SIZE") if ours else ("SLURM_PROCID", "SLURM_NTASKS"))]
 seen = {"world": world, "argv": sys.argv[2:], "env": {name: os.environ.get(name) for name in sys.argv[1].split(",")},
-        "cwd": os.getcwd(), "cores": len(os.sched_getaffinity(0)), "files": sorted(map(str, sorted(open(each).read() for each in CONFIGS if os.path.exists(each))))}
+        "cwd": os.getcwd(), "cores": len(os.sched_getaffinity(0)),
+        "files": sorted(map(str, sorted(open(each).read() for each in CONFIGS if os.path.exists(each))))}
 with open(f"{HERE}/{'job' if ours else 'script'}-{NUMBER}-{rank}.json", "w") as file:
     json.dump(seen, file)
 """
@@ -47,7 +48,8 @@ def generated(seed, program):
     """A script of a few pieces in their order, with two ways to start the program."""
     dice = random.Random(seed)
     chosen = [PIECES[place] for place in sorted(dice.sample(range(len(PIECES)), 6))]
-    names = "SLURM_CPUS_PER_TASK,SLURM_NTASKS,TIMES,KIND,PLACE,COUNT,MODE,FOUND,GIVEN,SEARCH,LAST,EMPTY,TEXT,TASKS,STEM,ALSO,PLAIN,NAME,K"
+    names = "SLURM_CPUS_PER_TASK,SLURM_NTASKS,TIMES,KIND,PLACE,COUNT,"
+    names += "MODE,FOUND,GIVEN,SEARCH,LAST,EMPTY,TEXT,TASKS,STEM,ALSO,PLAIN,NAME,K"
     command = " ".join([f"python3 {program} {names}", *(word for _, words in chosen for word in words)])
     if dice.random() < 0.4:
         command = f'bash -c \'exec "$0" "$@"\' {command}'

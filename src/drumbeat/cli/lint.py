@@ -59,10 +59,12 @@ def run(args: Any) -> int:
 
 
 def _review(text: str, name: str) -> Any:
+    from drumbeat.commands.program import reader
     from drumbeat.lint.engine import Review, lint
 
     data = name.endswith((".yaml", ".yml", ".json"))
-    review = Review(text, False, (), (), "") if data else lint(text, name)
+    beside = reader(os.path.dirname(name) if name != "-" else "", "")
+    review = Review(text, False, (), (), "") if data else lint(text, name, beside)
     return review if review.looked_at else review_job_file(text, name) or review
 
 

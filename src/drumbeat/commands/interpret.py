@@ -31,6 +31,7 @@ from drumbeat.commands.values import (
 )
 
 MAX_STEPS = 20_000
+MAX_MADE = 4096  # characters of what a variable was given, for comparison
 MAX_ROUNDS = 256  # of one loop
 MAX_DEPTH = 20  # of functions and substitutions in each other
 EACH_TIME = frozenset(("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "$", "!", "?"))
@@ -190,7 +191,9 @@ class Shell:
         if len(joined) > MAX_VALUE or not self.marks.named(joined) or name in self.marks.reads(joined):
             kind = self.marks.kind(joined) or JOB
             if isinstance(value, str):
-                value = self.marks.mark(Unknown(own, kind, frozenset((name,)), False, f"{raw}"))
+                value = self.marks.mark(
+                    Unknown(own, kind, frozenset((name,)), False, self.marks.resolved(joined)[:MAX_MADE])
+                )
             elif len(joined) > MAX_VALUE:
                 value = [self.marks.mark(Unknown(f"${{{name}[@]}}", kind, frozenset((name,)), False, raw))]
         for other, variable in list(
@@ -198,7 +201,7 @@ class Shell:
         ):  # those that hold the old value keep it under their own name
             held = variable.value if isinstance(variable.value, str) else "".join(variable.value)
             if other != name and name in self.marks.reads(held) and variable.event >= 0:
-                made = self.events[variable.event].text
+                made = self.marks.resolved(held)[:MAX_MADE]
                 mark = self.marks.mark(Unknown(f"${{{other}}}", JOB, frozenset((other,)), False, made))
                 self.variables[other] = variable._replace(value=mark if isinstance(variable.value, str) else [mark])
         self.events.append(Event("assign", line, f"{name}={raw}", names_read(raw), frozenset((name,)), value))

@@ -68,13 +68,15 @@ def convert(
 
 
 def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file: Callable[[str], str]) -> Draft:
-    """Convert a batch script; Problem if no line of it starts a training."""
+    """Convert a batch script; Problem if no line of it starts a program."""
     draft = convert(text, arguments, read_file)
     if "command" in draft.keys:
         return draft
     what, fix = "no line starts a program", "name the batch script itself; drumbeat lint reads any script"
     if draft.ended_at:
-        fix = f"it exits at line {draft.ended_at} before: give the script's arguments to convert, after its name and --"
+        fix = f"it exits at line {draft.ended_at} before: fill in what it misses there, or give its arguments after --"
+    elif re.search(r"^\s*sbatch\s", text, re.M):
+        fix = "it submits other scripts: convert those"
     raise Problem(f"{name}: {what}", fix, exit_code=1)
 
 

@@ -82,6 +82,8 @@ def _one(draft: Draft, each: Directive) -> None:
         _time(draft, each)
     elif name in ("gpus-per-node", "gres", "gpus"):
         _gpus(draft, each)
+        if name != "gres" or value.startswith("gpu"):
+            _note_type(draft, each)
     elif name == "mem":
         _memory(draft, each, 1)
     elif name in _SAME and value and not re.search(r"[\s$'\"]", value):
@@ -111,6 +113,12 @@ def _time(draft: Draft, each: Directive) -> None:
     draft.set("time", text, each.line)
 
 
+def _note_type(draft: Draft, each: Directive) -> None:
+    if re.match(r"(?:gpu:)?(?!gpu)[A-Za-z][\w.-]*(?::\d+)?$", each.value):
+        why = "only the number is kept, not the type of GPU: add constraint or submit-options if the partition has several"
+        draft.drop(each.line, each.text, why)
+
+
 def _gpus(draft: Draft, each: Directive) -> None:
     found = re.fullmatch(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)", each.value)
     if each.name == "gres" and not each.value.startswith("gpu"):
@@ -135,6 +143,7 @@ def _gpus_per_task(draft: Draft, each: Directive, tasks: int) -> None:
     found = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?(\d+)", each.value)
     if found:
         draft.set("gpus", int(found.group(1)) * tasks, each.line)
+        _note_type(draft, each)
     else:
         draft.drop(each.line, each.text, "the number of GPUs is not a plain number: write gpus: N (per node)")
 
@@ -174,6 +183,4 @@ def slurm_variables(draft: Draft, directives: Sequence[Directive]) -> Dict[str, 
         ("SLURM_GPUS_PER_NODE", "gpus-per-node"), ("SLURM_GPUS", "gpus"), ("SLURM_GPUS_PER_TASK", "gpus-per-task"),
     ):  # fmt: skip
         known[name] = given.get(option, "")
-    if "array" not in given:
-        known.update({"SLURM_ARRAY_TASK_ID": "", "SLURM_ARRAY_JOB_ID": ""})
     return {**known, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}

@@ -306,7 +306,7 @@ def _first_part(draft: Draft, launch: Launch, program: str, words: List[str]) ->
 
 def _processes(draft: Draft, launch: Launch, words: str, value: str) -> None:
     """Convert mpirun's number of ranks on all nodes to ranks per node."""
-    nodes = draft.keys.get("nodes")
+    nodes = draft.keys.get("nodes", 1 if draft.keys else 0)
     if nodes and value.isdigit() and int(value) % nodes == 0:
         launch.tasks = launch.tasks or int(value) // nodes
     elif launch.tasks is None:
@@ -433,7 +433,23 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
 
 
 _NOT_STARTED = frozenset(
-    ("module", "ml", "conda", "mamba", "ulimit", "umask", "source", "set", "trap", "hostname", "date", "sleep")
+    (
+        "module",
+        "ml",
+        "conda",
+        "mamba",
+        "ulimit",
+        "umask",
+        "source",
+        "set",
+        "trap",
+        "hostname",
+        "date",
+        "sleep",
+        "continue",
+        "break",
+        "sbatch",
+    )
 )
 
 

@@ -524,7 +524,7 @@ class JobSoftware:
     binds: Tuple[str, ...] = key(
         "words",
         "Folders that the container sees besides the work and run folders: HOST or HOST:INSIDE. `$${NAME}` is filled in when "
-        "the job runs: SLURM_JOB_ID, or what on-start exports.",
+        "the job runs: a variable of the scheduler, or what on-start exports.",
         "[/scratch, $DATA:/data]",
         (),
     )

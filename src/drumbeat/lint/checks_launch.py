@@ -135,10 +135,31 @@ def launcher_per_task(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"tasks": asked, "ranks": ranks})
 
 
+# A training loop, and any word of a program that may use more than one GPU: in doubt it does.
+_TRAINS = re.compile(r"\.backward\(")
+_MAY_BE_MANY = re.compile(
+    r"(?i)distribut|rank|process_group|parallel|accelerat|deepspeed|lightning|trainer|fabric|horovod|hvd|jax|world|mesh|strategy|spawn"
+)
+
+
+def not_distributed(context: Context) -> Iterator[Hit]:
+    """A program beside the script that trains in one process, started with several GPUs."""
+    asked = [context.script.option(*names) for names in (("gpus-per-node", "gres", "gpus"), ("ntasks-per-node",))]
+    counts = [re.search(r"(?:^|:)(\d{1,4})$", each.value) for each in asked if each]
+    for command in context.script.commands:
+        found = re.search(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,4})", command.text)
+        gpus = max((int(each[1]) for each in (*counts, found) if each), default=1)
+        for word in command.words if gpus > 1 else ():
+            program = context.read(word.text) if word.text.endswith(".py") else ""
+            if _TRAINS.search(program) and not _MAY_BE_MANY.search(program):
+                yield Hit(word.line, {"name": word.text, "gpus": str(gpus)})
+
+
 _NODE_LAUNCHER = re.compile(r"\btorchrun\b|-m torch\.distributed\.(?:run|launch)\b|\baccelerate launch\b")
 
 CHECKS = {
     "launcher-per-task": launcher_per_task,
+    "not-distributed": not_distributed,
     "port-fixed": port_fixed,
     "master-is-localhost": master_is_localhost,
     "localhost-after-failure": localhost_after_failure,

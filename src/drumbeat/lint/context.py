@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import fields
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
@@ -39,6 +39,7 @@ class Context(NamedTuple):
     returns: bool  # its lines ended in \r\n
     around: str  # the whole text around the script
     settings: Mapping[str, Any]
+    read: Callable[[str], str] = lambda path: ""  # the text of a file that the script names; '' if it is not there
 
     @property
     def lines(self) -> Dict[int, str]:

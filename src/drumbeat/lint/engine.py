@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.base.redact import redact
 from drumbeat.commands.script import MAX_TEXT, Command, Script, read
@@ -71,6 +71,7 @@ def _counted(count: int, word: str) -> str:
 CHECKS = {**checks_shell.CHECKS, **checks_slurm.CHECKS, **checks_launch.CHECKS, **checks_launch.VARIABLE_CHECKS}
 MAX_SHOWN = 160
 Words = Dict[str, str]
+Read = Callable[[str], str]
 
 
 class Review(NamedTuple):
@@ -81,8 +82,8 @@ class Review(NamedTuple):
     looked_at: str  # in words; empty when there is nothing here that lint reads
 
 
-def lint(text: str, name: str = "-") -> Review:
-    """Check a script, a page with code in it, or a pasted command."""
+def lint(text: str, name: str = "-", read_file: Read = lambda path: "") -> Review:
+    """Check a script, a page with code in it, or a pasted command. `read_file` gives the text of a program that it starts."""
     document = is_document(text, name)
     returns = "\r\n" in text and not document
     text = text.replace("\r\n", "\n")
@@ -92,7 +93,7 @@ def lint(text: str, name: str = "-") -> Review:
     pieces = [(block, read(block.text, block.line) if block.kind == SHELL else None) for block in blocks(text, name)]
     seen = _looked_at(pieces, document, name)
     for block, script in pieces if seen else []:
-        for rule, hit in _judge(block, script, text, not document, returns):
+        for rule, hit in _judge(block, script, text, not document, returns, read_file):
             found.setdefault((rule.id, hit.line), (rule, hit))
             if rule.fixes:
                 edits += [_moved(edit, block) for edit in hit.edits]
@@ -109,12 +110,12 @@ def _looked_at(pieces: Sequence[Tuple[Block, Optional[Script]]], document: bool,
 
 
 def _judge(
-    block: Block, script: Optional[Script], around: str, whole: bool, returns: bool
+    block: Block, script: Optional[Script], around: str, whole: bool, returns: bool, read_file: Read
 ) -> Iterator[Tuple[Rule, Hit]]:
     if script is None:
         yield from _python(block.text, block.line, whole)
         return
-    context = Context(script, whole, returns, around, {})
+    context = Context(script, whole, returns, around, {}, read_file)
     for rule in rules():
         if rule.python or (rule.whole and not whole) or not _wanted(rule, block.text):
             continue
