@@ -9,12 +9,7 @@ import signal
 from dataclasses import field, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.lead.attempt import (
-    NODE_LOST,
-    Attempt,
-    concluded,
-    rank_end,
-)
+from drumbeat.agent.lead.attempt import NODE_LOST, Attempt, concluded, rank_end
 from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, move, without_nodes
 from drumbeat.agent.lead.model import (
     DOUBTFUL,
