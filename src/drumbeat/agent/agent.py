@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
 
 from drumbeat import __version__
 from drumbeat.agent.folder.child import FolderChild, prepare_folder
@@ -18,75 +18,22 @@ from drumbeat.agent.member.monitor import MonitorProcess, OpenTextFile
 from drumbeat.agent.member.node import Node, Services
 from drumbeat.agent.member.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.wire.messages import (
-    End,
-    Found,
-    Hello,
-    Look,
-    Message,
-    Prepare,
-    Start,
-    Stop,
-    StopAsked,
-    Tried,
-    Try,
-    World,
-    network_of,
-    peers_of,
-)
+from drumbeat.agent.wire import messages as wire
+from drumbeat.agent.wire.messages import Message
 from drumbeat.agent.wire.rails import Doors, unreached
 from drumbeat.base.order import Order
 from drumbeat.base.processes import on_storage
 from drumbeat.base.signals import STOPS, let_stops_in
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
 from drumbeat.runfolder.layout import RunFolder, StopFile
 from drumbeat.runfolder.summary import gpus_used
 
+if TYPE_CHECKING:
+    from drumbeat.agent.lead_side import LeadSide
+    from drumbeat.agent.member_side import MemberSide
+
 find = Catalog("lead")
-
-# What the agent asks of its side of the run: the lead's (`lead_side`) or a member's (`member_side`).
-
-
-class Side(Protocol):
-    @property
-    def busy(self) -> bool:
-        """Return true if one turn could not send everything."""
-
-    @property
-    def patient(self) -> bool:
-        """Return true if messages may wait for a moment, so that several are read in one turn."""
-
-    def skip_old_stops(self) -> None:
-        """First of all: what the `stop` file asks of an earlier start of this run is not for us."""
-
-    def begin(self) -> None:
-        """Open the run folder, where this side knows which it is; from now on a stop is obeyed."""
-
-    def open(self) -> None:
-        """Meet the others."""
-
-    def tell(self, message: Message) -> None:
-        """A message of this node to the lead."""
-
-    def beat(self) -> None:
-        """Tell the lead that this node is alive, and how far it is."""
-
-    def tick(self, now: float) -> None: ...
-
-    def send_some(self) -> None: ...
-
-    def look_for_stop(self, now: float) -> None:
-        """Obey the `stop` file of the run folder."""
-
-    def give_up(self) -> None:
-        """This agent has lost its guard."""
-
-    def storage_lost(self, finding: Finding) -> None: ...
-
-    def leave(self) -> None: ...
-
 
 # Signals of an agent: they wake its loop, and are read there as numbers.
 
@@ -123,7 +70,7 @@ class Agent:
     """`report` tells whoever started us where the run folder is."""
 
     facts: Facts  # from the start of the loop
-    side: Side  # the lead's, or a member's
+    side: Union[LeadSide, MemberSide]
 
     def __init__(
         self,
@@ -148,7 +95,7 @@ class Agent:
         self.stalled = False  # the run folder's storage does not answer
         self.without_storage = False  # the run folder cannot be written any more
         self.tasks = Tasks()
-        self.world: Optional[World] = None
+        self.world: Optional[wire.World] = None
         self.doors: Optional[Doors] = None  # from its hello until its ranks start
         self.address = ""
         self.exit_code: Optional[int] = None
@@ -158,18 +105,18 @@ class Agent:
         host = f" ({self.facts.host})" if hasattr(self, "facts") and not self.order.emulated else ""
         warn(f"node {self.number}{host}: {text}")
 
-    def hello(self, address: str) -> Hello:
+    def hello(self, address: str) -> wire.Hello:
         self.address = address
         ranks = self.order.ranks_per_node or sum(1 for gpu in self.facts.gpus if not gpu.integrated)
         rows = []
         if self.order.container:
             rows = self.on_storage(lambda: read_host_paths(self.order, self.number), self.order.folder)
         findings = check_node(self.order, self.facts, self.number, self.tasks, rows)
-        network = network_of(self.facts)
+        network = wire.network_of(self.facts)
         if self.order.members > 1 and not self.order.emulated:
             self.doors = self.doors or Doors(self.facts)
             network = replace(network, doors=self.doors.places)
-        return Hello(
+        return wire.Hello(
             self.number,
             self.facts.host,
             address,
@@ -184,21 +131,21 @@ class Agent:
     def obey(self, message: Message) -> None:
         """Carry out an order of the lead."""
         assert self.node
-        if isinstance(message, Prepare):
+        if isinstance(message, wire.Prepare):
             self.world = message.world
-        elif isinstance(message, Try):
-            self.side.tell(Tried(unreached(self.doors.places, message.doors) if self.doors else {}))
-        elif isinstance(message, Start):
+        elif isinstance(message, wire.Try):
+            self.side.tell(wire.Tried(unreached(self.doors.places, message.doors) if self.doors else {}))
+        elif isinstance(message, wire.Start):
             assert self.world
             if self.doors:
                 self.doors.close()
-            peers = peers_of(self.world, self.order, message.node_rank, self.address, self.facts)
+            peers = wire.peers_of(self.world, self.order, message.node_rank, self.address, self.facts)
             self.node.start(message.attempt, message.node_rank, peers)
-        elif isinstance(message, Stop):
+        elif isinstance(message, wire.Stop):
             self.node.stop(message.signal, message.grace)
-        elif isinstance(message, Look):
+        elif isinstance(message, wire.Look):
             self.node.look(message)
-        elif isinstance(message, End) and self.exit_code is None:
+        elif isinstance(message, wire.End) and self.exit_code is None:
             self.exit_code = message.exit_code
             failed = self.node.failed_in == self.node.attempt
             self.report({"ended": self.exit_code, "again": message.again, "failed_here": failed})
@@ -220,7 +167,7 @@ class Agent:
         self.beat()
         self.pump()
         for number in self.wakeup.stop_signals():
-            self.side.tell(StopAsked(number))
+            self.side.tell(wire.StopAsked(number))
         self.side.look_for_stop(time.monotonic())
         self.side.send_some()
         if self.exit_code is not None:
@@ -270,7 +217,9 @@ class Agent:
         stalled = self._notice_stall("the ranks go on")
         if stalled and self.node:
             folder, host = self.order.folder, self.facts.host
-            self.side.tell(Found(find("folder-stalled", seconds=stalled, folder=folder, node=self.number, host=host)))
+            self.side.tell(
+                wire.Found(find("folder-stalled", seconds=stalled, folder=folder, node=self.number, host=host))
+            )
 
     def _notice_stall(self, what_now: str) -> float:
         """Say so when the storage begins to hang, and when it answers again; for how long it has hung, when that is said."""

@@ -201,6 +201,22 @@ def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
 _WHOLE = b"\0"  # ends the answer of a forked child that has done its work
 
 
+def serve(name: str, work: Callable[[], None], *kept: int) -> int:
+    """Fork a process of this name that has only these descriptors open and ends when `work` does; return its pid."""
+    pid = fork()
+    if pid == 0:
+        code = 1
+        try:
+            name_process(name)
+            ignore_stops()
+            close_all_but(*kept)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
 class Forked:
     """One piece of work in a forked child, with a deadline: whatever blocks in the kernel holds only the child.
 
