@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import time
-from typing import Any, Callable, Container, Iterable, List, Mapping, Optional, Set
+from typing import Any, Callable, Container, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base import proc
 from drumbeat.base.proc import children, children_now
@@ -105,6 +105,17 @@ def is_reaped(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
         return True
+
+
+def reap() -> Iterator[Tuple[int, int]]:
+    """Yield pid and status of every child that has ended."""
+    try:
+        ended = os.waitpid(-1, os.WNOHANG)
+        while ended[0]:
+            yield ended
+            ended = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        pass
 
 
 def kill(pids: Iterable[int]) -> None:
