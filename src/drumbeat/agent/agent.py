@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Protocol
 
 from drumbeat import __version__
 from drumbeat.agent.folder.child import FolderChild, prepare_folder
@@ -25,15 +25,54 @@ from drumbeat.base.order import Order
 from drumbeat.base.processes import on_storage
 from drumbeat.base.signals import STOPS, let_stops_in
 from drumbeat.findings.catalog import Catalog
+from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts
 from drumbeat.runfolder.layout import RunFolder, StopFile
 from drumbeat.runfolder.summary import gpus_used
 
-if TYPE_CHECKING:
-    from drumbeat.agent.lead_side import LeadSide
-    from drumbeat.agent.member_side import MemberSide
-
 find = Catalog("lead")
+
+# What the agent asks of its side of the run: the lead's (`lead_side`) or a member's (`member_side`).
+
+
+class Side(Protocol):
+    @property
+    def busy(self) -> bool:
+        """Return true if one turn could not send everything."""
+
+    @property
+    def patient(self) -> bool:
+        """Return true if messages may wait for a moment, so that several are read in one turn."""
+
+    def skip_old_stops(self) -> None:
+        """First of all: what the `stop` file asks of an earlier start of this run is not for us."""
+
+    def begin(self) -> None:
+        """Open the run folder, where this side knows which it is; from now on a stop is obeyed."""
+
+    def open(self) -> None:
+        """Meet the others."""
+
+    def tell(self, message: Message) -> None:
+        """A message of this node to the lead."""
+
+    def beat(self) -> None:
+        """Tell the lead that this node is alive, and how far it is."""
+
+    def tick(self, now: float) -> None: ...
+
+    def send_some(self) -> None: ...
+
+    def look_for_stop(self, now: float) -> None:
+        """Obey the `stop` file of the run folder."""
+
+    def give_up(self) -> None:
+        """This agent has lost its guard."""
+
+    def storage_lost(self, finding: Finding) -> None: ...
+
+    def leave(self) -> None: ...
+
 
 # Signals of an agent: they wake its loop, and are read there as numbers.
 
@@ -70,7 +109,7 @@ class Agent:
     """`report` tells whoever started us where the run folder is."""
 
     facts: Facts  # from the start of the loop
-    side: Union[LeadSide, MemberSide]
+    side: Side  # the lead's, or a member's
 
     def __init__(
         self,

@@ -351,7 +351,7 @@ class LeadSide:
         self._do(self._acts(member, message, time.monotonic()))
 
     def _acts(self, member: int, message: Message, now: float) -> List[Act]:
-        """What follows from a message of a member, or of this node itself."""
+        """Return the acts that follow from a message of a member, or of this node itself."""
         lead, watching = self.lead, self.watching
         if isinstance(message, wire.Beat):
             lead.beat(member, message)

@@ -231,8 +231,8 @@ _REMEMBERED = 10_000  # lines
 
 
 class LogPosition:
-    """What follows the last line read is new. Where that line is gone, lines are old that were read before, and those of the
-    time since boot that was read already; while none was read, those from before the reading began."""
+    """Place in a log: the lines after the last one read are new. Where that one is gone, lines are old that were read before,
+    and those of the time since boot that was read already; while none was read, those from before the reading began."""
 
     def __init__(self) -> None:
         self._last, self._boot = b"", time.monotonic()
