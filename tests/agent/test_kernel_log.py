@@ -11,7 +11,7 @@ from drumbeat.agent.watchers.kernel_log import GpuErrors, KernelLog, read_line
 from drumbeat.agent.wire.messages import Done, RankEnded
 from drumbeat.findings.model import ERROR, LIKELY, WARNING, Finding
 from drumbeat.inspector import kernel_log
-from drumbeat.inspector.kernel_log import LogPosition, open_log, stamp_of
+from drumbeat.inspector.kernel_log import open_log
 from drumbeat.machine.model import Gpu
 from tests.agent.test_lead import kinds, mustered, told
 from tests.conftest import wait_for
@@ -234,17 +234,6 @@ def test_a_log_that_was_empty_and_gets_lines_from_before_the_start(tmp_path):
     (tmp_path / "copy").rename(path)
     (line,) = source.read()
     assert line.endswith(b"of now")
-
-
-def test_a_new_year_is_newer_and_nonsense_is_no_time(tmp_path):
-    position = LogPosition()
-    position.advance([b"Dec 31 23:59:59 n1 kernel: a"])
-    lines = [b"Dec 31 23:59:58 n1 kernel: b", b"Jan  1 00:00:00 n1 kernel: c"]
-    assert position.newer(lines) == lines[1:]
-    for text in (b"2026-13-45T99:99:99 x", b"Abc 99 10:10:10 x", b"", b"[x] y", b"[Mon Foo 16 13:00:00 2026] x"):
-        assert stamp_of(text) is None, text
-    utc, east = stamp_of(b"2026-11-16T13:00:00.25Z x"), stamp_of(b"2026-11-16T14:00:00.25+01:00 x")
-    assert utc == east and utc[1] % 1 == 0.25
 
 
 def test_only_the_end_of_a_large_log_is_read(tmp_path):

@@ -238,7 +238,7 @@ def test_silence_is_said_early_and_is_a_loss_only_after_the_grace():
     assert lead.patience == 15.0 + lead.order.stop_grace
     (silent,) = lead.member_silent(1, 15.4)
     assert silent.kind == "node-silent" and silent.data["peer"] == 1 and lead.phase == "running"
-    (heard,) = lead.member_heard(1, 20.2)
+    (heard,) = lead.member_silent(1, 20.2, again=True)
     assert heard.kind == "node-heard" and lead.phase == "running"
     acts = lead.member_lost(1, "its agent has been silent for 75 s", 90.0, silent=True)
     (stop,) = [act.message for act in acts if isinstance(act, Tell) and isinstance(act.message, Stop)]

@@ -39,6 +39,8 @@ def test_it_shrinks_and_grows_again(drumbeat):
         "failed",
         "finished",
     ]
+    killed = summary["attempts"][1]["finding"]  # then node 2 had node rank 1
+    assert killed["node"] == 2, summary
     assert not marked(folder.name)
     assert_all_gone(folder.name)
 

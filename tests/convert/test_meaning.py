@@ -19,7 +19,7 @@ from drumbeat.convert.launch import OURS
 from drumbeat.desk.foreground import after_on_start
 from drumbeat.jobfile.fields import expand
 from drumbeat.jobfile.job import job_from_text
-from drumbeat.plan.argv import _after_setup
+from drumbeat.plan.argv import after_setup
 
 WHO = """#!/bin/sh
 to=$WHO_OUT/${SLURM_PROCID:-0}
@@ -113,7 +113,7 @@ def of_job(draft, place):
     filled = {**place.environ, "PWD": str(place.work)}
     command = [expand(word, filled, "command") for word in job.command]
     env = {name: expand(value, filled, name) for name, value in job.env.items()}
-    argv = _after_setup(SimpleNamespace(setup=job.setup), command)
+    argv = after_setup(SimpleNamespace(setup=job.setup), command)
     workdir = expand(job.workdir or ".", filled, "workdir")
     there = SimpleNamespace(work=place.work / workdir)
     batch = {**place.environ, **BATCH, "SLURM_SUBMIT_DIR": str(place.work)}

@@ -113,6 +113,7 @@ def shown(page, command):
 @pytest.mark.parametrize("name", ["rdma", "tcp"])
 def test_the_logs_of_the_howto_say_what_it_shows(name, drumbeat, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "1000")  # no path is broken
     (drumbeat.folder / "examples").symlink_to(ROOT / "examples")
     command = f"diagnose examples/logs/{name}.log"
     printed = drumbeat.here(*command.split()).stdout.splitlines()
@@ -127,8 +128,9 @@ def test_the_prediction_that_the_page_shows(drumbeat):
     assert printed[:7] == shown("predict.md", f"drumbeat {line}")[:7]
 
 
-def test_the_failure_that_the_page_shows(drumbeat):
+def test_the_failure_that_the_page_shows(drumbeat, monkeypatch):
     """But for run ids, hosts and folders, which differ, and so where lines break."""
+    monkeypatch.setenv("COLUMNS", "1000")  # no path is broken
     (drumbeat.folder / "examples").symlink_to(ROOT / "examples")
     flags = ("--name", "broken", "--nodes", 2, "--ranks-per-node", 2)
     assert drumbeat("run", *flags, "--", sys.executable, "examples/broken.py").returncode == 1

@@ -10,7 +10,7 @@ import pytest
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError
 from drumbeat.findings.model import WAS
-from drumbeat.runfolder.files import EventLog
+from drumbeat.runfolder.files import EventLog, replace_json
 from drumbeat.runfolder.follow import Follower
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Metric, parse_metric
@@ -163,3 +163,14 @@ def test_codes_of_earlier_versions_are_read_as_those_of_today():
     summary = parse_summary({**data, "failure": old}, "summary.json")
     assert summary is not None and summary.failure.code == "rdma-mixed"
     assert not set(WAS) & set(WAS.values())
+
+
+def test_members_are_named_by_the_number_of_their_folder(tmp_path):
+    """After a shrink, or where a spare took a place, node ranks are other numbers."""
+    run = make_run(tmp_path / "run", nodes=3)
+    nodes = [{"node": 0, "member": 0, "host": "n0"}, {"node": 1, "member": 2, "host": "n2", "clock_offset": 1.5}]
+    replace_json(run.folder.peers, {"nodes": nodes})
+    assert [(member.node, member.host) for member in run.members()] == [(0, "n0"), (2, "n2")]
+    assert run.clock_offsets() == {0: 0.0, 2: 1.5}
+    replace_json(run.folder.peers, {"nodes": [{"node": 1, "host": "n1"}, "torn", None]})
+    assert [member.node for member in run.members()] == [1]

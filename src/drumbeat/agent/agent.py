@@ -18,22 +18,8 @@ from drumbeat.agent.member.monitor import MonitorProcess, OpenTextFile
 from drumbeat.agent.member.node import Node, Services
 from drumbeat.agent.member.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.wire.messages import (
-    End,
-    Found,
-    Hello,
-    Look,
-    Message,
-    Prepare,
-    Start,
-    Stop,
-    StopAsked,
-    Tried,
-    Try,
-    World,
-    network_of,
-    peers_of,
-)
+from drumbeat.agent.wire import messages as wire
+from drumbeat.agent.wire.messages import Message
 from drumbeat.agent.wire.rails import Doors, unreached
 from drumbeat.base.order import Order
 from drumbeat.base.processes import on_storage
@@ -148,7 +134,7 @@ class Agent:
         self.stalled = False  # the run folder's storage does not answer
         self.without_storage = False  # the run folder cannot be written any more
         self.tasks = Tasks()
-        self.world: Optional[World] = None
+        self.world: Optional[wire.World] = None
         self.doors: Optional[Doors] = None  # from its hello until its ranks start
         self.address = ""
         self.exit_code: Optional[int] = None
@@ -158,18 +144,18 @@ class Agent:
         host = f" ({self.facts.host})" if hasattr(self, "facts") and not self.order.emulated else ""
         warn(f"node {self.number}{host}: {text}")
 
-    def hello(self, address: str) -> Hello:
+    def hello(self, address: str) -> wire.Hello:
         self.address = address
         ranks = self.order.ranks_per_node or sum(1 for gpu in self.facts.gpus if not gpu.integrated)
         rows = []
         if self.order.container:
             rows = self.on_storage(lambda: read_host_paths(self.order, self.number), self.order.folder)
         findings = check_node(self.order, self.facts, self.number, self.tasks, rows)
-        network = network_of(self.facts)
+        network = wire.network_of(self.facts)
         if self.order.members > 1 and not self.order.emulated:
             self.doors = self.doors or Doors(self.facts)
             network = replace(network, doors=self.doors.places)
-        return Hello(
+        return wire.Hello(
             self.number,
             self.facts.host,
             address,
@@ -184,21 +170,21 @@ class Agent:
     def obey(self, message: Message) -> None:
         """Carry out an order of the lead."""
         assert self.node
-        if isinstance(message, Prepare):
+        if isinstance(message, wire.Prepare):
             self.world = message.world
-        elif isinstance(message, Try):
-            self.side.tell(Tried(unreached(self.doors.places, message.doors) if self.doors else {}))
-        elif isinstance(message, Start):
+        elif isinstance(message, wire.Try):
+            self.side.tell(wire.Tried(unreached(self.doors.places, message.doors) if self.doors else {}))
+        elif isinstance(message, wire.Start):
             assert self.world
             if self.doors:
                 self.doors.close()
-            peers = peers_of(self.world, self.order, message.node_rank, self.address, self.facts)
+            peers = wire.peers_of(self.world, self.order, message.node_rank, self.address, self.facts)
             self.node.start(message.attempt, message.node_rank, peers)
-        elif isinstance(message, Stop):
+        elif isinstance(message, wire.Stop):
             self.node.stop(message.signal, message.grace)
-        elif isinstance(message, Look):
+        elif isinstance(message, wire.Look):
             self.node.look(message)
-        elif isinstance(message, End) and self.exit_code is None:
+        elif isinstance(message, wire.End) and self.exit_code is None:
             self.exit_code = message.exit_code
             failed = self.node.failed_in == self.node.attempt
             self.report({"ended": self.exit_code, "again": message.again, "failed_here": failed})
@@ -220,7 +206,7 @@ class Agent:
         self.beat()
         self.pump()
         for number in self.wakeup.stop_signals():
-            self.side.tell(StopAsked(number))
+            self.side.tell(wire.StopAsked(number))
         self.side.look_for_stop(time.monotonic())
         self.side.send_some()
         if self.exit_code is not None:
@@ -270,7 +256,9 @@ class Agent:
         stalled = self._notice_stall("the ranks go on")
         if stalled and self.node:
             folder, host = self.order.folder, self.facts.host
-            self.side.tell(Found(find("folder-stalled", seconds=stalled, folder=folder, node=self.number, host=host)))
+            self.side.tell(
+                wire.Found(find("folder-stalled", seconds=stalled, folder=folder, node=self.number, host=host))
+            )
 
     def _notice_stall(self, what_now: str) -> float:
         """Say so when the storage begins to hang, and when it answers again; for how long it has hung, when that is said."""

@@ -8,10 +8,10 @@ import json
 import os
 import signal
 import time
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.agent.agent import Agent
-from drumbeat.agent.folder.child import Earlier, FolderChild, earlier_starts, summary_at_the_end
+from drumbeat.agent.folder.child import Earlier, earlier_starts, summary_at_the_end
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead.connections import Connections, Outbox, gather_files
 from drumbeat.agent.lead.lead import Lead
@@ -33,29 +33,10 @@ from drumbeat.agent.lead.summary import run_on_end, what_follows, write_end
 from drumbeat.agent.lead.tracking import Tracking, missing_packages, python_of
 from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Watcher
+from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.meet import free_port, is_held, resolve
-from drumbeat.agent.wire.messages import (
-    Beat,
-    Counted,
-    Done,
-    End,
-    FilePart,
-    FirstStep,
-    Found,
-    Hello,
-    Judged,
-    Look,
-    Looked,
-    Message,
-    RankEnded,
-    Refuse,
-    StopAsked,
-    Tried,
-    WireError,
-    World,
-    peers_of,
-)
+from drumbeat.agent.wire.messages import Message, WireError
 from drumbeat.base.processes import in_child, on_storage
 from drumbeat.base.record import from_plain, to_plain
 from drumbeat.base.signals import EXIT_STORAGE
@@ -81,10 +62,10 @@ class LeadWatching:
         self._asked = 0  # looks so far
         self._asking: Dict[int, Watcher] = {}  # number of a look -> who asked for it; only the last one of each
 
-    def beat(self, member: int, beat: Beat, now: float) -> List[Act]:
+    def beat(self, member: int, beat: wire.Beat, now: float) -> List[Act]:
         return self._feed(Saw("beat", {"member": member, "beat": beat}), now)
 
-    def rank_ended(self, member: int, ended: RankEnded, now: float) -> List[Act]:
+    def rank_ended(self, member: int, ended: wire.RankEnded, now: float) -> List[Act]:
         known = self.lead.members.get(member)
         about = {
             "rank": ended.rank, "exit_code": ended.exit_code, "by_us": ended.by_us,
@@ -93,7 +74,7 @@ class LeadWatching:
         }  # fmt: skip
         return self._feed(Saw("exited", about), now)
 
-    def looked(self, member: int, answer: Looked, now: float) -> List[Act]:
+    def looked(self, member: int, answer: wire.Looked, now: float) -> List[Act]:
         watcher = self._asking.get(answer.number)
         if watcher is None or not self.lead.is_current(answer.attempt):
             return []
@@ -141,88 +122,7 @@ class LeadWatching:
         self._asked += 1
         self._asking = {number: who for number, who in self._asking.items() if who is not watcher}
         self._asking[self._asked] = watcher
-        return Tell(members, Look(self.lead.attempts[-1].number, self._asked))
-
-
-# What members tell the lead while ranks run: one place for each type of message.
-
-
-class MemberMessages:
-    """`do` carries out what the lead decides."""
-
-    def __init__(
-        self,
-        lead: Lead,
-        watching: LeadWatching,
-        do: Callable[[List[Act]], None],
-        folder: RunFolder,
-        child: FolderChild,
-        by_mpirun: bool,
-    ) -> None:
-        self.lead, self.watching, self.do, self.folder, self.child = lead, watching, do, folder, child
-        self.by_mpirun = by_mpirun
-        self._first_step_of = -1  # the attempt whose first step is recorded
-        self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
-            Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
-            FirstStep: self._first_step, Judged: self._judged, Found: self._found, Looked: self._looked,
-            FilePart: self._file, Counted: self._counted, Tried: self._tried,
-        }  # fmt: skip
-
-    def handle(self, member: int, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            raise WireError(f"a member does not send {type(message).__name__}")
-        handler(member, message)
-
-    def _beat(self, member: int, message: Beat) -> None:
-        self.lead.beat(member, message)
-        self.do(self.watching.beat(member, message, time.monotonic()))
-
-    def _rank_ended(self, member: int, message: RankEnded) -> None:
-        now = time.monotonic()
-        self.do(self.watching.rank_ended(member, message, now) if self.lead.is_current(message.attempt) else [])
-        self.do(self.lead.rank_ended(member, message, now))
-
-    def _done(self, member: int, message: Done) -> None:
-        self.do(self.lead.member_done(member, message, time.monotonic()))
-
-    def _stop_asked(self, member: int, message: StopAsked) -> None:
-        number = message.signal
-        why = f"node {member} was asked to stop by {signal.Signals(number).name}"
-        if number == signal.SIGQUIT:
-            self.do(self.lead.stop(StopRequest(NOW, number, why)))
-        else:
-            way = LAUNCHER if self.by_mpirun else SIGNAL
-            self.do(self.lead.signalled(StopRequest(way, number, why), time.monotonic()))
-
-    def _first_step(self, member: int, message: FirstStep) -> None:
-        attempt = self.lead.attempts[-1].number if self.lead.attempts else -1
-        if attempt > self._first_step_of:
-            self._first_step_of = attempt
-            first = message.t + self.lead.members[member].clock_offset
-            self.lead.first_step = (attempt, first)
-            self.do([Record("first-step", {"seconds": round(first - self.lead.order.created, 3)})])
-
-    def _judged(self, member: int, message: Judged) -> None:
-        self.do([Record("verdict", {"verdict": to_plain(message.verdict), "peer": member})])
-
-    def _found(self, member: int, message: Found) -> None:
-        self.do([record_finding(message.finding)])
-        self.lead.found(member, message.finding)
-        if message.stop:
-            self.do(self.lead.watcher_stop(message.finding, time.monotonic()))
-
-    def _looked(self, member: int, message: Looked) -> None:
-        self.do(self.watching.looked(member, message, time.monotonic()))
-
-    def _tried(self, member: int, message: Tried) -> None:
-        self.do(self.lead.tried(member, message, time.monotonic()))
-
-    def _counted(self, member: int, message: Counted) -> None:
-        self.lead.counted(member, message)
-
-    def _file(self, member: int, message: FilePart) -> None:
-        take(self.folder.node(member), message, self.child.create, self.child.append)
+        return Tell(members, wire.Look(self.lead.attempts[-1].number, self._asked))
 
 
 # Where the ranks meet (MASTER_ADDR, MASTER_PORT), and who takes part in an attempt, as peers.json says it.
@@ -232,11 +132,11 @@ class RanksMeeting:
     def __init__(self) -> None:
         self.address = "127.0.0.1"  # this machine's; a member that has reached us by another proves a better one
 
-    def pick(self, lead: Lead, facts: Facts, world: World, first: int) -> Tuple[str, int]:
+    def pick(self, lead: Lead, facts: Facts, world: wire.World, first: int) -> Tuple[str, int]:
         """Choose the ranks' meeting point on the machine of node 0, which is member `first`: on its first free port, where
         that machine is ours."""
         order = lead.order
-        planned = rendezvous(order, peers_of(world, order, 0, self.address, facts))
+        planned = rendezvous(order, wire.peers_of(world, order, 0, self.address, facts))
         self.address = planned.address or self.address
         exported = os.environ.get("MASTER_PORT", "")
         if exported.isdigit() and not lead.attempts:
@@ -285,9 +185,8 @@ _LEAVE = 120.0  # seconds for all members' files
 
 
 class LeadSide:
-    lead: Lead  # these four from `begin` on
+    lead: Lead  # these three from `begin` on
     watching: LeadWatching
-    messages: MemberMessages
     events: EventLog
 
     def __init__(self, agent: Agent) -> None:
@@ -328,9 +227,6 @@ class LeadSide:
             port_taken=lambda: self.meeting.is_taken(self.lead),
         )
         self.watching = LeadWatching(self.lead, build_lead_watchers(order))
-        self.messages = MemberMessages(
-            self.lead, self.watching, self._do, self.folder, child, agent.facts.identity.by_mpirun
-        )
         self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier.ends), default=-1))
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
@@ -376,11 +272,11 @@ class LeadSide:
 
     def tell(self, message: Message) -> None:
         """This node's own messages go to the lead like any other's."""
-        self.messages.handle(0, message)
+        self.from_member(0, message)
 
     def beat(self) -> None:
-        if self.agent.node and hasattr(self, "messages"):
-            self.messages.handle(0, self.agent.node.progress_beat())
+        if self.agent.node and hasattr(self, "watching"):
+            self.from_member(0, self.agent.node.progress_beat())
 
     def tick(self, now: float) -> None:
         self._do(self.lead.tick(now))
@@ -458,14 +354,14 @@ class LeadSide:
 
     # -- what comes by the connections -------------------------------------------------------------------------------
 
-    def refuse(self, hello: Hello) -> Optional[Refuse]:
+    def refuse(self, hello: wire.Hello) -> Optional[wire.Refuse]:
         why = self.lead.refuse(hello)
-        return Refuse(why, self.lead.muster.is_of_another_run(hello)) if why else None
+        return wire.Refuse(why, self.lead.muster.is_of_another_run(hello)) if why else None
 
-    def refused(self, hello: Hello, why: str) -> None:
+    def refused(self, hello: wire.Hello, why: str) -> None:
         self._do(self.lead.refused(hello, why))
 
-    def joined(self, hello: Hello, clock_offset: float) -> None:
+    def joined(self, hello: wire.Hello, clock_offset: float) -> None:
         if not self.agent.order.emulated:
             self.meeting.address = self.connections.reached  # proved: a member has reached us by it
         self._do(self.lead.hello(hello, clock_offset, time.monotonic()))
@@ -476,17 +372,61 @@ class LeadSide:
         self._do(self.lead.waits_in_vain(why))
 
     def from_member(self, member: int, message: Message) -> None:
-        self.messages.handle(member, message)
+        self._do(self._acts(member, message, time.monotonic()))
+
+    def _acts(self, member: int, message: Message, now: float) -> List[Act]:
+        """Return the acts that follow from a message of a member, or of this node itself."""
+        lead, watching = self.lead, self.watching
+        if isinstance(message, wire.Beat):
+            lead.beat(member, message)
+            return watching.beat(member, message, now)
+        if isinstance(message, wire.RankEnded):
+            seen = watching.rank_ended(member, message, now) if lead.is_current(message.attempt) else []
+            return seen + lead.rank_ended(member, message, now)
+        if isinstance(message, wire.Done):
+            return lead.member_done(member, message, now)
+        if isinstance(message, wire.StopAsked):
+            return self._stop_asked(member, message.signal, now)
+        if isinstance(message, wire.FirstStep):
+            return self._first_step(message.t + lead.members[member].clock_offset)
+        if isinstance(message, wire.Judged):
+            return [Record("verdict", {"verdict": to_plain(message.verdict), "peer": member})]
+        if isinstance(message, wire.Found):
+            lead.found(member, message.finding)
+            return [record_finding(message.finding), *(lead.watcher_stop(message.finding, now) if message.stop else ())]
+        if isinstance(message, wire.Looked):
+            return watching.looked(member, message, now)
+        if isinstance(message, wire.Tried):
+            return lead.tried(member, message, now)
+        if isinstance(message, wire.Counted):
+            lead.counted(member, message)
+        elif isinstance(message, wire.FilePart) and self.agent.child:
+            take(self.folder.node(member), message, self.agent.child.create, self.agent.child.append)
+        else:
+            raise WireError(f"a member does not send {type(message).__name__}")
+        return []
+
+    def _stop_asked(self, member: int, number: int, now: float) -> List[Act]:
+        why = f"node {member} was asked to stop by {signal.Signals(number).name}"
+        if number == signal.SIGQUIT:
+            return self.lead.stop(StopRequest(NOW, number, why))
+        way = LAUNCHER if self.agent.facts.identity.by_mpirun else SIGNAL
+        return self.lead.signalled(StopRequest(way, number, why), now)
+
+    def _first_step(self, t: float) -> List[Act]:
+        """`t` is on the lead's clock; the first one of each attempt is recorded."""
+        attempt = self.lead.attempts[-1].number if self.lead.attempts else -1
+        if attempt <= (self.lead.first_step[0] if self.lead.first_step else -1):
+            return []
+        self.lead.first_step = (attempt, t)
+        return [Record("first-step", {"seconds": round(t - self.lead.order.created, 3)})]
 
     @property
     def patience(self) -> float:
         return self.lead.patience
 
-    def silent(self, member: int, seconds: float) -> None:
-        self._do(self.lead.member_silent(member, seconds))
-
-    def heard_again(self, member: int, seconds: float) -> None:
-        self._do(self.lead.member_heard(member, seconds))
+    def silent(self, member: int, seconds: float, again: bool = False) -> None:
+        self._do(self.lead.member_silent(member, seconds, again))
 
     def lost(self, member: int, why: str, silent: bool = False) -> None:
         self._do(self.lead.member_lost(member, why, time.monotonic(), silent))
@@ -516,7 +456,7 @@ class LeadSide:
 
     def _complete(self, message: Message) -> Message:
         """An end also says whether there is another start."""
-        if isinstance(message, End):
+        if isinstance(message, wire.End):
             return dataclasses.replace(message, again=what_follows(self.lead).step == REQUEUE)
         return message
 
@@ -537,5 +477,5 @@ class LeadSide:
             self.exit_code = self.exit_code or EXIT_STORAGE
             warn(f"how the run ended could not be written: {error}")
 
-    def _pick_port(self, world: World, first: int) -> Tuple[str, int]:
+    def _pick_port(self, world: wire.World, first: int) -> Tuple[str, int]:
         return self.meeting.pick(self.lead, self.agent.facts, world, first)

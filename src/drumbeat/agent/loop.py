@@ -14,6 +14,7 @@ from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.place import task_meeting
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
+from drumbeat.base.processes import reap
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 from drumbeat.causes.table import OF_ERRNO
@@ -158,16 +159,11 @@ class Loop:
     def _reap(self) -> bool:
         """Reap children; return true if one has ended."""
         reaped = False
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return reaped
-            if not pid:
-                return reaped
+        for pid, status in reap():
             reaped = True
             if self.agent.node:
                 self.agent.node.on_exit(pid, status)
+        return reaped
 
     def _on_signals(self) -> None:
         agent = self.agent

@@ -10,23 +10,11 @@ from typing import List, Optional, Tuple
 
 from drumbeat.agent.agent import Agent
 from drumbeat.agent.folder.child import MemberFolder, member_folder
+from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.files import files_of
 from drumbeat.agent.wire.meet import dial
-from drumbeat.agent.wire.messages import (
-    Beat,
-    End,
-    Found,
-    Message,
-    Ping,
-    Pong,
-    Refuse,
-    Start,
-    Stop,
-    StopAsked,
-    Welcome,
-    WireError,
-)
+from drumbeat.agent.wire.messages import Message, WireError
 from drumbeat.base import clock
 from drumbeat.base.order import Order
 from drumbeat.base.processes import in_child
@@ -97,12 +85,12 @@ class MemberSide:
         self.up.send(agent.hello(order.hosts[agent.number] if order.emulated else mine))
 
     def tell(self, message: Message) -> None:
-        if isinstance(message, StopAsked):
+        if isinstance(message, wire.StopAsked):
             self._stop_asked(message)
         elif self._is_open and self.up and not self.given_up:
             self.up.send(message)
 
-    def _stop_asked(self, message: StopAsked) -> None:
+    def _stop_asked(self, message: wire.StopAsked) -> None:
         """The lead decides how the run stops, unless there is none that answers."""
         if self._is_open and self.up:
             self.up.send(message)
@@ -115,7 +103,7 @@ class MemberSide:
         now = time.monotonic()
         if self.up is not None and self._is_open and now - self.last_beat >= self.beat_every:
             self.last_beat = now
-            self.up.send(self.agent.node.progress_beat() if self.agent.node else Beat())
+            self.up.send(self.agent.node.progress_beat() if self.agent.node else wire.Beat())
 
     busy = patient = False  # what a member has to say is sent at once, and one connection needs no patience
 
@@ -178,7 +166,7 @@ class MemberSide:
 
     def storage_lost(self, finding: Finding) -> None:
         """The lead stops the run on all nodes; ours goes on until then."""
-        self.tell(Found(finding, stop=True))
+        self.tell(wire.Found(finding, stop=True))
 
     def leave(self) -> None:
         """Send the last messages, and what the lead should keep. A child reads and sends the files: their storage may hang."""
@@ -241,20 +229,20 @@ class MemberSide:
             channel.close()
 
     def _from_lead(self, message: Message) -> None:
-        if isinstance(message, Ping):
-            self.tell(Pong(clock.now()))
-        elif isinstance(message, Refuse):
+        if isinstance(message, wire.Ping):
+            self.tell(wire.Pong(clock.now()))
+        elif isinstance(message, wire.Refuse):
             self._refused(message)
-        elif isinstance(message, Welcome):
+        elif isinstance(message, wire.Welcome):
             self._welcome(message)
-        elif not isinstance(message, Beat):
-            if isinstance(message, (Stop, End)):
+        elif not isinstance(message, wire.Beat):
+            if isinstance(message, (wire.Stop, wire.End)):
                 self.unanswered.clear()
-            if isinstance(message, (Stop, Start)):
-                self.stopping = isinstance(message, Stop)
+            if isinstance(message, (wire.Stop, wire.Start)):
+                self.stopping = isinstance(message, wire.Stop)
             self.agent.obey(message)
 
-    def _refused(self, message: Refuse) -> None:
+    def _refused(self, message: wire.Refuse) -> None:
         """Another run may hold one of our candidate ports: our own lead is then on one of the others."""
         assert self.up
         used = self.up.sock.getpeername()[1]
@@ -271,7 +259,7 @@ class MemberSide:
                 self.agent.complain(str(error))
         self.agent.exit_code = EXIT_MUSTER
 
-    def _welcome(self, message: Welcome) -> None:
+    def _welcome(self, message: wire.Welcome) -> None:
         agent = self.agent
         # Joined nodes made orders of their own; the lead's run id is the run's.
         agent.order = dataclasses.replace(agent.order, run_id=message.run_id)

@@ -158,7 +158,7 @@ def descriptor(pid: int, number: int) -> str:
 
 
 def opened(pid: int, number: int) -> str:
-    """What a file descriptor of a process leads to; '': not readable."""
+    """Return the file that a descriptor of a process leads to; '': not readable."""
     try:
         return os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:

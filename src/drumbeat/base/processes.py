@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import time
-from typing import Any, Callable, Container, Iterable, List, Mapping, Optional, Set
+from typing import Any, Callable, Container, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base import proc
 from drumbeat.base.proc import children, children_now
@@ -107,6 +107,17 @@ def is_reaped(pid: int) -> bool:
         return True
 
 
+def reap() -> Iterator[Tuple[int, int]]:
+    """Yield pid and status of every child that has ended."""
+    try:
+        ended = os.waitpid(-1, os.WNOHANG)
+        while ended[0]:
+            yield ended
+            ended = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        pass
+
+
 def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         try:
@@ -199,6 +210,22 @@ def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
 
 
 _WHOLE = b"\0"  # ends the answer of a forked child that has done its work
+
+
+def serve(name: str, work: Callable[[], None], *kept: int) -> int:
+    """Fork a process of this name that has only these descriptors open and ends when `work` does; return its pid."""
+    pid = fork()
+    if pid == 0:
+        code = 1
+        try:
+            name_process(name)
+            ignore_stops()
+            close_all_but(*kept)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
 
 
 class Forked:

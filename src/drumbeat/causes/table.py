@@ -32,13 +32,7 @@ OF_ERRNO = {
         "port-in-use": (errno.EADDRINUSE,),
         "host-out-of-memory": (errno.ENOMEM,),
         "storage-error": (errno.EIO, errno.ESTALE, errno.ESHUTDOWN),
-        "connect-failed": (
-            errno.EHOSTUNREACH,
-            errno.ENETUNREACH,
-            errno.ETIMEDOUT,
-            errno.ENETDOWN,
-            errno.EADDRNOTAVAIL,
-        ),
+        "connect-failed": (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT, errno.ENETDOWN, errno.EADDRNOTAVAIL),
         "store-refused": (errno.ECONNREFUSED,),
         "peer-lost": (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED),
         "not-executable": (errno.ENOEXEC,),
@@ -148,12 +142,7 @@ UNCLEAR = Cause(
     repeats=SAME_STEP,
     suspects_member=True,
 )  # fmt: skip
-PROGRAM = Cause(
-    "program",
-    "a bug comes back at the same step; anything else may pass",
-    wait=1.0,
-    repeats=SAME_WORDS,
-)
+PROGRAM = Cause("program", "a bug comes back at the same step; anything else may pass", wait=1.0, repeats=SAME_WORDS)
 
 CAUSES = (CONFIGURATION, PORT, HARDWARE, MEMORY, NAN, STORAGE, SCHEDULER, NETWORK, UNCLEAR, PROGRAM)
 _BY_CODE = {code: cause for cause in CAUSES for code in cause.codes}

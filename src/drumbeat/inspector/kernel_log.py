@@ -7,7 +7,6 @@ or dmesg (kernel.dmesg_restrict=0), or the journal (members of `adm` or `systemd
 
 from __future__ import annotations
 
-import calendar
 import json
 import os
 import re
@@ -15,11 +14,10 @@ import select
 import stat
 import subprocess
 import time
-from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence
 
-from drumbeat.base.processes import close_all_but, die_with_parent, fork, kill, name_process
+from drumbeat.base.processes import die_with_parent, kill, serve
 from drumbeat.base.regex import regex
-from drumbeat.base.signals import ignore_stops
 from drumbeat.machine.host import Host
 from drumbeat.machine.vendors import VENDORS
 
@@ -168,18 +166,7 @@ class KernelLogReader:
     def __init__(self, own: str = "") -> None:
         self._fd, answers = os.pipe()
         parent = os.getpid()
-        self.pid = fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                name_process(NAME)
-                die_with_parent(parent)
-                ignore_stops()
-                close_all_but(answers)
-                _follow(own, answers)
-                code = 0
-            finally:
-                os._exit(code)
+        self.pid = serve(NAME, lambda: _follow(own, answers, parent), answers)
         os.close(answers)
         os.set_blocking(self._fd, False)
         self._rest = b""
@@ -213,7 +200,9 @@ class KernelLogReader:
         self.pid = 0
 
 
-def _follow(own: str, answers: int) -> None:
+def _follow(own: str, answers: int, parent: int) -> None:
+    die_with_parent(parent)
+
     def tell(about: Dict[str, Any]) -> None:
         os.write(answers, json.dumps(about).encode() + b"\n")  # shorter than what a pipe takes in one piece
 
@@ -235,69 +224,36 @@ def _follow(own: str, answers: int) -> None:
 
 
 # How far a log was read: which lines are new where its file was replaced, by the next part of the log or by a copy of it.
-#
-# A line is old if it is the last line read or stands before it, or if its time stamp is before the last one read; while none was
-# read, before the moment at which the reading began. Lines without a stamp, or with one of another form, count as new.
 
 
-Stamp = Tuple[str, float]  # form, seconds; only stamps of one form can be compared
-
-_FORMS = (
-    ("since boot", regex(rb"(?:<\d{1,5}>)?\[ *(?P<boot>\d{1,12}\.\d{1,9})\]")),  # dmesg, journalctl
-    ("date", regex(rb"(?P<Y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)[T ](?P<time>[\d:]{8})(?:[.,](?P<part>\d{1,9}))?"
-                   rb"(?:Z|(?P<east>[+-])(?P<H>\d\d):?(?P<M>\d\d))?")),  # rsyslog
-    ("local date", regex(rb"\[[A-Z][a-z]{2} (?P<b>[A-Z][a-z]{2}) {1,2}(?P<d>\d{1,2}) (?P<time>[\d:]{8}) (?P<Y>\d{4})\]")),  # -T
-    ("without a year", regex(rb"(?P<b>[A-Z][a-z]{2}) {1,2}(?P<d>\d{1,2}) (?P<time>[\d:]{8})\b")),  # syslog
-)  # fmt: skip
-_MONTHS = {name: number + 1 for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())}
-_HALF_A_YEAR = 183 * 86400.0
-
-
-def stamp_of(line: bytes) -> Optional[Stamp]:
-    """None where the line does not begin with a time."""
-    form, found = next(((form, found) for form, found in ((f, p.match(line)) for f, p in _FORMS) if found), ("", None))
-    if not found:
-        return None
-    part: Dict[str, Any] = found.groupdict()
-    if form == "since boot":
-        return form, float(part["boot"])
-    try:
-        month = _MONTHS[part["b"]] if part.get("b") else int(part["m"])
-        clock = map(int, part["time"].split(b":"))
-        seconds = calendar.timegm((int(part.get("Y") or 2000), month, int(part["d"]), *clock))  # 2000: a leap year
-    except (ValueError, KeyError):  # no day of any calendar
-        return None
-    shift = 3600 * int(part["H"]) + 60 * int(part["M"]) if part.get("east") else 0
-    return form, seconds + float(b"0." + (part.get("part") or b"0")) - (shift if part.get("east") == b"+" else -shift)
+_SINCE_BOOT = regex(rb"(?:<\d{1,5}>)?\[ *(\d{1,12}\.\d{1,9})\]")  # dmesg, journalctl
+_REMEMBERED = 10_000  # lines
 
 
 class LogPosition:
+    """Place in a log: the lines after the last one read are new. Where that one is gone, lines are old that were read before,
+    and those of the time since boot that was read already; while none was read, those from before the reading began."""
+
     def __init__(self) -> None:
-        self._line = b""
-        # The other forms are those of a clock or time zone that need not be ours.
-        self._stamps: Dict[str, float] = {"since boot": time.monotonic()}
+        self._last, self._boot = b"", time.monotonic()
+        self._read: Dict[bytes, None] = {}
 
     def advance(self, lines: Sequence[bytes]) -> None:
         """These were read, in this order."""
-        self._line = next((line for line in reversed(lines) if line), self._line)
-        stamp = next(filter(None, map(stamp_of, reversed(lines))), None)
-        if stamp:
-            self._stamps[stamp[0]] = stamp[1]
+        self._last = next((line for line in reversed(lines) if line), self._last)
+        self._read.update(dict.fromkeys(lines))
+        self._read = dict.fromkeys(list(self._read)[-_REMEMBERED:])
+        stamp = next(filter(None, map(_SINCE_BOOT.match, reversed(lines))), None)
+        self._boot = float(stamp[1]) if stamp else self._boot
 
     def newer(self, lines: Sequence[bytes]) -> List[bytes]:
-        """Those of a replaced file's lines that have not been read."""
-        if self._line:
-            for number in range(len(lines) - 1, -1, -1):
-                if lines[number] == self._line:
-                    return list(lines[number + 1 :])
-        return [line for line in lines if not self._is_old(line)]
-
-    def _is_old(self, line: bytes) -> bool:
-        stamp = stamp_of(line)
-        if stamp is None or stamp[0] not in self._stamps:
-            return False
-        age = self._stamps[stamp[0]] - stamp[1]
-        return 0 < age < (_HALF_A_YEAR if stamp[0] == "without a year" else float("inf"))  # January follows December
+        """Those that have not been read."""
+        if self._last in lines[::-1]:
+            return list(lines[len(lines) - lines[::-1].index(self._last) :])
+        stamps = [_SINCE_BOOT.match(line) for line in lines]
+        return [
+            line for line, at in zip(lines, stamps) if line not in self._read and not (at and float(at[1]) < self._boot)
+        ]
 
 
 # How often the kernel has killed for lack of memory: counted before and after, a SIGKILL has a cause.

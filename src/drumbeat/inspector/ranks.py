@@ -17,12 +17,7 @@ from drumbeat.inspector.tree import Snapshot, above, below
 MOST_LINKS = 64  # connections of one process that are kept, and told to the lead
 _MPI = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 # Keras and other layers load several: the first one here is the one that joins ranks.
-_FRAMEWORKS = (
-    ("paddle", "/paddle/"),
-    ("jax", "/jaxlib/"),
-    ("tensorflow", "/tensorflow/"),
-    ("torch", "/torch/lib/"),
-)
+_FRAMEWORKS = (("paddle", "/paddle/"), ("jax", "/jaxlib/"), ("tensorflow", "/tensorflow/"), ("torch", "/torch/lib/"))
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")  # noqa: S104
 
 

@@ -436,6 +436,7 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
     if slow and slow.stands_out:
         also = f", and it is {count(slow.behind, 'step')} behind" if slow.behind else ""
         how = f"its steps take this much longer than the median rank's {1e3 * slow.median_seconds:.1f} ms{also}"
+        how += f"; by {reports.part}" if reports.part else ""
         return Slowest(slow.rank, slow.node, 1e3 * (slow.step_seconds - slow.median_seconds), how), ""
     exposed = {rank: statistics.fmean(values) for rank, values in reports.exposed.items()}
     step = _step_ms(reports)

@@ -16,7 +16,7 @@ def table(results: Mapping[str, Any], judgement: Judgement) -> str:
     size = f"{ranks} {'rank' if ranks == 1 else 'ranks'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
     lines = [
         f"{size}, {results['library']} on {device or 'the CPU'}, torch {results['torch']}, {results['seconds']:.1f} s"
-        f"{', quick' if results['quick'] else ''}",
+        f"{', quick' if results['quick'] else ''}"
     ]
     if judgement.rows:
         lines += [

@@ -18,8 +18,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 from drumbeat.agent.wire.messages import Welcome
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order, dump_order
-from drumbeat.base.processes import close_all_but, fork, name_process
-from drumbeat.base.signals import ignore_stops
+from drumbeat.base.processes import serve
 from drumbeat.machine.model import Facts
 from drumbeat.metrics.printed import PrintedMetrics
 from drumbeat.runfolder.files import Tail, append, create, replace, replace_json
@@ -64,58 +63,35 @@ class FolderWriter:
 
     def _do_all(self, data: bytes) -> bytes:
         """Every whole frame; appends to one file in a row are one write. What is left over."""
-        path, count = "", 0
-        parts: List[bytes] = []  # appends to `path` that wait
+        work: List[Tuple[str, str, List[bytes]]] = []
         start = 0
         while True:
             end = data.find(b"\n", start)
-            if end < 0:
-                break
-            about = json.loads(data[start:end])
+            about: Dict[str, Any] = json.loads(data[start:end]) if end >= 0 else {"size": 0}
             after = end + 1 + about["size"]
-            if len(data) < after:
+            if end < 0 or len(data) < after:
                 break
-            content, start = data[end + 1 : after], after
-            if about["op"] == "append" and (not parts or about["path"] == path):
-                path, count = about["path"], count + 1
-                parts.append(content)
-                continue
-            self._append(path, parts, count)
-            path, parts, count = "", [], 0
-            if about["op"] == "append":
-                path, parts, count = about["path"], [content], 1
-            else:
-                self._do(about, content)
-        self._append(path, parts, count)
+            if not work or about["op"] != "append" or work[-1][:2] != ("append", about["path"]):
+                work.append((about["op"], about["path"], []))
+            work[-1][2].append(data[end + 1 : after])
+            start = after
+        for each in work:
+            self._do(*each)
         return data[start:]
 
-    def _append(self, path: str, parts: List[bytes], count: int) -> None:
-        if not count:
-            return
-
-        def write() -> Dict[str, Any]:
-            append(path, b"".join(parts))
-            return {}
-
-        self._tell(write, count)
-
-    def _do(self, about: Dict[str, Any], content: bytes) -> None:
-        def work() -> Dict[str, Any]:
-            if about["op"] == "replace":
-                replace(about["path"], content.decode())
-                return {}
-            create(about["path"], content)
-            return {}
-
-        self._tell(work, 1)
-
-    def _tell(self, work: Callable[[], Dict[str, Any]], count: int) -> None:
+    def _do(self, what: str, path: str, parts: List[bytes]) -> None:
+        answer: Dict[str, Any] = {"done": len(parts)}
         try:
-            answer = work()
+            if what == "append":
+                append(path, b"".join(parts))
+            elif what == "replace":
+                replace(path, parts[0].decode())
+            else:
+                create(path, parts[0])
         except OSError as error:
             text = "the run folder is gone" if error.errno == errno.ENOENT else error.strerror or str(error)
-            answer = {"error": [error.errno or 0, text, error.filename]}
-        self._send({"done": count, **answer})
+            answer["error"] = [error.errno or 0, text, error.filename]
+        self._send(answer)
 
     def _look_around(self) -> None:
         now = time.monotonic()
@@ -221,24 +197,14 @@ class PrintedChild:
         try:
             opened += os.pipe()
             opened += os.pipe()
-            self.pid = fork()
+            requests, self._requests, self._answers, answers = opened
+            self.pid = serve(PRINTED, lambda: _read_printed(requests, answers), requests, answers)
         except OSError:  # no room for it now: the next look tries again, and the run goes on without
             for descriptor in opened:
                 os.close(descriptor)
             return False
-        requests, self._requests, self._answers, answers = opened
         os.set_blocking(self._answers, False)
         self._starts += 1
-        if self.pid == 0:
-            code = 1
-            try:
-                name_process(PRINTED)
-                ignore_stops()
-                close_all_but(requests, answers)
-                _read_printed(requests, answers)
-                code = 0
-            finally:
-                os._exit(code)
         os.close(requests)
         os.close(answers)
         return True
@@ -417,17 +383,8 @@ class FolderChild:
         except OSError:
             pass  # the user's limit for pipes is reached: smaller pieces, then
         self._starts += 1
-        self.pid = fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                name_process(NAME)
-                ignore_stops()
-                close_all_but(commands, answers)
-                FolderWriter(commands, answers, self._stop, self._there).run()
-                code = 0
-            finally:
-                os._exit(code)
+        writer = FolderWriter(commands, answers, self._stop, self._there)
+        self.pid = serve(NAME, writer.run, commands, answers)
         os.close(commands)
         os.close(answers)
 

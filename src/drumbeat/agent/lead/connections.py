@@ -10,36 +10,25 @@ from dataclasses import field
 from typing import Callable, Deque, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from drumbeat.agent.guard import warn
+from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.meet import Door, listen, listening_address, most_strangers, raise_open_files
-from drumbeat.agent.wire.messages import (
-    Beat,
-    FilePart,
-    Hello,
-    Message,
-    Ping,
-    Pong,
-    Prepare,
-    Refuse,
-    Welcome,
-    WireError,
-    encode,
-)
+from drumbeat.agent.wire.messages import Message, WireError
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.runfolder.layout import RunFolder
 
 _TRIPS = 3  # round trips by which a member's clock is compared with ours
-_BEAT = encode(Beat())
+_BEAT = wire.encode(wire.Beat())
 
 
 @dataclass
 class Connection:
     channel: Channel
     member: Optional[int] = None  # once it may join
-    hello: Optional[Hello] = None
+    hello: Optional[wire.Hello] = None
     heard: float = 0.0
     silent: bool = False  # and it was said
     pinged: float = 0.0
@@ -49,12 +38,12 @@ class Connection:
 class Listener(Protocol):
     """Receiver of what arrives on the connections."""
 
-    def refuse(self, hello: Hello) -> Optional[Refuse]:
+    def refuse(self, hello: wire.Hello) -> Optional[wire.Refuse]:
         """None: it may join."""
 
-    def refused(self, hello: Hello, why: str) -> None: ...
+    def refused(self, hello: wire.Hello, why: str) -> None: ...
 
-    def joined(self, hello: Hello, clock_offset: float) -> None: ...
+    def joined(self, hello: wire.Hello, clock_offset: float) -> None: ...
 
     def broken(self, why: str) -> None: ...
 
@@ -64,10 +53,8 @@ class Listener(Protocol):
     def patience(self) -> float:
         """Seconds of silence after which a member is lost, though its connection is not broken."""
 
-    def silent(self, member: int, seconds: float) -> None:
-        """Nothing was heard for `Timing.lost_node`; said once."""
-
-    def heard_again(self, member: int, seconds: float) -> None: ...
+    def silent(self, member: int, seconds: float, again: bool = False) -> None:
+        """Nothing was heard for `Timing.lost_node`; said once. `again`: now it is heard."""
 
     def lost(self, member: int, why: str, silent: bool = False) -> None: ...
 
@@ -122,7 +109,7 @@ class Connections:
             why = f"its agent's connection was closed: {error}"
             if connection.member is None and not channel.closed:
                 address = sock.getpeername()[0]
-                channel.send(Refuse(f"{error} (seen by the lead)"))
+                channel.send(wire.Refuse(f"{error} (seen by the lead)"))
                 self.listener.broken(f"a node at {address} was sent away: {error}")
             channel.close()
         if channel.closed:
@@ -142,18 +129,18 @@ class Connections:
         now = time.monotonic()
         if connection.silent and connection.member is not None:
             connection.silent = False
-            self.listener.heard_again(connection.member, now - connection.heard)
+            self.listener.silent(connection.member, now - connection.heard, again=True)
         connection.heard = now
         if connection.member is not None:
             self.listener.from_member(connection.member, message)
-        elif isinstance(message, Hello) and connection.hello is None:
+        elif isinstance(message, wire.Hello) and connection.hello is None:
             if not self._refuse(connection, message):
                 connection.hello = message
                 self._ping(connection)
-        elif isinstance(message, Pong) and connection.hello is not None:
+        elif isinstance(message, wire.Pong) and connection.hello is not None:
             self._pong(connection, message)
 
-    def _refuse(self, connection: Connection, hello: Hello) -> bool:
+    def _refuse(self, connection: Connection, hello: wire.Hello) -> bool:
         answer = self.listener.refuse(hello)
         if answer is None:
             return False
@@ -164,9 +151,9 @@ class Connections:
 
     def _ping(self, connection: Connection) -> None:
         connection.pinged = clock.now()
-        connection.channel.send(Ping())
+        connection.channel.send(wire.Ping())
 
-    def _pong(self, connection: Connection, pong: Pong) -> None:
+    def _pong(self, connection: Connection, pong: wire.Pong) -> None:
         """The shortest of several round trips tells the clock offset best."""
         now, hello = clock.now(), connection.hello
         assert hello
@@ -180,7 +167,7 @@ class Connections:
         connection.member = hello.member
         self.by_member[hello.member] = connection
         self.reached = connection.channel.sock.getsockname()[0]
-        connection.channel.send(Welcome(self.order.run_id, self.order.folder, socket.gethostname()))
+        connection.channel.send(wire.Welcome(self.order.run_id, self.order.folder, socket.gethostname()))
         self.listener.joined(hello, round(min(connection.trips)[1], 6))
 
     # -- once per second ---------------------------------------------------------------------------------------------
@@ -224,7 +211,7 @@ class Connections:
         if connection is None or connection.channel.closed:
             return
         connection.channel.queue(data)
-        if isinstance(message, Prepare):
+        if isinstance(message, wire.Prepare):
             return  # each member's Start comes next
         connection.channel.flush()
         if connection.channel.wants_write:
@@ -268,7 +255,7 @@ class Outbox:
         until = time.monotonic() + _SLICE
         while self._waiting and time.monotonic() < until:
             message, members = self._waiting[0]
-            data = encode(message)
+            data = wire.encode(message)
             while members and time.monotonic() < until:
                 self._deliver(members.popleft(), message, data)
             if not members:
@@ -300,7 +287,7 @@ def _take(connection: Connection, folder: RunFolder) -> bool:
     """Write the files that have come by one connection; False when it is closed."""
     try:
         for message in connection.channel.receive():
-            if isinstance(message, FilePart) and connection.member is not None:
+            if isinstance(message, wire.FilePart) and connection.member is not None:
                 take(folder.node(connection.member), message)
     except WireError:
         connection.channel.close()

@@ -9,12 +9,7 @@ import signal
 from dataclasses import field, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.lead.attempt import (
-    NODE_LOST,
-    Attempt,
-    concluded,
-    rank_end,
-)
+from drumbeat.agent.lead.attempt import NODE_LOST, Attempt, concluded, rank_end
 from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, move, without_nodes
 from drumbeat.agent.lead.model import (
     DOUBTFUL,
@@ -39,23 +34,8 @@ from drumbeat.agent.lead.model import (
     replacements,
 )
 from drumbeat.agent.watchers.kernel_log import FAULT
+from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY
-from drumbeat.agent.wire.messages import (
-    Beat,
-    Common,
-    Counted,
-    Done,
-    End,
-    Hello,
-    Prepare,
-    RankEnded,
-    Start,
-    Stop,
-    Tried,
-    Try,
-    World,
-    make_world,
-)
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import fold, ranges
@@ -85,13 +65,13 @@ class Muster:
 
     def __init__(self, order: Order, members: Dict[int, Member]) -> None:
         self.order, self.members = order, members
-        self.common = Common()
+        self.common = wire.Common()
         self.doors: Dict[int, Dict[str, Tuple[str, int]]] = {}  # where members listen for each other
         self.gone = 0  # members that ended before they could join
         self.seconds = 0.0  # how long it took, once it is over
         self._next_notice = FIRST_NOTICE
 
-    def refusal(self, hello: Hello) -> str:
+    def refusal(self, hello: wire.Hello) -> str:
         """Return why this member may not join; '' if it may."""
         order, number, host = self.order, hello.member, hello.host
         differing = self._differing(hello)
@@ -106,10 +86,10 @@ class Muster:
             return f"{host} was lost {known.losses} times, and is not used again"
         return f"{host} was asked for another job than the lead: {differing}" if differing else ""
 
-    def is_of_another_run(self, hello: Hello) -> bool:
+    def is_of_another_run(self, hello: wire.Hello) -> bool:
         return hello.run != self.order.identity
 
-    def join(self, hello: Hello, clock_offset: float) -> Tuple[List[Act], Optional[Finding]]:
+    def join(self, hello: wire.Hello, clock_offset: float) -> Tuple[List[Act], Optional[Finding]]:
         """Enter a member that may join (see `refusal`); also the finding for which the run cannot begin with it."""
         assert hello.member is not None
         number, hosts = hello.member, self.order.hosts
@@ -176,7 +156,7 @@ class Muster:
         text = ranges(absent)
         return f"node {text}" if text.isdigit() else f"nodes {text}"
 
-    def _differing(self, hello: Hello) -> str:
+    def _differing(self, hello: wire.Hello) -> str:
         """The terms on which that member and the lead do not agree, in words."""
         ours, theirs = self.order.terms(), hello.terms
         lead = f"the lead ({self.members[0].host})" if 0 in self.members else "the lead"
@@ -201,7 +181,7 @@ def _starts(launcher: Any) -> str:
     return _STARTS.get(str(launcher), f"the launcher is {_short(launcher)}")
 
 
-def refused_finding(hello: Hello, why: str) -> Finding:
+def refused_finding(hello: wire.Hello, why: str) -> Finding:
     seen = (f"what node {hello.member} reported, and the lead's order",)
     return find("node-refused", why=why, evidence=[why], node=hello.member, host=hello.host, seen=seen)
 
@@ -216,15 +196,15 @@ find = Catalog("lead")
 # How an attempt begins: what every member must know of the others, and what each is told.
 
 
-def world_of(assignment: Assignment, members: Mapping[int, Member], common: Common) -> World:
+def world_of(assignment: Assignment, members: Mapping[int, Member], common: wire.Common) -> wire.World:
     """All but where the ranks meet: that is chosen by it."""
     ranks = [members[number].ranks for number in assignment]
     roles = {number: node for node, number in enumerate(assignment)}
     replaced = tuple((node, members[number].host) for node, number in enumerate(assignment) if node != number)
-    return make_world(ranks, common, roles, ("", 0), replaced)
+    return wire.make_world(ranks, common, roles, ("", 0), replaced)
 
 
-def start_acts(attempt: Attempt, world: World, members: Mapping[int, Member], order: Order) -> List[Act]:
+def start_acts(attempt: Attempt, world: wire.World, members: Mapping[int, Member], order: Order) -> List[Act]:
     assignment = attempt.assignment
     started = {
         "world_size": attempt.ranks,
@@ -235,9 +215,9 @@ def start_acts(attempt: Attempt, world: World, members: Mapping[int, Member], or
         "master_port": world.master_port,
         "resized": smaller_words(len(assignment), order) if order.fewest_nodes else "",
     }
-    starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
+    starts = [Tell((number,), wire.Start(attempt.number, node)) for node, number in enumerate(assignment)]
     # The lead's own ranks last: starting them takes its time.
-    return [Record("attempt-started", started), Tell(assignment, Prepare(world)), *starts[1:], starts[0]]
+    return [Record("attempt-started", started), Tell(assignment, wire.Prepare(world)), *starts[1:], starts[0]]
 
 
 def smaller_words(nodes: int, order: Order) -> str:
@@ -299,7 +279,7 @@ class Lead:
     address and port."""
 
     order: Order
-    pick_port: Callable[[World, int], Tuple[str, int]]
+    pick_port: Callable[[wire.World, int], Tuple[str, int]]
     started: float
     members: Dict[int, Member] = field(default_factory=dict)
     attempts: List[Attempt] = field(default_factory=list)
@@ -316,7 +296,7 @@ class Lead:
     grace: float = 0.0  # seconds that the ranks which are being ended were given
     lost_at: float = 0.0  # when the last member was lost
     returned: Set[int] = field(default_factory=set)  # members that came back before the attempt that lost them was over
-    progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
+    progress: Dict[int, wire.Beat] = field(default_factory=dict)  # member -> how far it said it is
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
@@ -332,7 +312,7 @@ class Lead:
 
     # -- muster ------------------------------------------------------------------------------------------------------
 
-    def refuse(self, hello: Hello) -> str:
+    def refuse(self, hello: wire.Hello) -> str:
         """Return why this member may not join; '' if it may."""
         may_come = self.phase == "muster" or (self.is_elastic and self.phase != "ended")
         return self.muster.refusal(hello) if may_come else "the run has already started"
@@ -347,14 +327,14 @@ class Lead:
         """Members may come late, or return: the next attempt uses them."""
         return self.order.fewest_nodes is not None
 
-    def refused(self, hello: Hello, why: str) -> List[Act]:
+    def refused(self, hello: wire.Hello, why: str) -> List[Act]:
         """The muster cannot succeed any more if one of this run's own members may not join. Members of other runs change
         nothing: two runs may share a token and a port."""
         if self.phase != "muster" or self.muster.is_of_another_run(hello):
             return []
         return self._end(Outcome(FAILED, EXIT_MUSTER, refused_finding(hello, why)))
 
-    def hello(self, hello: Hello, clock_offset: float, now: float) -> List[Act]:
+    def hello(self, hello: wire.Hello, clock_offset: float, now: float) -> List[Act]:
         """A member that may join (see `refuse`)."""
         acts, broken = self.muster.join(hello, clock_offset)
         number = hello.member or 0
@@ -391,11 +371,11 @@ class Lead:
         self.phase, self.resume, self.answers = "trying", (now + _TRYING, assignment), {}
         partners = zip(assignment, assignment[1:] + assignment[:1])
         return [
-            Tell((number,), Try({subnet: place for subnet, place in doors[other].items() if subnet in shared}))
+            Tell((number,), wire.Try({subnet: place for subnet, place in doors[other].items() if subnet in shared}))
             for number, other in sorted(partners, key=lambda pair: -pair[0])  # the lead's own takes its time: last
         ]
 
-    def tried(self, member: int, answer: Tried, now: float) -> List[Act]:
+    def tried(self, member: int, answer: wire.Tried, now: float) -> List[Act]:
         """A member has tried to reach the one after it in every subnet; when all have, the ranks start."""
         if self.phase != "trying":
             return []
@@ -421,11 +401,11 @@ class Lead:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def beat(self, member: int, beat: Beat) -> None:
+    def beat(self, member: int, beat: wire.Beat) -> None:
         if beat.step is not None:
             self.progress[member] = beat
 
-    def rank_ended(self, member: int, ended: RankEnded, now: float) -> List[Act]:
+    def rank_ended(self, member: int, ended: wire.RankEnded, now: float) -> List[Act]:
         if not self.is_current(ended.attempt):
             return []
         at = ended.t + self.members[member].clock_offset
@@ -436,7 +416,7 @@ class Lead:
             attempt.failed_unasked = True
         return []
 
-    def member_done(self, member: int, done: Done, now: float) -> List[Act]:
+    def member_done(self, member: int, done: wire.Done, now: float) -> List[Act]:
         """All processes of this member's attempt are gone, or cannot be ended."""
         if not self.is_current(done.attempt):
             return []
@@ -458,18 +438,13 @@ class Lead:
         whether more than the agents' network stalls: healthy ranks keep as much time as they have to save."""
         return self.order.timing.lost_node + (self.order.stop_grace if self.phase == "running" else 0.0)
 
-    def member_silent(self, number: int, seconds: float) -> List[Act]:
+    def member_silent(self, number: int, seconds: float, again: bool = False) -> List[Act]:
+        """Nothing was heard of a member for a while; `again`: now it is."""
         member = self.members.get(number)
         if self.phase == "ended" or member is None:
             return []
-        said = {"peer": number, "peer_host": member.host, "seconds": round(seconds, 1), "patience": self.patience}
-        return [Record("node-silent", said)]
-
-    def member_heard(self, number: int, seconds: float) -> List[Act]:
-        member = self.members.get(number)
-        if self.phase == "ended" or member is None:
-            return []
-        return [Record("node-heard", {"peer": number, "peer_host": member.host, "seconds": round(seconds, 1)})]
+        said = {"peer": number, "peer_host": member.host, "seconds": round(seconds, 1)}
+        return [Record("node-heard", said) if again else Record("node-silent", {**said, "patience": self.patience})]
 
     def member_lost(self, number: int, why: str, now: float, silent: bool = False) -> List[Act]:
         """`silent`: its connection did not break, so its ranks may be well: all ranks have their time to save."""
@@ -543,7 +518,7 @@ class Lead:
         if self.attempts:
             self.attempts[-1].suspected = finding
 
-    def counted(self, member: int, counted: Counted) -> None:
+    def counted(self, member: int, counted: wire.Counted) -> None:
         """Keep a node's census of its rank processes; `tick` judges all nodes that report together."""
         if self.phase != "running" or not self.is_current(counted.attempt):
             return
@@ -646,7 +621,7 @@ class Lead:
     def _stop_ranks(self, why: str, number: int, grace: float) -> List[Act]:
         self.phase, self.grace = "stopping", grace
         record = Record("stopping", {"why": why, "signal": int(number), "grace": grace})
-        return [record, Tell(self._present(), Stop(int(number), grace, why))]
+        return [record, Tell(self._present(), wire.Stop(int(number), grace, why))]
 
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
@@ -703,4 +678,4 @@ class Lead:
             if outcome.finding:
                 acts.append(record_finding(outcome.finding, "failed"))
         acts.append(Record("run-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
-        return [*acts, Tell(self._present(), End(outcome.exit_code)), Finish(outcome.exit_code)]
+        return [*acts, Tell(self._present(), wire.End(outcome.exit_code)), Finish(outcome.exit_code)]

@@ -319,11 +319,7 @@ class Node:
         times = os.times()
         self.events.write(
             "agent-ended",
-            {
-                "cpu_seconds": round(times.user + times.system, 3),
-                "seconds": round(seconds, 3),
-                "reaped": self.reaped,
-            },
+            {"cpu_seconds": round(times.user + times.system, 3), "seconds": round(seconds, 3), "reaped": self.reaped},
         )
         self.events.close()
         shutil.rmtree(self.local, ignore_errors=True)

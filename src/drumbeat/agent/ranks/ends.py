@@ -20,17 +20,7 @@ from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import CONSEQUENCES
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import (
-    CAUGHT,
-    CERTAIN,
-    ERROR,
-    LIKELY,
-    PEER_LOST,
-    WARNING,
-    Evidence,
-    Finding,
-    shown,
-)
+from drumbeat.findings.model import CAUGHT, CERTAIN, ERROR, LIKELY, PEER_LOST, WARNING, Evidence, Finding, shown
 from drumbeat.inspector.kernel_log import oom_kills
 from drumbeat.inspector.ranks import MOST_LINKS
 from drumbeat.inspector.record import Known

@@ -13,20 +13,11 @@ from dataclasses import replace
 from typing import Callable, Dict, List, Optional, Sequence
 
 from drumbeat.agent.ranks.start import start
+from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.channel import Channel, check_same_user
 from drumbeat.agent.wire.meet import FIRST_NOTICE, NOTICE_EVERY
-from drumbeat.agent.wire.messages import (
-    EndTask,
-    KillRank,
-    Message,
-    RankExited,
-    RankStarted,
-    SignalRank,
-    StartRank,
-    TaskHello,
-    WireError,
-)
-from drumbeat.base.processes import become_subreaper, sweep
+from drumbeat.agent.wire.messages import Message, WireError
+from drumbeat.base.processes import become_subreaper, reap, sweep
 from drumbeat.base.signals import EXIT_MUSTER, STOPS
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
@@ -44,7 +35,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self.lines: Dict[int, Channel] = {}  # local id -> its connection
-        self.views: Dict[int, TaskHello] = {}  # local id, our own 0 too -> what that task sees
+        self.views: Dict[int, wire.TaskHello] = {}  # local id, our own 0 too -> what that task sees
 
     def gather(
         self,
@@ -105,7 +96,7 @@ class Tasks:
             messages = []
             channel.close()
         for message in messages:
-            if isinstance(message, TaskHello) and message.local_id > 0 and message.local_id not in self.lines:
+            if isinstance(message, wire.TaskHello) and message.local_id > 0 and message.local_id not in self.lines:
                 self.lines[message.local_id], self.views[message.local_id] = channel, message
                 selector.unregister(channel.sock)
                 return
@@ -114,11 +105,11 @@ class Tasks:
 
     # -- what the node does with them --------------------------------------------------------------------------------
 
-    def start(self, local_id: int, rank: StartRank) -> None:
+    def start(self, local_id: int, rank: wire.StartRank) -> None:
         self._send(local_id, rank)
 
     def signal(self, local_id: int, number: int) -> None:
-        self._send(local_id, SignalRank(int(number)))
+        self._send(local_id, wire.SignalRank(int(number)))
 
     def receive(self, local_id: int) -> List[Message]:
         """Read what this task reports. If its guard is gone, so is the rank."""
@@ -128,15 +119,15 @@ class Tasks:
         except WireError:
             messages = []
             channel.close()
-        return [*messages, RankExited(int(signal.SIGKILL))] if channel.closed else messages
+        return [*messages, wire.RankExited(int(signal.SIGKILL))] if channel.closed else messages
 
     def kill(self) -> None:
         for local_id in self.lines:
-            self._send(local_id, KillRank())
+            self._send(local_id, wire.KillRank())
 
     def end(self) -> None:
         for local_id in self.lines:
-            self._send(local_id, EndTask())
+            self._send(local_id, wire.EndTask())
 
     def _send(self, local_id: int, message: Message) -> None:
         channel = self.lines.get(local_id)
@@ -168,12 +159,12 @@ class Tasks:
         return per_task_gpus([self.views[each] for each in sorted(self.views)], node, host)
 
 
-def own_view(local_id: int) -> TaskHello:
+def own_view(local_id: int) -> wire.TaskHello:
     """Return what this task may use: its cores, and the GPUs that its environment and cgroup leave it."""
     from drumbeat.machine.host import LiveHost
     from drumbeat.machine.vendors import detect, visibility_names
 
-    return TaskHello(
+    return wire.TaskHello(
         local_id,
         tuple(sorted(os.sched_getaffinity(0))),
         detect(LiveHost()),
@@ -181,7 +172,7 @@ def own_view(local_id: int) -> TaskHello:
     )
 
 
-def per_task_gpus(views: Sequence[TaskHello], node: int, host: str) -> List[Finding]:
+def per_task_gpus(views: Sequence[wire.TaskHello], node: int, host: str) -> List[Finding]:
     """A cgroup of its own for each task hides the other GPUs: the tasks name the same device, and mean different ones."""
     if len(views) < 2:
         return []
@@ -200,7 +191,7 @@ def per_task_gpus(views: Sequence[TaskHello], node: int, host: str) -> List[Find
 # dials the agent, starts the rank when told to, reports its end, and kills all it owns when the agent goes away.
 
 
-def run_task(meeting: str, token: str, seconds: float, view: TaskHello) -> int:
+def run_task(meeting: str, token: str, seconds: float, view: wire.TaskHello) -> int:
     """`view` says which task this is, and what it sees: its cores and its GPUs."""
     become_subreaper()
     for number in STOPS:  # the scheduler signals every task; one of them decides
@@ -235,36 +226,27 @@ class _Task:
                 return EXIT_MUSTER
             for message in messages:
                 self._obey(message)
-            self._reap()
+            for pid, status in reap():
+                self._ended(pid, status)
             self._report()
             if self.channel.closed and self.code is None:
                 return EXIT_MUSTER
         return self.code
 
     def _obey(self, message: Message) -> None:
-        if isinstance(message, StartRank):
+        if isinstance(message, wire.StartRank):
             env = {name: value for name, value in os.environ.items() if name != "DRUMBEAT_TOKEN"}
             env.update(message.env)
             self.stopping = Stopping()
             self.rank_pid = start(message.argv, env, message.workdir, message.out, message.err, message.cpus)
-            self.channel.send(RankStarted(self.rank_pid))
-        elif isinstance(message, SignalRank) and self.rank_pid:
+            self.channel.send(wire.RankStarted(self.rank_pid))
+        elif isinstance(message, wire.SignalRank) and self.rank_pid:
             self.stopping.send([self.rank_pid], message.number)
-        elif isinstance(message, KillRank):
+        elif isinstance(message, wire.KillRank):
             sweep(reaped=self._ended)
             self._report()
-        elif isinstance(message, EndTask):
+        elif isinstance(message, wire.EndTask):
             self.code = 0  # the lead's own exit code is the job's
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            self._ended(pid, status)
 
     def _ended(self, pid: int, status: int) -> None:
         if pid == self.rank_pid:
@@ -273,7 +255,7 @@ class _Task:
     def _report(self) -> None:
         """A shell may be gone while what it ran still saves: the rank has ended when that has."""
         if self.ended is not None and not self.channel.closed and not self.stopping.alive():
-            self.channel.send(RankExited(self.ended))
+            self.channel.send(wire.RankExited(self.ended))
             self.ended = None
 
 

@@ -89,12 +89,7 @@ class Watching:
     """`record` writes an event of this node; `tell` sends a message to the lead, which alone warns and stops."""
 
     def __init__(
-        self,
-        watchers: Sequence[Watcher],
-        sensors: Sequence[Sensor],
-        record: Record,
-        tell: Tell,
-        attempt: int = 0,
+        self, watchers: Sequence[Watcher], sensors: Sequence[Sensor], record: Record, tell: Tell, attempt: int = 0
     ) -> None:
         self.watchers, self.sensors, self.record, self.tell = watchers, sensors, record, tell
         self.attempt = attempt

@@ -1,6 +1,7 @@
 """Let experiment trackers go on with the same run when the job is started again.
 
-Only in rank 0, only for the first run that a process starts, and only where neither the program nor the user has chosen one.
+Only in rank 0, in no process that multiprocessing has started (which rank that is, only the program knows), only for the first
+run that a process starts, and only where neither the program nor the user has chosen one.
 W&B and TensorBoard take a name that is made from the drumbeat run; MLflow and Aim invent their own, which is kept in a file of
 the run folder ($DRUMBEAT_TRACKERS). Imports nothing of drumbeat: it runs in the ranks' own Python.
 """
@@ -19,7 +20,7 @@ _NAME = re.sub(r"[^A-Za-z0-9_-]", "-", os.environ.get("DRUMBEAT_RUN", ""))[:64]
 
 
 def adapt(module: Any) -> None:
-    if not _FILE or os.environ.get("RANK", os.environ.get("NODE_RANK", "0")) != "0":
+    if not _FILE:
         return
     if module.__name__ == "wandb":
         if not any(os.environ.get(name) for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID")):
@@ -35,6 +36,13 @@ def adapt(module: Any) -> None:
         _named(
             module.SummaryWriter, "__init__", lambda known: not (known.get("log_dir") or known.get("logdir")), _board
         )
+
+
+def _is_first_rank() -> bool:
+    """Asked when a run begins: a program may have numbered itself by then."""
+    process = sys.modules.get("multiprocessing.process")
+    numbers = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
+    return set(numbers) == {"0"} and (process is None or process.parent_process() is None)
 
 
 def _wandb(known: Dict[str, Any]) -> Dict[str, Any]:
@@ -55,7 +63,7 @@ def _named(where: Any, name: str, free: Callable[[Dict[str, Any]], bool], more: 
     @functools.wraps(call)
     def called(*args: Any, **known: Any) -> Any:
         plain = len(args) < (2 if name == "__init__" else 1)  # what is given by place may be what we would give
-        if first and plain and free(known):
+        if first and plain and free(known) and _is_first_rank():
             known.update(more(known))
         first.clear()
         return call(*args, **known)
@@ -71,7 +79,7 @@ def _kept(
 
     @functools.wraps(call)
     def called(*args: Any, **known: Any) -> Any:
-        if not first or len(args) > (1 if name == "__init__" else 0) or not free(known):
+        if not first or len(args) > (1 if name == "__init__" else 0) or not (free(known) and _is_first_rank()):
             return call(*args, **known)
         first.clear()
         kept = _read()
