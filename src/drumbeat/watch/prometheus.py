@@ -176,7 +176,7 @@ class Publisher:
     def update(self) -> None:
         """Read what is new and pass it on, every 15 s. Failures are logged once and never stop the run."""
         if time.monotonic() < self._next:
-            return None
+            return
         self._next = time.monotonic() + EVERY
         try:
             head = self._look()
