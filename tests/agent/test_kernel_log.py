@@ -142,6 +142,17 @@ def test_only_lines_that_come_after_the_start_and_only_of_drivers(tmp_path):
     assert log.poll(0.0) == [] and log.pid == 0
 
 
+def test_what_a_driver_says_of_a_process_is_kept_for_its_rank(tmp_path):
+    path = tmp_path / "kmsg"
+    path.touch()
+    log = KernelLog(str(path), {812: 3}.get)
+    seen(log, 1)
+    path.write_text("".join(f"{text}\n" for text in HARMLESS[:2]))
+    seen(log, 2)
+    assert log.faults[3].startswith("Xid 13 on 0000:4e:00: pid=812, name=python, Graphics SM Warp Exception")
+    ended(log)
+
+
 def test_a_rotated_log_is_followed(tmp_path):
     path = tmp_path / "kern.log"
     path.write_text("x" * 5000 + "\n")

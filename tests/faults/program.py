@@ -203,7 +203,7 @@ def amd_reset():
 
 def own_xid():
     kernel_says(
-        "NVRM: Xid (PCI:0000:4e:00): 31, pid=812, name=python, Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+        f"NVRM: Xid (PCI:0000:4e:00): 31, pid={os.getpid()}, name=python, Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS"
     )
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 

@@ -239,7 +239,8 @@ RETURNS = (
     ),
     Row(
         "kernel log: the program's own Xid (31, stand-in): nobody is excluded", "own-xid", "", failed="illegal-memory-access",
-        how="restarts", job={"spares": 1}, unheard="excluded", before="kernel logs", desk=_KERNEL_LOG,
+        how="restarts", job={"spares": 1}, unheard="excluded", heard="the GPU driver reported Xid 31", before="kernel logs",
+        desk=_KERNEL_LOG,
     ),
     Row(
         "NaN once, saved before it, restarts: 2", "nan-once", "", 0, exit_code=0, outcome="finished", how="once restarts",

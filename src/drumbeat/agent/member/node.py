@@ -33,7 +33,7 @@ from drumbeat.base.proc import children
 from drumbeat.base.processes import describe, kill_children, on_storage, sweep
 from drumbeat.base.record import to_json
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import ERROR, WARNING, Finding
+from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding
 from drumbeat.inspector.kernel_log import own_log
 from drumbeat.inspector.ranks import identity_in
 from drumbeat.machine.model import Facts, Peers
@@ -109,6 +109,7 @@ class NodeWatch:
         self._record, self._tell = record, tell
         self._gates: List[OpenGate] = []
         self._watching = Watching((), (), record, tell)
+        self._rank_of: Callable[[int], Optional[int]] = lambda pid: None
         self._kernel_log: Optional[KernelLog] = None
 
     def open_gates(
@@ -122,6 +123,7 @@ class NodeWatch:
         """Open the gates before the ranks' variables are final: a gate may add some. `folder`: the attempt's part of the run
         folder; `rank_of`: the rank of a pid; `out_of`: where the output of a rank is, or that of the node's command."""
         order = self.order
+        self._rank_of = rank_of
         self._gates = gate_of(order, lambda: OpenGate(order, node_rank, self.facts, self.local, rank_of, out_of))
         for gate in self._gates:
             variables = gate.open(variables, folder)
@@ -155,13 +157,22 @@ class NodeWatch:
         """Return the pid of the process that reads the kernel's log; 0 if there is none."""
         return self._kernel_log.pid if self._kernel_log else 0
 
+    def with_driver_error(self, finding: Finding, rank: int) -> Finding:
+        """Add what a GPU driver wrote about this rank's process to why it ended."""
+        text = self._kernel_log.faults.get(rank) if self._kernel_log else None
+        if not text:
+            return finding
+        seen = (*finding.seen, f"the kernel's log of {self.facts.host}")
+        cause = f"{finding.cause}; the GPU driver reported {text}"
+        return replace(finding, cause=cause, evidence=(*finding.evidence, Evidence(text)), seen=seen)
+
     def _follow_kernel_log(self) -> List[KernelLog]:
         """Follow the kernel's log if the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
         own = own_log(self.member)
         gpus = any(not gpu.integrated for gpu in self.facts.gpus)
         if not own and (not gpus or (self.order.emulated and self.member)):
             return []
-        self._kernel_log = KernelLog(own)
+        self._kernel_log = KernelLog(own, self._rank_of)
         return [self._kernel_log]
 
 
@@ -400,7 +411,7 @@ class Node:
         self.watch.feed("exited", about)
         if finding is not None:
             finding = replace(
-                with_last_step(finding, step),
+                self.watch.with_driver_error(with_last_step(finding, step), end.rank),
                 rank=rank_meant(self.launcher, end, finding),
                 node=self.node_rank,
                 host=self.facts.host,

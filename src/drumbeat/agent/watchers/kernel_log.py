@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
 from drumbeat.base.regex import regex
@@ -16,6 +16,7 @@ from drumbeat.machine.vendors.contract import GpuEvent, place
 
 find = Catalog("watchers")
 PCIE = "pcie-error"
+_PID = regex(r"\bpid[= ](\d{1,9})\b")
 _PCIE = regex(
     r"\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"
 )
@@ -74,7 +75,19 @@ class GpuErrors:
 
 
 class KernelLog(KernelLogReader):
-    """A sensor: what is read of the kernel's log (`kernel-log`), then lines of drivers (`kernel`)."""
+    """A sensor: what is read of the kernel's log (`kernel-log`), then lines of drivers (`kernel`). `faults`: the last error in
+    which a driver names a process of a rank, by rank."""
+
+    def __init__(self, own: str = "", rank_of: Callable[[int], Optional[int]] = lambda pid: None) -> None:
+        super().__init__(own)
+        self.rank_of = rank_of
+        self.faults: Dict[Optional[int], str] = {}
 
     def poll(self, now: float, final: bool = False) -> List[Saw]:
-        return [Saw("kernel" if "text" in about else "kernel-log", about) for about in self.read(final)]
+        read = self.read(final)
+        for about in read:
+            event = kernel_event(about.get("text", ""))
+            named = _PID.search(event.text) if event else None
+            if event and named:
+                self.faults[self.rank_of(int(named[1]))] = event.text
+        return [Saw("kernel" if "text" in about else "kernel-log", about) for about in read]
