@@ -21,7 +21,7 @@ def cell(world: Any, family: str, layout: str, more: Dict[str, Any], want: List[
 
     text, size, own = LAYOUTS[layout]
     try:
-        words, losses = world.run(trained_with, family, text, {**own, **more}, size=size, seconds=300)[-1]
+        words, losses = world.run(trained_with, family, text, {**own, **more}, size=size)[-1]
     except AssertionError as error:
         print(f"{family}, {layout}: {error}", file=sys.stderr, flush=True)
         return "**failed**"

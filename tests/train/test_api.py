@@ -241,7 +241,7 @@ def refused(what: str) -> str:
     [
         ("pp", ["no list of blocks of one kind", "blocks="]),
         ("low-level pp", ["every rank would train the whole model"]),
-        ("cp", ["only causal language models are cut"]),
+        ("cp", ["only causal language models of transformers"]),
         ("tp", ["needs a plan"]),
         ("models differ", ["different models"]),
         ("sampler", ["gives each rank other samples", "split=False"]),
@@ -336,6 +336,85 @@ def mistaken(what: str) -> str:
 def test_what_torch_would_answer_with_a_traceback(world: GlooWorld, what: str, words: str) -> None:
     for said in world.run(mistaken, what, size=2):
         assert words in said
+
+
+class Halves(nn.Module):
+    """As public vision transformers are written: each block is a list of layers, or its loop adds to what a layer returns."""
+
+    def __init__(self, lists: bool) -> None:
+        super().__init__()
+        self.begin, self.end, self.lists = nn.Linear(4, 8), nn.Linear(8, 1), lists
+        layers = [nn.Linear(8, 8) for _ in range(4)]
+        self.layers = nn.ModuleList([nn.ModuleList([layer]) for layer in layers] if lists else layers)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.begin(x)
+        for layer in self.layers:
+            for each in layer if self.lists else [layer]:  # type: ignore[union-attr]
+                x = x + each(x)
+        x = self.end(x.view(len(x), 8))
+        return x, x.square().mean()
+
+
+PLAN = {"begin": "colwise"}
+
+
+def halves(lists: bool, layout: str, **more: Any) -> Any:
+    torch.manual_seed(0)
+    model = Halves(lists)
+    try:
+        trainer = train.setup(model, torch.optim.SGD(model.parameters(), lr=0.1), layout=layout, clip=1.0, **more)
+        data = torch.arange(48.0).view(3, 4, 4) / 48
+        return [float(trainer.step(batch).loss) for batch in trainer.batches(list(data))]
+    except train.Refusal as refusal:
+        return str(refusal)
+
+
+def divided(layout: str, recompute: str) -> Any:
+    return halves(True, layout, recompute=recompute)
+
+
+def piped(lists: bool) -> Any:
+    return halves(lists, "pp", accumulate=2)
+
+
+def planned() -> Any:
+    return halves(False, "tp", plan=PLAN)
+
+
+def test_blocks_that_are_lists_of_layers(world: GlooWorld) -> None:
+    (alone,) = world.run(divided, "ddp", "none", size=1)
+    for recompute in ("none", "full"):
+        for losses in world.run(divided, "fsdp", recompute, size=2):
+            assert losses == pytest.approx(alone, rel=1e-6)
+
+
+def test_what_a_models_own_code_does_not_allow_is_refused_with_the_reason(world: GlooWorld) -> None:
+    for said in world.run(piped, True, size=2):
+        assert "the blocks in layers are lists, which the model takes apart" in said
+    for said in world.run(piped, False, size=2):
+        assert "the model changes what a block returns before the next one gets it" in said
+    for said in world.run(planned, size=2):
+        assert "the first step with this tensor-parallel plan failed: RuntimeError" in said and "-1" in said
+
+
+def test_a_batch_that_does_not_fit_the_model() -> None:
+    model = nn.Linear(4, 4)
+    trainer = train.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(
+        train.Refusal, match="cannot be called with this batch: too many positional arguments; pass step"
+    ):
+        trainer.step((torch.ones(2, 4), torch.ones(2)))
+
+
+def test_the_norm_of_a_large_gradient_does_not_depend_on_how_it_is_cut() -> None:
+    from drumbeat.train.parallel.meshes import Meshes
+    from drumbeat.train.step import gradient_norm
+
+    p = nn.Parameter(torch.zeros(4_000_000))
+    p.grad = torch.linspace(0, 1, p.numel())
+    norm = gradient_norm([p], Meshes(train.Layout(), "cpu"))
+    assert float(norm) == pytest.approx(float(p.grad.double().norm()), rel=2e-7)
 
 
 def gpt2(layout: str, accumulate: int = 1, recompute: str = "none") -> List[float]:

@@ -93,13 +93,17 @@ class Step:
             mark("agree")
         if self.hook is not None and waits:
             self.hook.on_last_bucket = lambda: mark("forward+backward")
-        with refuse_unused(self.parts[0]) if self.equality.first else nullcontext():
+        tp = self.meshes.one("tp")
+        with ExitStack() as stack:
+            if self.equality.first:
+                stack.enter_context(refuse_unused(self.parts[0]))
+            if self.equality.first and tp is not None:
+                stack.enter_context(refuse_whole_sizes())
             loss = self._pipelined(batches, targets) if self.pipeline else self._accumulated(batches, targets)
         mark("waiting" if waits else "forward+backward")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         with record_function("optimizer"):
-            tp = self.meshes.one("tp")
             if tp is not None:
                 reduce_partial_gradients(self.parameters)
                 add_gradients(self.summed, tp)
@@ -230,6 +234,22 @@ def refuse_unused(model: nn.Module) -> Iterator[None]:
         )
 
 
+@contextmanager
+def refuse_whole_sizes() -> Iterator[None]:
+    """A model's own code may reckon with the sizes of whole layers: what torch says of it then does not name the plan."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, Refusal):
+            raise
+        line = (str(error).splitlines() or [""])[0]
+        raise Refusal(
+            f"the first step with this tensor-parallel plan failed: {type(error).__name__}: {line}",
+            "a layer cut colwise returns this rank's columns only: let the model's code find sizes (view(..., -1, head_width)), "
+            "or plan 'colwise_gather_output' and 'rowwise_split_input' where it counts on whole ones (q, k and v in one layer)",
+        ) from error
+
+
 def loss_parallelism(meshes: Meshes) -> ContextManager[Any]:
     """Tensor parallelism leaves the logits cut along the vocabulary; forward and backward of the loss must know."""
     return loss_parallel() if meshes.layout.tp > 1 else nullcontext()
@@ -247,6 +267,9 @@ def reduce_partial_gradients(parameters: Sequence[Tensor]) -> None:
             p.grad = p.grad.redistribute(placements=p.placements)
 
 
+_PIECE = 1 << 14
+
+
 def gradient_norm(parameters: Sequence[Tensor], meshes: Meshes) -> Tensor:
     """The norm of all gradients of the model, the same number on every rank.
 
@@ -260,7 +283,9 @@ def gradient_norm(parameters: Sequence[Tensor], meshes: Meshes) -> Tensor:
             if isinstance(p.grad, DTensor):
                 cuts = zip(p.grad.placements, p.grad.device_mesh.shape)
                 pieces = math.prod(size for placement, size in cuts if not placement.is_replicate())
-            groups.setdefault(pieces, []).append(p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad)
+            own = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            # On a CPU torch adds squares one after the other: of a million, in another order, the sixth digit is another one.
+            groups.setdefault(pieces, []).extend(own.flatten().split(_PIECE) if own.is_cpu else [own])
     ranks = meshes.layout.ranks // meshes.layout.pp
     squares = [get_total_norm(grads).float() ** 2 * (pieces / ranks) for pieces, grads in groups.items()]
     total = torch.stack(squares).sum()

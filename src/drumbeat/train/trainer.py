@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -556,19 +557,31 @@ class Trainer:
 
 
 def returned_loss(model: nn.Module, batch: Any) -> Tensor:
-    """The loss that the model itself returns for a batch: `.loss`, `["loss"]`, or a single number."""
-    output = model(**batch) if isinstance(batch, Mapping) else model(*batch) if _many(batch) else model(batch)
+    """The loss that the model itself returns for a batch: `.loss`, `["loss"]`, or the only number that it gives."""
+    args, more = ((), batch) if isinstance(batch, Mapping) else (batch if _many(batch) else (batch,), {})
+    fix = "pass step a function: trainer.step(batch, loss) with loss(model, batch); or add labels to the batch"
+    try:
+        output = model(*args, **more)
+    except TypeError:
+        _refuse_arguments(model, args, more, fix)
+        raise
     found = getattr(output, "loss", None)
     if found is None and isinstance(output, Mapping):
         found = output.get("loss")
-    if found is None and isinstance(output, Tensor) and output.ndim == 0:
-        found = output
+    if found is None:  # (logits, loss) is usual, too
+        numbers = [x for x in (output if _many(output) else [output]) if isinstance(x, Tensor) and x.ndim == 0]
+        found = numbers[0] if len(numbers) == 1 else None
     if found is None:
-        raise Refusal(
-            "the model returned no loss for this batch",
-            "pass step a function: trainer.step(batch, loss) with loss(model, batch); or add labels to the batch",
-        )
+        raise Refusal("the model returned no loss for this batch", fix)
     return found  # type: ignore[no-any-return]
+
+
+def _refuse_arguments(model: nn.Module, args: Sequence[Any], more: Mapping[str, Any], fix: str) -> None:
+    whole = model.module if isinstance(model, DistributedDataParallel) else model
+    try:
+        inspect.signature(whole.forward).bind(*args, **more)
+    except TypeError as problem:
+        raise Refusal(f"the model cannot be called with this batch: {problem}", fix) from None
 
 
 def _labels(batch: Any) -> Optional[Tensor]:

@@ -109,10 +109,19 @@ def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
     if not blocks:
         return []
     try:
-        children = model.get_submodule(blocks).named_children()
-        return [(name, block) for name, block in children if any(True for _ in block.parameters())]
+        holder = model.get_submodule(blocks)
     except AttributeError:
         raise Refusal(f"the model has no module '{blocks}'", "name the module that holds its blocks") from None
+    return [pair for pair in _callable_children(holder) if any(True for _ in pair[1].parameters())]
+
+
+def _callable_children(holder: nn.Module) -> Iterator[Tuple[str, nn.Module]]:
+    """A block may be a plain list of layers that the model calls one by one: then each layer is a block."""
+    for name, block in holder.named_children():
+        if isinstance(block, (nn.ModuleList, nn.ModuleDict)):
+            yield from _callable_children(block)
+        else:
+            yield name, block
 
 
 def find_blocks(model: nn.Module) -> str:

@@ -68,6 +68,7 @@ def stage_numbers(schedule: str, rank: int, ranks: int) -> List[int]:
 
 
 INNER = "inner"
+_CALLED = "let each block be one module that is called with the last one's output, or use another layout"
 Piece = Tuple[Any, Tensor]  # a micro-batch, and how much of it counts
 Weighted = Callable[[nn.Module, Any, Tensor], Tensor]
 Between = Tuple[Tuple[int, ...], torch.dtype]
@@ -165,6 +166,8 @@ def _cut(stage: Stage, holders: Sequence[str], number: int, stages: int) -> nn.M
     blocks = [(place, name, block) for place in places for name, block in place.named_children()]
     if len(blocks) < stages:
         raise Refusal(f"pipeline: {len(blocks)} blocks for {stages} stages", "use fewer stages")
+    if any(isinstance(block, (nn.ModuleList, nn.ModuleDict)) for _, _, block in blocks):
+        raise Refusal(f"pipeline: the blocks in {holders[0]} are lists, which the model takes apart", _CALLED)
     low, high = (len(blocks) * i // stages for i in (number, number + 1))
     for name, layer, before in _outside(model, holders):
         if number if before else number < stages - 1:
@@ -250,8 +253,10 @@ class Pipeline:
     def _prepared(self, pieces: Sequence[Piece], weighted: Weighted) -> Any:
         pieces = _equal(pieces)
         for part in self.parts:
-            part.pieces, part.weighted = pieces, weighted
+            part.weighted = weighted
         between = self._between(pieces)
+        for part in self.parts:
+            part.pieces = pieces
         if between not in self._schedules:
             sent = [torch.empty(shape, dtype=kind, device="meta", requires_grad=True) for shape, kind in between]
             ends = [torch.empty(1, 1, device="meta"), *sent, torch.empty(1, device="meta", requires_grad=True)]
@@ -282,9 +287,11 @@ class Pipeline:
         them in proportion, because ranks whose batches differ cannot try together."""
         given = next(tensors_of(pieces[0][0])).shape[:2]
         if self._tried is None:
+            for part in self.parts:  # a loss that counts nothing leaves its sums as they are
+                part.pieces = [(batch, torch.zeros_like(count)) for batch, count in pieces]
             sent: List[Between] = []
             tuples = False
-            for number in range(self.total - 1):
+            for number in range(self.total):
                 box: List[Any] = [None]
                 if number in self.numbers:
                     before = torch.zeros(sent[-1][0], dtype=sent[-1][1]) if sent else torch.zeros(1, 1)
@@ -293,11 +300,15 @@ class Pipeline:
                     number in stage_numbers(self.name, rank, self.mesh.size()) for rank in range(self.mesh.size())
                 ]
                 dist.broadcast_object_list(box, group=self.mesh.get_group(), group_src=owners.index(True))
+                if not box[0][3]:
+                    raise Refusal(
+                        "pipeline: the model changes what a block returns before the next one gets it", _CALLED
+                    )
                 sent.append(box[0][:2])
                 tuples = tuples or box[0][2]
                 for part in self.parts:
                     part.tuples = tuples
-            self._tried = (given, sent)
+            self._tried = (given, sent[:-1])
         first, tried = self._tried
         return tuple(
             ((*(size * new // old for size, new, old in zip(shape, given, first)), *shape[len(given) :]), kind)
@@ -305,17 +316,22 @@ class Pipeline:
         )
 
 
-def _try(part: Stage, received: Tensor) -> Tuple[Tuple[int, ...], torch.dtype, bool]:
-    """The shape and type of what a stage sends for the first micro-batch, and whether its blocks give tuples."""
+def _try(part: Stage, received: Tensor) -> Tuple[Tuple[int, ...], torch.dtype, bool, bool]:
+    """The shape and type of what a stage sends for the first micro-batch, whether its blocks give tuples, and whether the first
+    of them got what was received and nothing else: what is missing on this stage would be NaN."""
     training = part.training
     part.eval()  # no random numbers are drawn, no statistics change
-    kinds: List[bool] = []
-    hook = part.first[0].register_forward_hook(lambda *call: kinds.append(type(call[2]) is tuple))
+    kinds: List[Tuple[bool, bool]] = []
+    hook = part.first[0].register_forward_hook(
+        lambda *call: kinds.append(
+            (type(call[2]) is tuple, not any(bool(x.isnan().any()) for x in tensors_of(call[1])))
+        )
+    )
     with torch.compiler.set_stance("force_eager"):
         hidden = part(received, torch.zeros((), dtype=torch.int64))
     hook.remove()
     part.train(training)
-    return tuple(hidden.shape), hidden.dtype, kinds[0]
+    return tuple(hidden.shape), hidden.dtype, *kinds[0]
 
 
 def _equal(pieces: Sequence[Piece]) -> List[Piece]:
