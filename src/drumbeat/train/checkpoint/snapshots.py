@@ -395,7 +395,8 @@ class Snapshots:
         state = self._read(step)
         if self.keeps_state:  # the other slot is made ready while the first step is compiled and made
             size = max(file.view(0).numel() for file in self.files[:_SLOTS])
-            self._thread.submit(lambda: [self._pin(file, size) for file in self.files[:_SLOTS]])
+            for file in self.files[:_SLOTS]:
+                self._thread.submit(self._pin, file, size)
         extra = {name: value for name, value in state["extra"].items() if name in wanted}
         return Loaded(step, extra, ())
 
