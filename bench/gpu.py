@@ -149,15 +149,24 @@ def set_up_llama(sequences: int, precision: str) -> Callable[[], Any]:
     return once
 
 
-def recipe_llama(sequences: int, precision: str, torchao: str = "") -> Callable[[], Any]:
-    """Our 1B as the recipe trains it, through `train.setup`; `torchao`: its float8 layers, by the name of one of its recipes,
+def recipe_llama(
+    sequences: int,
+    precision: str,
+    torchao: str = "",
+    optimizer: str = "adamw",
+    shape: str = "1b",
+    recompute: str = "none",
+    length: int = LENGTH,
+) -> Callable[[], Any]:
+    """A shape as the recipe trains it, through `train.setup`; `torchao`: its float8 layers, by the name of one of its recipes,
     in the place of ours."""
     from drumbeat import train
     from drumbeat.train.models.llama import SHAPES, Llama
-    from drumbeat.train.recipe import TOKENS
+    from drumbeat.train.recipe import TOKENS, optimizer_of
+    from drumbeat.train.settings import TokenSettings
 
     with DEVICE:
-        model = Llama(SHAPES["1b"])
+        model = Llama(replace(SHAPES[shape], context=length))
     if torchao:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -165,11 +174,13 @@ def recipe_llama(sequences: int, precision: str, torchao: str = "") -> Callable[
         convert_to_float8_training(
             model.bfloat16(), config=config, module_filter_fn=lambda _, name: name.startswith("blocks")
         )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    trainer = train.setup(model, optimizer, precision=precision, compile=True, clip=1.0, blocks="blocks")
+    made = optimizer_of(TokenSettings(optimizer=optimizer, lr=3e-4), model)
+    trainer = train.setup(
+        model, made, precision=precision, compile=True, clip=1.0, blocks="blocks", recompute=recompute
+    )
 
     def once() -> Any:
-        batch = tokens(sequences)
+        batch = tokens(sequences, length)
         return trainer.advance((batch[:, :-1], batch[:, 1:]), TOKENS)
 
     return once
@@ -305,6 +316,7 @@ def where(step: Callable[[], Any]) -> Dict[str, Any]:
 
 
 Case = Callable[[float], Dict[str, Any]]  # seconds to sustain -> figures
+_PRECISIONS = {"muon": "bf16"}  # it keeps fp32 weights, and autocast computes
 OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at most
     "llama 2 ours": (50, lambda s: llama_case(our_llama(2, "bf16-master"), 2, s)),
     "llama 8 ours": (60, lambda s: llama_case(our_llama(8, "bf16-master"), 8, s, look=True)),
@@ -333,6 +345,19 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
         )
         for model, length, how in LENGTHS
     },
+    **{
+        f"optimizer {name}": (
+            90,
+            lambda s, name=name: llama_case(recipe_llama(2, _PRECISIONS.get(name, "bf16-master"), "", name), 2, s),
+        )
+        for name in ("adamw", "adamw-8bit", "adamw-offload", "muon")
+    },
+    "length 131072 8b offload": (
+        300,
+        lambda s: llama_case(
+            recipe_llama(1, "bf16-master", "", "adamw-offload", "8b", "full", 131_072), 1, s, model="8b", length=131_072
+        ),
+    ),
     "resnet ours": (110, lambda s: resnet_case(our_resnet(), s, look=True)),
 }
 CASES: Dict[str, tuple[int, Case]] = {

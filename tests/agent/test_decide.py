@@ -27,6 +27,15 @@ def steps(code, *each, **more):
     return [failed(code, step, **more) for step in each]
 
 
+def later(code, *each):
+    """Attempts that run for a second per step, after the wait that the cause asks for."""
+    history, now = [], 0.0
+    for count, step in enumerate(each):
+        now += step + (history[-1].cause.delay(count) if history else 0)
+        history.append(replace(failed(code, step), t=now))
+    return history
+
+
 # name, history, restarts, spares, can a scheduler start it again, the decision, words of its reason
 ROWS = [
     ("finished", [Outcome(FINISHED, 0)], 3, 0, False, "stop", "finished"),
@@ -38,6 +47,8 @@ ROWS = [
     ("same bug, reported late", steps("exception", 5, 6), 9, 0, False, "stop", "at step 6 twice"),
     ("same bug later", steps("exception", 5, 90, 5), 9, 0, False, "stop", "the program's own"),
     ("another step", steps("exception", 5, 9), 9, 0, False, "restart", "restart 2 of 9 in 2 s"),
+    ("after a long run", later("exception", 5, 9, 90, 2000), 9, 0, False, "restart", "restart 4 of 9 in 1 s"),
+    ("short runs, long waits", later("exception", *range(5, 80, 5)), 99, 0, False, "restart", "restart 15 of 99 in 600 s"),
     ("another code", [failed("exception", 5), failed("segfault", 5)], 9, 0, False, "restart", "restart 2 of 9"),
     ("bug before any step", steps("exception", None, None), 9, 0, False, "stop", "before the first step twice"),
     ("other words", [failed(words="a"), failed(words="b")], 9, 0, False, "restart", "restart 2 of 9"),

@@ -16,6 +16,7 @@ from drumbeat.train.data.decode import chosen_box, decoded  # noqa: E402
 from drumbeat.train.data.decoders import Decoders, Draw  # noqa: E402
 from drumbeat.train.data.device_decode import DeviceDecoder, decoders_for  # noqa: E402
 from drumbeat.train.data.images import ImageFolder  # noqa: E402
+from drumbeat.train.data.stream import Stream  # noqa: E402
 from drumbeat.train.refusal import Refusal  # noqa: E402
 from drumbeat.train.world import World  # noqa: E402
 
@@ -45,6 +46,8 @@ class PlayedGpu(DeviceDecoder):
     def _cropped(self, size: int, files: List[Tensor], draws: List[Draw]) -> Optional[Tensor]:
         known = {path.read_bytes(): str(path) for path in self.paths}
         self.taken = len(files)
+        if not files:
+            return None
         try:
             made = [decoded(known[bytes(file.numpy())], size, draw) for file, draw in zip(files, draws)]
         except ValueError as error:
@@ -118,3 +121,20 @@ def test_an_empty_file_and_one_that_is_gone(tmp_path: Path) -> None:
     assert [len(file) for file in gpu._read([(str(tmp_path / "empty.jpg"), None)])] == [0]
     with pytest.raises(Refusal, match="gone.jpg: cannot be read: No such file"):
         gpu._read([(str(tmp_path / "gone.jpg"), None)])
+
+
+def test_two_batches_are_made_at_a_time_and_come_in_order(files: List[Path]) -> None:
+    images = ImageFolder(str(files[0].parent.parent), SIZE, decoders=PlayedGpu(files))
+    ahead, alone = Stream(images, 2), Stream(images, 2, prefetch=0)
+    for _ in range(6):
+        (got,), (want,) = next(ahead), next(alone)
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    assert ahead.readers == 2 and ahead.state_dict() == alone.state_dict() == {"sample": 12}
+    ahead.close()
+    files[0].write_bytes(b"no image")
+    for _ in range(2):  # asked again it fails again, and no sample is passed over
+        with pytest.raises(Refusal, match="0.jpg: cannot be read as an image"):
+            for _ in range(4):
+                next(ahead)
+        where = ahead.state_dict()
+    assert ahead.state_dict() == where

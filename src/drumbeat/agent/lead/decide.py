@@ -7,7 +7,17 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.agent.lead.model import FAILED, Assignment, Member, Outcome, idle, reassign, replacements
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.causes.table import CONFIGURATION, HARDWARE, NAN, NEVER, PORT, SAME_WORDS, SCHEDULER, UNCLEAR
+from drumbeat.causes.table import (
+    CONFIGURATION,
+    HARDWARE,
+    LONGEST_WAIT,
+    NAN,
+    NEVER,
+    PORT,
+    SAME_WORDS,
+    SCHEDULER,
+    UNCLEAR,
+)
 from drumbeat.findings.model import CERTAIN
 from drumbeat.runfolder.summary import END, REQUEUE
 
@@ -23,6 +33,15 @@ def attempts_in_a_row(history: Sequence[Outcome]) -> int:
             break
         count += 1
     return count
+
+
+def delay(history: Sequence[Outcome]) -> float:
+    """Seconds to wait: twice as long after each attempt in a row that ended for the same cause, unless it ran for long."""
+    count = 1
+    for before, now in zip(history, history[1:]):
+        ran = now.t - before.t - before.cause.delay(count)
+        count = count + 1 if now.cause is before.cause and ran <= LONGEST_WAIT else 1
+    return history[-1].cause.delay(count)
 
 
 def spent_restarts(history: Sequence[Outcome]) -> int:
@@ -184,7 +203,7 @@ def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) ->
     if spent > restarts:
         return Stop(f"all {restarts} restarts are spent")
     limit = restarts if cause.most is None else min(restarts, spent - in_a_row + cause.most)
-    wait = cause.delay(in_a_row)
+    wait = delay(history)
     why = f"restart {spent} of {limit}" + (f" in {wait:g} s ({cause.name})" if wait else "")
     return Restart(f"{why}; {older}" if older else why, assignment, wait)
 

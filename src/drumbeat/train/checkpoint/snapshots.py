@@ -41,7 +41,7 @@ _SLOTS = 2  # per rank; as many more for the copies of another rank's
 _HEADER = 4096
 _ALIGN = 256
 _PIECE = 1 << 26  # bytes that are summed, or sent, at a time
-_THREADS = 8
+_THREADS = min(16, len(os.sched_getaffinity(0)))
 _USABLE = 0.9  # of the free memory
 _ROUND = 1 << 20
 _SLACK = 1 << 24  # bytes for what follows weights and optimizer, so that one mapping does for all
@@ -214,6 +214,7 @@ class Snapshots:
     def prepare(self) -> None:
         """Get the memory, while training warms up; a Refusal on all ranks where a node has not enough of it."""
         self._refuse_too_large()
+        self._thread.submit(_nothing).result()  # slots that a load left to be made ready
         if self.keeps_state:
             for each in self._states:
                 each.make_room(each.now())
@@ -392,6 +393,10 @@ class Snapshots:
         self._transfer(plan, next((i for i, file in enumerate(self.files) if file.header() is None), 0))
         self._next = next((i for i in range(_SLOTS) if self.files[i].header() is None), 0)
         state = self._read(step)
+        if self.keeps_state:  # the other slot is made ready while the first step is compiled and made
+            size = max(file.view(0).numel() for file in self.files[:_SLOTS])
+            for file in self.files[:_SLOTS]:
+                self._thread.submit(self._pin, file, size)
         extra = {name: value for name, value in state["extra"].items() if name in wanted}
         return Loaded(step, extra, ())
 
@@ -432,14 +437,16 @@ class Snapshots:
         return Need(rank, part[0], [*near, *there][0], bool(near)) if there else None
 
     def _check(self, needs: Sequence[Need]) -> List[Tuple[int, int]]:
-        """Those of this rank's files that are damaged; the others are made ready for a GPU."""
-        damaged = []
+        """Those of this rank's files that are damaged. Slots are made ready for a GPU meanwhile, which takes as long."""
+        damaged, pinning = [], []
         for need in needs:
             file, section = self.files[need.found.number], need.found.header[need.name]
+            if need.name == "state" and need.found.number < _SLOTS:
+                size = file.view(sum(section[:2]) + _SLACK).numel()  # mapped once, for both
+                pinning.append(self._pool.submit(self._pin, file, size))
             if self._checksum(file.part(section)) != section[2]:
                 damaged.append((self.rank, need.found.number))
-            elif need.name == "state" and need.found.number < _SLOTS:
-                self._pin(file, sum(section[:2]) + _SLACK)
+        wait(pinning)
         return damaged
 
     def _pin(self, file: File, size: int) -> None:

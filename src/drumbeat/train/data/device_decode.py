@@ -1,14 +1,15 @@
 """JPEG files decoded and cropped on the GPU that trains: by torchvision's nvJPEG, which uses the chip's own decoders.
 
-A thread of the rank reads the files and hands them over; the work runs on a stream of its own, beside training. What
-the GPU cannot decode (other formats, broken files, four colour channels) goes to the decoding processes. With `decode=both`
-the last images of every batch go there too, at the same time. How many follows from the number of processes alone, never from
-measured times: the two decoders differ by a bit in some pixels, and a resumed run must see the same ones.
+Two threads of the rank take turns: one reads files while the other waits for the GPU, which works on a stream per thread, beside
+training. What the GPU cannot decode (other formats, broken files, four colour channels) goes to the decoding processes. With
+`decode=both` the last images of every batch go there too, at the same time. How many follows from the number of processes
+alone, never from measured times: the two decoders differ by a bit in some pixels, and a resumed run must see the same ones.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ class DeviceDecoder:
         self._took: Dict[int, float] = {}  # number of threads -> seconds that a file took them last
         self._turn = 0
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-share")
-        self._stream: Optional[torch.cuda.Stream] = None
+        self._own = threading.local()  # .stream
 
     def decode(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Tensor:
         """(count, size, size, 3) bytes on the device, complete when this returns."""
@@ -114,11 +115,11 @@ class DeviceDecoder:
         if self.device.type != "cuda":
             yield
             return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        if not hasattr(self._own, "stream"):
+            self._own.stream = torch.cuda.Stream(self.device)
+        with torch.cuda.device(self.device), torch.cuda.stream(self._own.stream):
             yield
-        self._stream.synchronize()
+        self._own.stream.synchronize()
 
     def _cropped(self, size: int, files: List[Tensor], draws: List[Draw]) -> Optional[Tensor]:
         from torchvision.io import ImageReadMode, decode_jpeg

@@ -45,6 +45,9 @@ class ImageFolder:
         classes: Optional[List[str]] = None,
     ) -> None:
         self._decoders = decoders or Decoders()
+        self.readers = (
+            2 if isinstance(self._decoders, DeviceDecoder) else 1
+        )  # processes are busy with one batch, a GPU is not
         if not os.path.isdir(folder):
             raise Refusal(f"{folder}: no such folder of images")
         found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))

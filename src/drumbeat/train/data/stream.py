@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from typing import Callable, Dict, Iterator, List, Optional, Protocol, Tuple
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Callable, Deque, Dict, List, Optional, Protocol, Tuple
 
 import numpy as np
 import torch
@@ -68,7 +68,9 @@ class Stream:
         self.device = device or torch.device("cpu")
         self.prefetch, self.finish = prefetch, finish
         self.sample = 0
-        self._ahead: Optional[Iterator[List[Batch]]] = None
+        self.readers: int = getattr(samples, "readers", 1)  # threads, each with a batch of its own
+        self._pool: Optional[ThreadPoolExecutor] = None
+        self._ahead: Deque[Future[List[Batch]]] = deque()  # the batches that follow
 
     def state_dict(self) -> Dict[str, int]:
         return {"sample": self.sample}
@@ -78,12 +80,22 @@ class Stream:
         self.close()
 
     def __next__(self) -> Pieces:
-        if self._ahead is None:
-            self._ahead = _ahead_of(self, self.sample, self.prefetch) if self.prefetch else self._from(self.sample)
-        batches = next(self._ahead)
+        batches = self._next_read() if self.prefetch else self._read(self.sample)
         self.sample += self.batch
         moved = [(self._moved(x), self._moved(y)) for x, y in batches]
         return Pieces(moved if self.finish is None else [(self.finish(x), y) for x, y in moved])
+
+    def _next_read(self) -> List[Batch]:
+        """While the device computes, others read the batches that follow."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.readers, thread_name_prefix="drumbeat-data")
+        while len(self._ahead) < self.prefetch + self.readers:
+            self._ahead.append(self._pool.submit(self._read, self.sample + len(self._ahead) * self.batch))
+        try:
+            return self._ahead.popleft().result()
+        except BaseException:
+            self.close()
+            raise
 
     def _moved(self, x: Tensor) -> Tensor:
         if x.is_cuda:  # decoded there, on another stream: its memory must not be given away while this one reads it
@@ -91,15 +103,11 @@ class Stream:
         return x.to(self.device, non_blocking=True)
 
     def close(self) -> None:
-        """Let the reading thread end; the next batch starts a new one."""
-        if isinstance(self._ahead, _Ahead):
-            self._ahead.close()
-        self._ahead = None
-
-    def _from(self, sample: int) -> Iterator[List[Batch]]:
-        while True:
-            yield self._read(sample)
-            sample += self.batch
+        """Let the reading threads end; the next batch starts new ones."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pool = None
+        self._ahead.clear()
 
     def _read(self, sample: int) -> List[Batch]:
         first = sample + self.data_rank * self.own
@@ -109,46 +117,3 @@ class Stream:
         if self.device.type != "cpu":
             inputs, targets = (x if x.is_cuda else x.pin_memory() for x in (inputs, targets))
         return list(zip(inputs.chunk(self.accumulate), targets.chunk(self.accumulate)))
-
-
-class _Ahead:
-    """A thread that reads the next batches while the device computes."""
-
-    def __init__(self, source: Iterator[List[Batch]], depth: int) -> None:
-        self._queue: queue.Queue[object] = queue.Queue(depth)
-        self._stop = threading.Event()
-        self._source = source
-        self._thread = threading.Thread(target=self._fill, name="drumbeat-data", daemon=True)
-        self._thread.start()
-
-    def _fill(self) -> None:
-        try:
-            while not self._stop.is_set():
-                self._put(next(self._source))
-        except BaseException as error:  # handed to the training thread, which raises it where the batch was wanted
-            self._put(error)
-
-    def _put(self, item: object) -> None:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-    def __iter__(self) -> _Ahead:
-        return self
-
-    def __next__(self) -> List[Batch]:
-        item = self._queue.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item  # type: ignore[return-value]
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
-def _ahead_of(stream: Stream, sample: int, depth: int) -> _Ahead:
-    return _Ahead(stream._from(sample), depth)
