@@ -52,7 +52,7 @@ CASES = {
     "a spawned process": ("Exception: process 2 terminated with exit code 17", "unknown", 2),
     "ray's own process": (
         "(worker pid=7) [2026-01-02 03:04:05,227 E 19045 21937] logging.cc:97: Unhandled exception: what(): no more",
-        "unknown",
+        "exception",
         None,
     ),
     "ascend, the runtime": ("step 3\nEH9999: Inner Error!\n  rtStreamSync execute failed, reason=[aicore]", "unknown", None),

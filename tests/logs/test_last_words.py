@@ -76,8 +76,8 @@ def test_a_rule_that_does_not_hold_hides_no_exception():
 @pytest.mark.parametrize(
     "line",
     [
-        "[ERROR] Background srun 'ray-worker-1' died (pid=123456). Could be a failure in startup. Attempting to exit.",
-        "2026-01-02 03:04:05,678 ERROR the coordinator has left the building",
+        "[ERROR] Background srun 'kettle-1' came to naught. Attempting to exit.",
+        "2026-01-02 03:04:05,678 ERROR the minstrel has left the building",
         "CRITICAL: the ballot of the elders was odd",
     ],
 )

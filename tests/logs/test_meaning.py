@@ -10,6 +10,7 @@ from tests.logs.reading import read
 HERE = Path(__file__).parent / "data"
 REWORDED = [line.split("\t") for line in (HERE / "reworded.tsv").read_text().splitlines()]
 FAILED_RUNS = [line.split("\t") for line in (HERE / "failed_runs.tsv").read_text().splitlines()]
+OTHER_PROGRAMS = [tuple(each.split("\n", 1)) for each in (HERE / "other_programs.txt").read_text().split("== ")[1:]]
 RUN = (
     "zephyr 0.3: 4 vanes", "vane 0: turn 10 drift 0.51", "vane 0: turn 20 drift 0.49", "vane 2: {}", "vane 2: stopping",
     "vane 0: vane 2 has gone", "vane 1: vane 2 has gone", "zephyr: finished with code 3",
@@ -43,6 +44,26 @@ def test_a_cause_in_any_words_of_a_program_that_failed():
         words: (code, 2) for code, words in FAILED_RUNS
     }
     assert all(failure.finding.fix for failure in read_as.values())
+
+
+@pytest.mark.parametrize("code,text", OTHER_PROGRAMS)
+def test_logs_of_other_programs(code, text):
+    assert read(text).failure.answer == code
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{{"ts": 1.5, "sev": "grave", "rank": 3, "msg": "{}"}}',
+        'time=10:14:12 level=fatal node=n7 rank=3 msg="{}"',
+        '{{"rank": 3, "level": "error", "message": "{}", "pid": 881}}',
+    ],
+)
+def test_a_record_of_fields_is_read_by_its_message(record):
+    words = "card pool dry: asked 6.26 GiB, 1.02 GiB left of 79.10 GiB"
+    failure = read("\n".join([*STEPS, record.format(words)])).failure
+    assert (failure.answer, failure.finding.rank) == ("gpu-out-of-memory", 3)
+    assert failure.finding.evidence[0].text == words
 
 
 def test_a_run_that_was_stopped_before_any_work_has_not_gone_well():

@@ -4,6 +4,7 @@ import pytest
 
 from drumbeat.findings.model import CERTAIN, LIKELY
 from drumbeat.logs.reader import Reader
+from tests.logs.reading import read
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 522.00 MiB."
 WAITS = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=24, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600113 milliseconds before timing out."  # noqa: E501
@@ -156,3 +157,31 @@ def test_mpirun_may_write_the_time_before_its_tag():
 def test_all_who_waited_in_a_collective_waited_equally_long():
     found = failure(*(timed_out(rank, f"810 03:04:1{rank}.5") for rank in (2, 0, 1)))
     assert (found.finding.rank, "seen by ranks 0, 1, 2" in found.finding.title) == (None, True)
+
+
+CONSOLE = """\
+drumbeat   hang-1: 1 node x 2 ranks (site localhost)
+[1] step 2 loss 1.8
+"""
+
+
+def test_a_rank_of_drumbeats_console_counts_beside_torchs_own_prefix():
+    """`[1] ` is rank 1, although torch writes `[rank0]: ` before its lines."""
+    lines = [
+        "[1] Traceback (most recent call last):", '[1]   File "/w/train.py", line 8, in <module>', "[1]     main()",
+        "[1] ValueError: bad sample 7", "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/w/train.py", line 10, in <module>', "[rank0]:     dist.all_reduce(t)",
+        "[rank0]: RuntimeError: [/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13224",
+    ]  # fmt: skip
+    report = read(CONSOLE + "\n".join(lines))
+    assert (report.failure.answer, report.failure.finding.rank) == ("exception", 1)
+    assert not any("NCCL_DEBUG" in each for each in report.transport.unseen)
+
+
+def test_a_hang_that_drumbeats_console_tells_of():
+    where = "rank 1 is asleep at train.py:9 <module>"
+    line = (
+        f"failed     rank 1 on n1 (node 0): no step for 38 s: {where}; rank 0 is waiting in all_reduce 4 at train.py:10"
+    )
+    failure = read(f"{CONSOLE}error      no step for 38 s: {where}; rank 0 is waiting\n{line}").failure
+    assert (failure.answer, failure.finding.rank) == ("hang", 1) and where in failure.finding.title

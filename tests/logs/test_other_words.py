@@ -40,11 +40,11 @@ def test_words_that_only_look_so(line):
 @pytest.mark.parametrize(
     "line",
     [
-        "[Booster] [Fatal] the list of machines is empty",
+        "[Booster] [Fatal] the list of elders is odd",
         "[error] no machine of the list answers",
         "21/03/01 10:00:00 ERROR TaskRunner: no executor is left for this stage",
-        "LAUNCH ERROR 2023-04-07 11:22:01,454 the pod has not come up",
-        "ERROR 2021-05-24 17:17:14,611 launch.py:545] not one trainer has come up",
+        "LAUNCH ERROR 2023-04-07 11:22:01,454 the tent has not come up",
+        "ERROR 2021-05-24 17:17:14,611 launch.py:545] no tent has come up",
         "Error: twelve of this list is odd",
         "train: fatal: twelve is odd",
         "Cannot make sense of twelve. Aborting.",

@@ -58,7 +58,7 @@ FAILED = {
     "a status": "step 3 loss 2.3\npython train.py exited with code 3",
     "a logger's information": "step 3 loss 2.3\n2026-01-02 03:04:05 INFO The training job has crashed!",
     "a silent rank": "step 3 loss 2.3\nrank 5 on n07 is not responding",
-    "no sign of life": "step 3 loss 2.3\nno heartbeat from worker 2",
+    "no sign of life": "step 3 loss 2.3\nno sign of life from worker 2",
     "a state": "step 3 loss 2.3\nJob 812 status: FAILED",
     "a reason": "step 3 loss 2.3\nRun stopped due to an error",
     "a library without a logger": "step 9 loss 2.1\n/src/host/transport.cpp:init:275: setup of the transport failed",

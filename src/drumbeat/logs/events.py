@@ -10,7 +10,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import Places
 from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import REPORT, Match
-from drumbeat.logs.meaning.senses import remedy, sense
+from drumbeat.logs.meaning.senses import PROGRAM, remedy, sense
 from drumbeat.logs.nccl.communicators import Communicators, Process
 from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.launchers import FirstFailure
@@ -65,7 +65,9 @@ class Event:
     @property
     def sense(self) -> str:
         """What an exception that no rule knows means, as a rule's code."""
-        return "" if self.match or self.of_launcher else self.meant or sense(self.exception)
+        if self.match or self.of_launcher or self.meant == PROGRAM:
+            return ""
+        return self.meant or sense(self.exception)
 
     @property
     def code(self) -> str:

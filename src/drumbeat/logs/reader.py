@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.findings.model import INFO, Evidence, Finding, PastedDump, clipped
+from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Evidence, Finding, PastedDump, clipped, worst
 from drumbeat.logs.events import Event, Events, RankOf
-from drumbeat.logs.failure import EARLIER, NO_FAILURE, with_unseen
+from drumbeat.logs.failure import EARLIER, NO_FAILURE, NOT_KNOWN, with_unseen
 from drumbeat.logs.judge import finding_of
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.logs.meaning.rules import CAUSE, NOTE, REPORT, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
@@ -92,8 +92,10 @@ MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 4_000  # lines of one shape from which something is still learnt
 MAX_RAISED = 1_000  # tracebacks of a file that are read, beside those of its last lines
+SAME_WORDS = 5  # at the beginning of lines that are taken to say the same
 MAX_BARE = 4_000  # lines that look like an exception of a name that nobody knows
 MOST_EARLIER = 8  # earlier runs that are listed
+OF_A_TOOL = 50  # lines: a file with a tool's output that is longer is a log
 CHUNK = 256  # lines of which it is found out together whether any of them tells something
 
 
@@ -129,6 +131,7 @@ class Reader:
         self._dull = self._dull_at_first = Dull(self._prefilter, _SIGNS)
         # Once a file has had enough tracebacks, only the rules' own words and NCCL's lines count, up to its last lines.
         self._dull_later = Dull(Prefilter(self.rules.literals), (ESCAPE, *communicators.SIGNS))
+        self._kinds: Dict[Tuple[bytes, ...], int] = {}  # first words of a line -> how often they came in such a file
         self._raised: Dict[str, int] = {}  # file -> exceptions that were seen in it
         self._chunk: Tuple[int, Sequence[bytes]] = (0, ())  # lines that are being fed, from this number on
 
@@ -209,11 +212,21 @@ class Reader:
                 raw = without_escapes(raw)
                 if not waiting and raw.translate(SHAPE) in dull:
                     continue
-            if not waiting and self._nccl.is_known(file, number, raw):
+            if not waiting and (self._nccl.is_known(file, number, raw) or self._came_often(raw)):
                 continue
             self.lines = before + number  # events are told apart by it
             self._feed_line(file, number, raw)
             waiting = self._waits(file)
+
+    def _came_often(self, raw: bytes) -> bool:
+        """In a file with many tracebacks: have many lines begun with the same words?"""
+        if self._dull is not self._dull_later:
+            return False
+        kind = tuple(raw[:MAX_TEXT].translate(SHAPE).split(None, SAME_WORDS)[:SAME_WORDS])
+        count = self._kinds[kind] = self._kinds.get(kind, 0) + 1
+        if len(self._kinds) > MAX_REPEATS:
+            self._kinds.clear()
+        return count > MAX_RAISED
 
     def _waits(self, file: str) -> bool:
         """Has something begun that the next line of this file, however boring, may go on with?"""
@@ -285,6 +298,11 @@ class Reader:
         failure = replace(report.failure, notes=(*report.failure.notes, *earlier))
         if failure.answer == NO_FAILURE and not self._good_ends and self.recorded is None:
             failure = replace(failure, in_progress=clipped(clean(self._last_work()).text.strip(), MAX_TEXT))
+        told = any(worst(dump.findings) in (WARNING, ERROR) for dump in self.pasted)
+        told = told and self.lines < OF_A_TOOL and not self.communicators.spoke and not self._good_ends
+        if failure.answer == NO_FAILURE and told and not failure.in_progress:
+            why = "a tool's output, and no log of a run"
+            failure = replace(failure, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why, in_progress="")
         unseen = [*self._unseen, *self._several_jobs()]
         return replace(report, failure=with_unseen(failure, unseen, self.runs.mixed or self.runs.is_guess))
 

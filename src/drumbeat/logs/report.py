@@ -88,6 +88,7 @@ def make_report(
     nan_value: Optional[Evidence] = None,
     ended_badly: AbstractSet[str] = frozenset(),
 ) -> Report:
+    state.of_gloo = not state.spoke and any("gloo" in event.evidence.text.lower() for event in events.kept)
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
     hanging, unfinished = missing.incomplete(state, good_ends or GoodEnds())

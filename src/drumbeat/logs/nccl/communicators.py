@@ -157,6 +157,7 @@ class Communicators:
         self.connections = Places()  # lines that show who is connected to whom, and how
         self.connects_last: Dict[str, int] = {}  # file -> the last line on which ranks choose a network or connect
         self.dropped = 0
+        self.of_gloo = False  # the only communication library that the log names is gloo
         self.no_gpus = False  # the caller knows that no node has one: NCCL has nothing to say
         self.spoke = False  # has NCCL or RCCL printed anything at all, a warning included?
         self._members = 0

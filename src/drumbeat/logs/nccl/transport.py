@@ -144,7 +144,7 @@ def _unseen(state: Communicators, world: List[Member], path: Path) -> Tuple[str,
         unseen.append(f"{len(missing)} of {nranks} ranks: not in these logs")
     if not state.processes and state.spoke:
         unseen.append("NCCL's INFO lines: there are only warnings (NCCL_DEBUG=INFO writes them)")
-    elif not state.processes and state.no_gpus:
+    elif not state.processes and (state.no_gpus or state.of_gloo):
         unseen.append("connections: gloo, which CPU runs use, writes no line about its own")
     elif not state.processes:
         unseen.append("NCCL's own lines: there are none (NCCL_DEBUG=INFO writes them)")

@@ -28,7 +28,7 @@ _TIME = regex(
 )
 _WORD = regex(r"[A-Za-z_][\w:./-]*")
 _TOKEN = regex(
-    r"(?<![\w./-])(?P<word>[A-Za-z][A-Za-z_]*)(?:[\"']?[:=] ?|[ ._#/-]|\[)?(?P<number>\d{1,5})(?![\w%]|[.:,]\d)"
+    r"(?<![\w.-])(?P<word>[A-Za-z][A-Za-z_]*)(?:[\"']?[:=] ?|[ ._#/-]|\[)?(?P<number>\d{1,5})(?![\w%]|[.:,]\d)"
     r"|^\W{0,6}(?P<bare>\d{1,5})(?=\s{0,2}[\])>|:}]|(?<=#\d) )"
 )
 _COUNTER = regex(
@@ -82,6 +82,7 @@ class Labels:
         self._counts: Dict[str, Dict[str, int]] = {}  # file -> word -> how many there are: `24 shards`, `lanes=4`
         self._left: Dict[str, int] = {}
         self._ranked: Set[str] = set()  # files whose lines have ranks by the prefixes of known launchers
+        self._below_tasks: Set[str] = set()  # files in which they stand behind a task's number
         self._noted: Dict[Tuple[str, int], str] = {}
         self._labels: Dict[str, Optional[Label]] = {}
 
@@ -117,12 +118,14 @@ class Labels:
         """Remember a line whose speaker will be asked for."""
         if len(self._noted) < MAX_NOTED:
             self._noted[(file, number)] = text[:400]
-        if line.rank is not None and (line.task is None or line.rank != line.task) and len(self._ranked) < MAX_NOTED:
+        if line.rank is not None and line.rank != line.task and len(self._ranked) < MAX_NOTED:
             self._ranked.add(file)
+            if line.task is not None:
+                self._below_tasks.add(file)
 
     def tasks_are_nodes(self, file: str) -> bool:
         """srun starts a launcher of ranks, whose own labels stand behind the task numbers."""
-        return file in self._ranked
+        return file in self._below_tasks
 
     def label(self, file: str) -> Optional[Label]:
         """The label of this file's ranks: of the words that may be one, the one that most lines have."""

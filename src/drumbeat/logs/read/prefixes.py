@@ -6,6 +6,7 @@ tells something (a rank, a host, a time, a level) and none of it belongs to the 
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Optional, Tuple
 
@@ -16,7 +17,7 @@ _MAX_PREFIXES = 10
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _ANSI_BYTES = re.compile(_ANSI.pattern.encode())
 ESCAPE = b"\x1b"
-_DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d(?!\S))?"
 _LEVELS = r"(?P<level>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)"
 # What a program's own line begins with: before it, a word with a colon is a host.
 _OWN_START = (
@@ -180,6 +181,7 @@ class Line:
     time: Optional[float] = None
     level: str = ""  # I, W, E or F, where a logger says so; I and W are never errors by themselves
     task: Optional[int] = None  # of srun -l and the like: the rank, or the node on which another launcher starts ranks
+    fields: str = ""  # what a record says beside its message: `pool=hbm want=2.1`
 
     @property
     def only_warns(self) -> bool:
@@ -229,6 +231,11 @@ def clean(raw: str) -> Line:
         level = "" if found.get("redirected") else level or _LEVEL_LETTER.get(found.get("level") or "", "")
         text = text[match.end() :]
     rank = task if rank is None else rank
+    record = _record(text) if text[:1] == "{" or "=" in text[:40] else None
+    if record is not None:
+        text, _, spoken, of_rank, of_host = record
+        level, host = level or spoken, host or of_host
+        rank = of_rank if rank is None else rank
     if when is None:
         when = _glog_seconds(text)
     if rank is None and "Rank" in text:
@@ -238,7 +245,52 @@ def clean(raw: str) -> Line:
     if not level and when is not None:  # 2026-01-02 03:04:05 ERROR text
         behind = _LEVEL_BEHIND_TIME.match(text)
         level = _LEVEL_LETTER[behind[1]] if behind else ""
-    return Line(text, rank, host, when, level, task)
+    return Line(text, rank, host, when, level, task, record[1] if record else "")
+
+
+# Records of loggers that write fields: JSON, and `level=error rank=3 msg="..."`.
+_FIELD = re.compile(r"\s*([A-Za-z_][\w.]{0,40})=(\"(?:[^\"\\]|\\.)*\"|[^\s\"]*)")
+_MESSAGE = ("msg", "message", "text", "log", "event", "detail")
+_SEVERITY = ("level", "lvl", "severity", "sev", "levelname", "priority")
+_HOSTS = ("host", "hostname", "node")
+_WHEN = ("ts", "t", "time", "timestamp", "asctime")
+_LOUD = re.compile(r"(?i)err|fatal|crit|grave|severe|panic|emerg|alert|dire|serious|fail|bad")
+_SOFT = re.compile(r"(?i)warn|caution|attention")
+
+
+def _record(text: str) -> Optional[Tuple[str, str, str, Optional[int], Optional[str]]]:
+    """Message, other fields, level, rank and host of a line that is one record; none where it is not, or has no message."""
+    if text[:1] == "{":
+        try:
+            entries = json.loads(text)
+        except ValueError:
+            return None
+        pairs = list(entries.items()) if isinstance(entries, dict) else []
+    else:
+        pairs, end = [], 0
+        found = _FIELD.match(text)
+        while found:
+            pairs.append((found[1], found[2].strip('"')))
+            end = found.end()
+            found = _FIELD.match(text, end)
+        if text[end:].strip():
+            return None
+    named = {name.lower(): value for name, value in pairs}
+    message = next(
+        (named[key] for key in _MESSAGE if isinstance(named.get(key), str) and " " in named[key].strip()), None
+    )
+    if message is None or len(named) < 2:
+        return None
+    severity = str(next((named[key] for key in _SEVERITY if key in named), ""))
+    level = "E" if _LOUD.match(severity) else "W" if _SOFT.match(severity) else "I" if severity else ""
+    rank = str(next((named[key] for key in ("rank", "global_rank", "rank_id") if key in named), ""))
+    host = next((named[key] for key in _HOSTS if isinstance(named.get(key), str)), None)
+    others = (
+        f"{name}={value}"
+        for name, value in named.items()
+        if name not in (*_SEVERITY, *_WHEN, *_HOSTS) and value != message and not isinstance(value, (dict, list))
+    )
+    return message, " ".join(others), level, int(rank) if rank.isdigit() else None, host
 
 
 def _level(text: str) -> str:

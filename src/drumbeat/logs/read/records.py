@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from typing import Callable, Deque, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
-from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT
+from drumbeat.causes.events import LOST_PEER, TIMED_OUT
+from drumbeat.causes.table import NOBODYS_FAULT, kind_of
 from drumbeat.logs.meaning.grammar import is_quoted
 from drumbeat.logs.meaning.senses import STATUS, likely_sense, sense
 from drumbeat.logs.read.prefixes import Line, clean, decode
@@ -93,7 +95,8 @@ WORK = regex(
 )
 LAST_LINES = 2  # with words, in which any word of failure counts
 KEPT = 64  # lines of each file, empty ones too
-TOLD = 24  # of them in which words of failure are looked for
+TOLD = 32  # of them in which words of failure are looked for
+BEFORE = 12  # lines before the last work, in which a rank may have failed that does none afterwards
 MAX_FILES = 1000
 MAX_LENGTH = 400  # a longer line is data
 _STEP = regex(r"(?i)(?<![a-z])(?:step|iter(?:ation)?|epoch)s?\b['\"]?\W{0,4}\d.{0,60}\d\.\d|%\|")
@@ -110,7 +113,7 @@ _SUBJECT = (
 _FAILING = (
     r"(?:fail(?:ed|s)|crash(?:ed|es)|die[ds]|dead|killed|lost|gone|aborted|hung|stalled|stuck|disconnected|unreachable|unresponsive"
     r"|evicted|terminated|not respond(?:ing)?|stopped responding|disappeared|vanished|went down|went away|(?:is|are) down"
-    r"|timed out|gave up|broken?(?: down)?"
+    r"|timed out|gave up|broken?(?: down)?|panick?ed|collapsed|perished|fell over|blew up|withdrew|quit"
     r"|(?:exited|ended|quit|stopped|terminated) (?:unexpectedly|abnormally|early|with (?:an )?errors?)"
     r"|(?:stopped|ended) (?:because of|due to|after|on) (?:an? )?(?:error|exception|failure|nan|signal)\w*)"
 )
@@ -124,7 +127,8 @@ _CLAUSE = regex(
 _LIVED = (
     r"if|unless|when|until|in case|successful\w*|ignor\w+|skip\w*|retry(?:ing)?(?! (?:\w+ )?(?:exceed|limit|count))"
     r"|re-?start\w*|re-?connect(?:ed|ing)"
-    r"|re-?cover\w*|resum(?:ed|ing)|continu\w+|fall\w* ?back|may(?! not)|might|should|would|will(?! now)|deprecat\w*"
+    r"|re-?cover\w*|resum(?:ed|ing)|continu\w+|fall\w* ?back|may(?! not)|might|should|would|will(?! now| be (?:taken|stop|kill"
+    r"|terminat|remov|reclaim|evict|end|shut|cancel))|deprecat\w*"
     r"|as expected|warn\w*"
     r"|tr(?:y|ying) again|trying (?!to)|instead|using|starting (?:from|anew|over|fresh)|set to|protection|enabled"
     r"|so far|is o(?:n|ff)"
@@ -150,7 +154,8 @@ _MEASURED = regex(
 _TAKEN_BACK = re.compile(
     r"(?i)\b(?:no|0|zero|without|if|any|successful\w*|ignor\w+|skip\w*|retry\w*|fall\w* ?back|may|might|should|would|warn\w*"
     r"|deprecat\w*|until|expected|tolerance|rate|mean|max|min|relative|absolute|squared|train\w*|test|val\w*|dev)\b"
-    r"|^#\s|^\s*--?\w|\berror (?:handling|correction)|could not collect|\S {2,}: "
+    r"|^#\s|^\s*--?\w|\berrors? (?:handling|correction|log|file|count|rate|report|budget|feedback|bars?)\b"
+    r"|could not collect|\S {2,}: "
     r"|errors?['\"]?\s*[=:|]\s*\S|[=:]\s*[-+]?\d+\.\d|\d\.\d+\D*$|%\||\S {2,}\S+ {2,}\S"
 )
 
@@ -233,7 +238,15 @@ _BAD_END = regex(
     r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
 )
 _GOOD = r"(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well|done|completed?|finished)\b"
-_WELL = regex(r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well)\b")
+_WELL = regex(
+    r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well|pass)\b"
+    r"|\b(?:verdict|result|outcome|state|status|leaving)\W{1,3}(?:is )?(?:good|fine|green|normal)\w*"
+)
+_TIDIED = regex(r"(?i)\b(?:clean|tear|tore|shut|exit|stop|abort|half|clos|un)\w*|\b(?:could|can) ?not\b|\bnot\b")
+_ALL_DONE = regex(
+    r"(?i)\b(?:training|run|job|experiment|(?:all|last) (?:\w+ )?(?:steps?|epochs?|rounds?))\W{1,3}"
+    r"(?:is |was |are |has )?(?:complete|finished|done|over)d?\W*$"
+)
 _DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
 # A good word that is denied or counted as zero, and a bad one that is counted as more.
 _NOT_WELL = regex(
@@ -243,12 +256,16 @@ _NOT_WELL = regex(
     r"|(?<![\w.=:-])[1-9]\d*(?: of \d+)?(?: \w+)? (?:were |was |have |has )?(?:lost|failed|dead|crashed|died)\b"
 )
 _STOPS = regex(
-    r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign)\w*\b"
+    r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign|remov|reclaim|kill"
+    r"|end(?:ed|s|ing)\b|over\b|out\b|clos|(?:take|taken|taking|call|called|hand) (?:\w+ )?(?:back|off|away))\w*\b"
     r"|\b(?:shut|tak|br(?:ing|ought))\w* \w* ?down\b"
 )
 _WAITS = regex(r"(?i)\b(?:waiting|still trying|retrying|again in)\b")
 _ONLY_VALUE = regex(r"[A-Za-z]+:? [-+]?\d+\.\d")  # ERROR: 0.12
 _COMMENT = regex(r"^#+ ")
+_ASIDE = regex(r"(?i)\W{0,3}(?:hint|note|tip|see|nb|try|help|info)\b: ?")
+_A_VALUE = regex(r"[A-Za-z]\s?[:=]\s{0,3}[-+]?\d[\d.,]*(?:e[-+]?\d+)?\s?\w{0,4}$")  # elapsed time: 153.2 sec
+_CALL = regex(r"\w\([^()]*[,=]")  # Conv2d(32, 64, kernel_size=3)
 _NUMBER = regex(r"\d+")
 _VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)|\d ?%|\d/\d")
 
@@ -265,18 +282,21 @@ def outcome(texts: Sequence[str]) -> Tuple[str, int]:
             or line.only_warns
             or COMMAND.match(line.text)
             or _HEDGED.search(_COMMENT.sub("", line.text))
+            or _ASIDE.match(line.text)
         ):
             continue
         last = behind < LAST_LINES
         status = _STATUS_AT_END.search(line.text)
         number = int(status["status"] or status["number"]) if status else 0
-        if number or _BAD_END.search(line.text) or (last and _NOT_WELL.search(line.text)):
+        whole = f"{line.text} {line.fields}".rstrip()
+        if number or _BAD_END.search(whole) or (last and _NOT_WELL.search(whole)):
             return BAD, behind
-        if last and speaks_of_failure(_COMMENT.sub("", text)):
+        if last and ended[0] != GOOD and speaks_of_failure(_COMMENT.sub("", text)):
             return BAD, behind
-        if last and (status or _WELL.search(line.text)):
+        if last and (status or _WELL.search(line.text) or not behind and _ALL_DONE.search(line.text)):
             return GOOD, behind
-        said = GOOD if last and _DONE.search(line.text) else STOPPED if _STOPS.search(line.text) else ""
+        done = last and _DONE.search(line.text) and not _TIDIED.search(line.text)
+        said = GOOD if done else STOPPED if _STOPS.search(line.text) else ""
         ended = ended if ended[0] else (said, behind)
     return ended
 
@@ -287,36 +307,62 @@ def _template(text: str) -> str:
 
 Who = Callable[[int], Optional[int]]
 _NEGATIVE = regex(
-    r"(?i)\b(?:not?|none|nothing|nobody|never|cannot|without|lacks?|fail\w*|error|un(?:able|known|expected|reachable)\w*"
+    r"(?i)\b(?:disagree\w*|mis-?match\w*|panic\w*|crash\w*|abort\w*|damaged?|corrupt\w*|garbled|truncat\w*|forbid\w*|reject\w*|withdr\w*"
+    r"|short|full|dry|used up|spent|diverg\w*|illegal\w*|differ\w*|conflict\w*|timed|stuck|hung|stalled|crammed|evict\w*|kill\w*"
+    r"|nowhere|incompatib\w*|instead|off|dark|power\w*|halt\w*|fault\w*|violat\w*|barred|veto\w*|taken|occupied"
+    r"|not?|none|nothing|nobody|never|cannot|without|lacks?|fail\w*|error|un(?:able|known|expected|reachable)\w*"
     r"|in(?:valid|complete|sufficient)\w*"
     r"|bad|wrong|lost|gone|dead|die[ds]|refus\w*|den(?:y|ied)|miss(?:ing|ed)|exhausted|exceed\w*|expired|stopped"
     r"|broken?|down|too|out of|over|only|but|while)\b|n't\b"
 )
-_TABLE = regex(
-    r"\S(?: {3,}| ?\t)\S|^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: "
-)  # columns, fields, settings: not a sentence
+_COLUMNS = regex(r"\S(?: {3,}| ?\t)\S")
+_SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
+_TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
 _LEAST = 0.3  # points of a line that says why
+_CONSEQUENCE = 1.3  # points that a line has at most if it only tells of another's end
+_STOPPED = 1.0  # the same, where the run was stopped
+_STRONG = 1.7  # points of a line that says so though nothing else does
+_LOUD = regex(
+    r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b"
+    r"|^[EF] +(?=[\[<(a-z]\S* +[a-z])|^!! "
+)
 
 
-def behind_work(lines: Sequence[Tuple[int, str]], speaker: Who) -> int:
-    """The place behind the last line of work: a step, or a line with measured values whose like came before."""
-    kinds = [(speaker(number), _template(clean(text).text)) for number, text in lines]
+def _works(lines: Sequence[Tuple[int, str]], speaker: Who) -> Set[int]:
+    """The places of lines of work: a step, or a line with measured values whose like came before."""
+    cleaned = [clean(text) for _, text in lines]
+    kinds = [(speaker(number), _template(line.text)) for (number, _), line in zip(lines, cleaned)]
     seen = Counter(kinds)
-    works = (
+    return {
         place
-        for place, (_, text) in enumerate(lines)
+        for place, (line, (_, text)) in enumerate(zip(cleaned, lines))
         if _STEP.search(text)
         or seen[kinds[place]] > 1
-        and _VALUE.search(clean(text).text)
+        and _VALUE.search(f"{line.text} {line.fields}")
         and not _BAD_END.search(text)
-    )
-    return max(works, default=-1) + 1
+        and not _STOPS.search(text)
+    }
 
 
 def last_work(lines: Numbered, speaker: Who) -> str:
     """The line of work with which a file ends; empty where it ends with anything else."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip()]
-    return texts[-1][1] if texts and behind_work(texts, speaker) == len(texts) else ""
+    return texts[-1][1] if texts and len(texts) - 1 in _works(texts, speaker) else ""
+
+
+@dataclass(frozen=True)
+class Words:
+    """A line that may say why a run failed."""
+
+    number: int
+    line: Line
+    who: Optional[int]
+    code: str = ""
+    points: float = 0.0
+    failing: bool = False  # a level, a status or a clause says that something failed
+    negative: bool = False
+    hedged: bool = False  # possible, or lived through
+    alone: bool = False  # only one rank says it
 
 
 def telling(
@@ -328,72 +374,108 @@ def telling(
     plain: Callable[[str], str] = lambda text: text,
     began: bool = True,
 ) -> Optional[Tuple[int, Line, str]]:
-    """The line among the last ones of a file that says why it failed, or at least that it did: behind the last work that they
-    show, the first that means something that is nobody's consequence; else the first of the rank that the others name
-    (`blame`, from a line on); else the last that speaks of a failure. `is_known`: lines that were read already;
+    """The line among the last ones of a file that says why it failed, or at least that it did, and the code of what it means.
+
+    Behind the last work (and before it, of a rank that does none afterwards) the line counts whose words mean most, if they mean
+    enough for how the log ends; consequences and lines that tell of no harm count less. Else the first line of the rank that the
+    others name (`blame`, from a line on), else the last that speaks of a failure. `is_known`: lines that were read already;
     `begin`: first line of the file's last run; `plain`: a text with plain words for its labels of ranks; `began`: something
-    worked. Also gives the code of what the line means, if that is known."""
+    worked."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
-    worked = behind_work(texts, speaker)
-    workers = {speaker(number) for number, _ in texts[:worked]}
-    texts = texts[worked:] if worked else texts[-TOLD:]
-    ended, behind = outcome([text for _, text in texts])
-    if ended == GOOD or not texts:
+    works = _works(texts, speaker)
+    worked = max(works, default=-1) + 1
+    workers = {speaker(texts[place][0]) for place in works}
+    before = [texts[place] for place in range(max(worked - BEFORE, 0), worked) if place not in works]
+    late = {speaker(texts[place][0]) for place in works if place >= worked - BEFORE} | {None}
+    last_words = texts[worked:] if worked else texts[-TOLD:]
+    texts = [each for each in before if speaker(each[0]) not in late] + last_words
+    ended, behind = outcome([text for _, text in last_words])
+    blamed = blame(last_words[0][0]) if last_words else None
+    if ended == GOOD or not last_words:
         return None
-    blamed = blame(texts[0][0])
-    failed = ended == BAD or ended == STOPPED and (blamed is not None or not worked)
+    failed = ended == BAD or ended and (blamed is not None or ended == STOPPED and not worked)
     ended = ended or ("" if blamed is None and began else STOPPED)
+    least = _LEAST if failed else _STOPPED if ended else _STRONG
+    found = [
+        each
+        for each in _words(texts, is_known, speaker, plain, failed or bool(ended and blamed is not None))
+        if each.number == last_words[0][0] or each.number > last_words[0][0] or each.points >= _STRONG
+    ]
+    scored: List[Tuple[float, Words]] = []
+    for each in found:
+        needed = _LEAST if each.failing or failed else _STRONG if each.code in NOBODYS_FAULT else least
+        if not each.code or each.points < needed:
+            continue
+        stops = any(
+            each.who in (None, speaker(n)) and _STOPS.search(t) for n, t in texts if each.number < n <= each.number + 2
+        )
+        named = blamed is None or each.who in (None, blamed) or f"rank {blamed} " in plain(each.line.text)
+        kind = kind_of(each.code, "")
+        points = min(each.points, _CONSEQUENCE) - 0.7 if kind in (LOST_PEER, TIMED_OUT) else each.points
+        points += each.failing + (each.who is not None and each.who == blamed) + 0.5 * stops
+        points -= 0.1 * len(scored) + each.hedged + (not named)
+        points -= (not each.negative and each.code not in NOBODYS_FAULT) * (1 + (each.number == 1))
+        scored.append((points, each))
+    best = max(scored, key=lambda each: (each[0], -each[1].number), default=None)
+    if best is not None and best[0] >= _LEAST:
+        return best[1].number, best[1].line, best[1].code
+    own = [each for each in found if each.alone and not each.hedged and blamed in (None, each.who)]
+    own = [each for each in own if ended == BAD or each.who not in workers]
+    if own and ended:
+        chosen = next((each for each in own if each.negative), own[-1 if blamed is None else 0])
+        return chosen.number, chosen.line, chosen.code
+    spoken = [each for each in found if each.failing and each.number >= texts[-LAST_LINES:][0][0]]
+    if spoken:
+        return spoken[-1].number, spoken[-1].line, spoken[-1].code
+    if failed:
+        number, line = last_words[-1 - behind][0], clean(last_words[-1 - behind][1])
+        cut = ended != BAD and _TABLE.search(line.text)  # a row of a launcher's table
+        return (number, line, "") if not cut and not is_known(line.text) else None
+    return None
+
+
+def _words(
+    texts: Sequence[Tuple[int, str]],
+    is_known: Callable[[str], bool],
+    speaker: Who,
+    plain: Callable[[str], str],
+    failed: bool,
+) -> Iterator[Words]:
+    """What each line says, without those that were tried again, were read already, or are source text."""
     last = {(speaker(number), _template(text)): number for number, text in texts}
     speakers: Dict[str, Set[Optional[int]]] = {}
     for number, text in texts:
         speakers.setdefault(_template(text), set()).add(speaker(number))
-    scored: List[Tuple[float, int, Line, str]] = []
-    own, spoken = [], []
     for place, (number, text) in enumerate(texts):
         line, who = clean(text), speaker(number)
-        following = clean(texts[place + 1][1]).text if place + 1 < len(texts) else ""
-        if line.text.startswith("Message: ") and following.startswith("Arguments: "):
+        above, below = (texts[at][1] if 0 <= at < len(texts) else "" for at in (place - 1, place + 1))
+        if clean(below).text.startswith("Arguments: ") and line.text.startswith("Message: "):
             continue  # what Python's logging could not write
         if last[(who, _template(text))] != number or is_known(line.text):
-            continue  # tried again
-        logged = line.level in ("E", "F") and not _ONLY_VALUE.match(line.text)
+            continue
+        logged = line.level in ("E", "F") and not _ONLY_VALUE.match(line.text) or bool(_LOUD.search(line.text, 0, 60))
         failing = logged or speaks_of_failure(_COMMENT.sub("", text))
-        if _WAITS.search(line.text) and not _BAD_END.search(line.text):
+        if _WAITS.search(line.text) and not failing and not _BAD_END.search(line.text):
             continue
         hedged = bool(_HEDGED.search(_COMMENT.sub("", line.text)))
-        passed = line.only_warns or bool(_SOURCE.match(line.text)) or hedged and not failed
-        asked = failing or ended and not passed
-        words = plain(line.text)
-        code, points = (sense(words), 1.0) if asked else ("", 0.0)
-        negative = failing or bool(_NEGATIVE.search(words))
-        if (failed or ended and blamed is not None or logged) and not passed and not _TABLE.search(line.text):
+        source = _SOURCE.match(line.text) and ('File "' in above or 'File "' in line.text)
+        if source or hedged and not failed and not failing:
+            continue
+        if line.only_warns:
+            if failing:
+                yield Words(number, line, who, failing=True)
+            continue
+        words = plain(f"{line.text} {line.fields}".rstrip())
+        code, points = "", 0.0
+        sentence = logged or not _TABLE.search(line.text)
+        sentence = sentence and (logged or bool(_SENTENCE.search(line.text)) or not _COLUMNS.search(line.text))
+        if sentence and (failed or failing or not _MEASURED.search(line.text)):
             code, points = likely_sense(words)
-        blames = blamed is None or who in (None, blamed) or f"rank {blamed} " in words
+            code = "" if points < _STOPPED + 0.5 and STATUS.search(line.text) and not sense(words) else code
+        negative = failing or bool(_NEGATIVE.search(words))
         alone = who is not None and speakers[_template(text)] == {who}
-        if failing and place >= len(texts) - LAST_LINES:
-            spoken.append((number, line, code))
-        if code:
-            points += failing + (who is not None and who == blamed) - 0.1 * len(scored) - hedged - (not blames)
-            points -= (code in CONSEQUENCES) + (not negative and code not in NOBODYS_FAULT) * (1 + (number == 1))
-            scored.append((points, -number, line, code))
-        if (
-            asked
-            and not passed
-            and not hedged
-            and alone
-            and blamed in (None, who)
-            and (ended == BAD or who not in workers)
-        ):
-            own.append((number, line, code))
-    best = max(scored, key=lambda each: each[:2]) if scored else None
-    if best is not None and best[0] >= _LEAST:
-        return -best[1], best[2], best[3]
-    if own and ended:
-        return own[0]
-    if spoken:
-        return spoken[-1]
-    if failed:
-        number, line = texts[-1 - behind][0], clean(texts[-1 - behind][1])
-        cut = ended != BAD and _TABLE.search(line.text)  # a row of a launcher's table
-        return (number, line, "") if not cut and not is_known(line.text) else None
-    return None
+        if not failing and (_A_VALUE.search(line.text) or _CALL.search(line.text) and not _SENTENCE.search(line.text)):
+            code = ""
+        if not (failed or failing or negative or code in NOBODYS_FAULT and _STOPS.search(text)):
+            code = ""
+        yield Words(number, line, who, code, points, failing, negative, hedged, alone)
