@@ -35,6 +35,7 @@ def test_flags_of_torchrun_are_understood():
     [
         (["--node", "2"], "unknown option --node (did you mean --nodes?)"),
         (["--ranks_per_node=2"], "did you mean --ranks-per-node?"),
+        (["--doubtful", "ok"], "doubtful is a key of the job file, and not an option"),
         (["python", "train.py"], "put the command after '--': drumbeat run -- python train.py"),
         (["job.yaml", "train.py"], "put the command after '--': drumbeat run -- train.py"),
     ],

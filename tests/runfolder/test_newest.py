@@ -47,7 +47,7 @@ def test_without_a_run_here_the_newest_of_all_is_shown_and_named(started, tmp_pa
     monkeypatch.chdir(tmp_path / "mine")
     assert main(["status"]) == 0
     shown = capsys.readouterr()
-    assert "newer" in shown.out and "no run of this folder; newer is the newest of all" in shown.err
+    assert "newer" in shown.out and "no run of this folder; those of all folders count" in shown.err
 
 
 def test_diagnose_takes_the_newest_run_that_did_not_end_well(started, tmp_path, monkeypatch, capsys):

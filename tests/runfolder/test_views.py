@@ -188,7 +188,7 @@ def test_cancel_takes_the_only_one_that_runs(home, tmp_path):
     index(home, *(tmp_path / name for name in ("one", "two", "three")))
     assert find_running(None, os.environ, lambda run: run.run_id == "two").run_id == "two"
     assert find_running("one", os.environ, lambda run: False).run_id == "one"
-    with pytest.raises(Problem, match="2 runs are running: one, two|2 runs are running: two, one"):
+    with pytest.raises(Problem, match="2 runs are running or queued: (one, two|two, one)"):
         find_running(None, os.environ, lambda run: run.run_id != "three")
     with pytest.raises(Problem, match="no run is running"):
         find_running(None, os.environ, lambda run: False)

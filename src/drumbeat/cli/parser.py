@@ -56,6 +56,8 @@ class Parser(argparse.ArgumentParser):
         first = unknown[0]
         if first.startswith("-"):
             name = first.partition("=")[0]
+            if name[2:] in getattr(args, "only_keys", ()):
+                self.error(f"{name[2:]} is a key of the job file, and not an option")
             known = [option for action in self._actions for option in action.option_strings]
             near = difflib.get_close_matches(name.replace("_", "-"), known, 1)
             self.error(f"unknown option {name}" + (f" (did you mean {near[0]}?)" if near else ""))

@@ -79,7 +79,7 @@ def runs_here(environ: Mapping[str, str]) -> List[Run]:
         raise Problem("no run was started yet", "drumbeat run -- python train.py")
     here = [run for run in runs if _is_below(run.path) or _is_below(_workdir(run))]
     if not here:
-        print(f"drumbeat: no run of this folder; {printable(runs[0].run_id)} is the newest of all", file=sys.stderr)
+        print("drumbeat: no run of this folder; those of all folders count", file=sys.stderr)
     return here or runs
 
 
@@ -113,7 +113,7 @@ def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: 
     if len(running) == 1:
         return running[0]
     if running:
-        raise Problem(f"{len(running)} runs are running: {_ids(running)}", "name one of them")
+        raise Problem(f"{len(running)} runs are running or queued: {_ids(running)}", "name one of them")
     raise Problem("no run is running", "drumbeat list shows all of them")
 
 

@@ -187,7 +187,8 @@ def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
         action.rare, action.short = name not in _COMMON, _COMMON.get(name)
         for alias in _ALIASES.get(name, ()):
             group.add_argument(alias, **{**options, "help": SUPPRESS})
-    parser.set_defaults(takes_command=True, after=None)
+    only_keys = [name for name, (_, key) in keys_of(Job).items() if not key.flag]
+    parser.set_defaults(takes_command=True, after=None, only_keys=only_keys)
     parser.usage = f"{parser.prog} [JOB.yaml] [options] [-- COMMAND...]"
 
 

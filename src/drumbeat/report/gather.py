@@ -386,6 +386,8 @@ def _speed(
 def _utilisation(
     speed: Optional[Speed], setup: Dict[str, Any], gpus: Optional[int], facts: Dict[int, Any]
 ) -> Tuple[Optional[Utilisation], str]:
+    if not gpus:
+        return None, "no GPU"
     if speed is None or speed.unit not in ("tokens/s", "samples/s"):
         return None, "no throughput in tokens or samples"
     name = f"flops_per_{speed.unit[:-3]}"
@@ -393,8 +395,8 @@ def _utilisation(
     if not isinstance(flops, (int, float)) or not 0 < flops < 1e30:
         return None, f"FLOPs are not known: metrics.report(kind='setup', {name}=...)"
     names = {gpu.name for each in facts.values() if each for gpu in each.gpus if not gpu.integrated}
-    if not gpus or len(names) != 1:
-        return None, "no GPU" if not gpus else "GPUs of several kinds"
+    if len(names) != 1:
+        return None, "GPUs of several kinds"
     gpu = str(names.pop())
     dtype = str(setup.get("flops_dtype") or setup.get("precision") or "")
     peak = peak_of(gpu)

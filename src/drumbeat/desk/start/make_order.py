@@ -87,7 +87,7 @@ def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -
     if job.sweep and place.kind != LOGIN:
         raise Problem(
             f"{job.where('sweep')}: a sweep is an array of jobs, and only a scheduler has those",
-            "drumbeat submit hands it to one; without a sweep, write one value into the command",
+            "submit it where there is a scheduler; here, write one value into the command",
         )
     return with_code(_make_order(job, site, place, environ), job.code)
 
