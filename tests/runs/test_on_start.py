@@ -1,10 +1,15 @@
 """`on-start` runs once before all ranks, and what it exports reaches them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.conftest import wait_for
 
 TEXT = """
 echo x >> times
@@ -53,3 +58,54 @@ def test_the_batch_script_runs_it_before_the_agents(drumbeat, tmp_path):
 def test_it_is_refused_where_each_node_starts_by_itself(drumbeat):
     done = drumbeat("plan", "--render", "--site", "kubernetes", write(drumbeat, "true", container="a/b:1"))
     assert done.returncode == 2 and "on-start: Kubernetes runs nothing before all nodes" in done.stderr
+
+
+def pid_in(path):
+    return int(path.read_text()) if path.exists() and path.read_text().strip() else 0
+
+
+def alive(pid):
+    try:
+        return bool(pid) and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_it_leaves_in_the_background_ends_with_the_run(drumbeat):
+    done = drumbeat("run", write(drumbeat, "sleep 300 & echo $! > left"))
+    assert done.returncode == 0 and (drumbeat.folder / "rank-0").exists()
+    assert not alive(pid_in(drumbeat.folder / "left"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_ends_it_and_everything_that_it_started(number, drumbeat):
+    run = drumbeat.start("run", write(drumbeat, "bash -c 'echo $$ > deep; sleep 300; true'; touch more"))
+    deep = drumbeat.folder / "deep"
+    wait_for(lambda: pid_in(deep), what="on-start")
+    run.send_signal(number)
+    assert run.wait(60) == 128 + number
+    assert f"on-start was stopped by {number.name}; no rank was started" in run.stdout.read()
+    assert not alive(pid_in(deep)) and not (drumbeat.folder / "more").exists()
+
+
+def test_a_signal_of_its_own_and_a_path_without_programs(drumbeat):
+    assert drumbeat("run", write(drumbeat, "kill -9 $$")).returncode == 137
+    assert (
+        drumbeat("run", write(drumbeat, f"export PATH={drumbeat.folder}:{os.path.dirname(sys.executable)}")).returncode
+        == 0
+    )
+
+
+def test_in_the_queue_of_this_machine_its_end_is_explained(drumbeat):
+    assert drumbeat("submit", "--name", "ends", write(drumbeat, "echo printed; exit 3")).returncode == 0
+    wait_for(lambda: "failed" in drumbeat.here("status", "ends").stdout, what="its end")
+    assert "on-start ended the job (exit 3); no rank was started" in drumbeat.here("status", "ends").stdout
+    assert "printed" in (drumbeat.run_folder() / "desk.log").read_text()
+
+
+def test_in_the_queue_of_this_machine_it_can_be_cancelled(drumbeat):
+    assert drumbeat("submit", "--name", "sleeps", write(drumbeat, "echo $$ > deep; sleep 300")).returncode == 0
+    deep = drumbeat.folder / "deep"
+    wait_for(lambda: pid_in(deep), what="on-start")
+    assert drumbeat("cancel", "sleeps").returncode == 0
+    assert not alive(pid_in(deep)) and "cancelled" in drumbeat.here("status", "sleeps").stdout

@@ -149,8 +149,8 @@ def status(run: Run) -> Status:
             _remember_forgotten(run)
         if asked and asked.state == UNKNOWN and _was_cancelled(run):
             return Status(handle, CANCELLED)
-        if asked and asked.state == UNKNOWN and _record_now(run).last_state:
-            last = _record_now(run)
+        last = _record_now(run)
+        if asked and asked.state == UNKNOWN and last.last_state:
             return Status(handle, last.last_state, last.last_detail)
         if asked and asked.state == UNKNOWN and run.record.submitting and handle not in _silent:
             fix = f"drumbeat cancel {run.run_id} removes what it may have left"
@@ -161,6 +161,9 @@ def status(run: Run) -> Status:
         return settled(handle, None, end, next_step(run.folder) == REQUEUE, run.record.desk is None)
     if _was_cancelled(run):
         return Status(handle, CANCELLED, "before it started")
+    last = _record_now(run)
+    if last.last_state:
+        return Status(handle, last.last_state, last.last_detail)
     if desk_pid(run):
         here = backends.of_handle(handle)
         return here.status(handle, os.environ) if here and here.name == "local" else Status(handle, RUNNING)

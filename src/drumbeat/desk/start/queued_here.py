@@ -8,14 +8,15 @@ import sys
 import time
 import traceback
 from dataclasses import replace
-from typing import Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
+from drumbeat.backends.contract import FAILED, FINISHED
 from drumbeat.backends.local import Queue, own_process
 from drumbeat.base.order import Order, load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.processes import fork
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.desk.foreground import Foreground, after_on_start
+from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.start.create import fresh_token
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.vendors import detect, vendor_of
@@ -23,6 +24,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.summary import read_run_record, write_run_record
 
 _EVERY = 0.5  # seconds between two looks at the queue
+_SUBMITTED = 20.0  # seconds for the desk to note whom it has started
 
 
 def run_queued() -> int:
@@ -63,15 +65,28 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
         environ = _turn(order, queue, ticket)
         if environ is None:
             time.sleep(_EVERY)
-    if environ is None:  # cancelled before it began
-        folder = RunFolder(order.folder)
-        write_run_record(folder, replace(read_run_record(folder.path), cancelled=True))
-        return 143
-    try:
-        return foreground.run(after_on_start(order, environ))
-    except Problem as problem:
-        os.write(2, f"{problem}\n".encode())
-        return problem.exit_code
+    if environ is not None:
+        try:
+            return foreground.run(foreground.after_on_start(environ, output=2))
+        except Problem as problem:  # on-start did not reach its end
+            os.write(2, f"{problem}\n".encode())
+            if not foreground.signals:
+                ended = {
+                    "last_state": FAILED if problem.exit_code else FINISHED,
+                    "last_detail": f"{problem}; desk.log has what it printed",
+                }
+                _record(order, **ended)
+                return problem.exit_code
+    _record(order, cancelled=True)  # before it began
+    return 143
+
+
+def _record(order: Order, **ended: Any) -> None:
+    """Keep how it ended in its record, once the desk that submitted it has written that."""
+    folder, until = RunFolder(order.folder), time.monotonic() + _SUBMITTED
+    while not (record := read_run_record(folder.path)).handle and time.monotonic() < until:
+        time.sleep(0.05)
+    write_run_record(folder, replace(record, **ended))
 
 
 def _turn(order: Order, queue: Queue, ticket: str) -> Optional[Dict[str, str]]:

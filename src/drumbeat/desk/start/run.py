@@ -354,7 +354,7 @@ def _run_here(order: Order, place: Place, create: Create) -> int:
     token = fresh_token() if alone else users_token(environ)
     if not alone and node_rank:
         return Foreground(order, [node_rank], bundle, token).run(environ)
-    environ = after_on_start(order, environ)
+    foreground = Foreground(order, range(order.members) if alone else [0], bundle, token)
+    environ = foreground.after_on_start(environ)
     create(order, bundle)
-    nodes = range(order.members) if alone else [0]
-    return Foreground(order, nodes, bundle, token).run(environ)
+    return foreground.run(environ)
