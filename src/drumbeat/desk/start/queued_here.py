@@ -84,8 +84,10 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
 def _record(order: Order, **ended: Any) -> None:
     """Keep how it ended in its record, once the desk that submitted it has written that."""
     folder, until = RunFolder(order.folder), time.monotonic() + _SUBMITTED
-    while not (record := read_run_record(folder.path)).handle and time.monotonic() < until:
+    record = read_run_record(folder.path)
+    while (record.desk is None or record.desk.pid != os.getpid()) and time.monotonic() < until:
         time.sleep(0.05)
+        record = read_run_record(folder.path)
     write_run_record(folder, replace(record, **ended))
 
 
