@@ -225,9 +225,11 @@ def _record_now(run: Run) -> RunRecord:
 
 
 def _recorded_end(run: Run) -> Optional[End]:
-    """Return the end according to the lead's events if it was killed before the summary. A submitted job may have been
-    started again since, which only its scheduler knows."""
-    for event in reversed(run.last_run_events() if run.record.desk is not None else ()):
+    """Return the end according to the lead's events if it was killed before the summary; a desk that lives is about to
+    write one. A submitted job may have been started again since, which only its scheduler knows."""
+    if run.record.desk is None or desk_pid(run):
+        return None
+    for event in reversed(run.last_run_events()):
         if isinstance(event, kinds.RunStarted):
             return None
         if isinstance(event, kinds.RunEnded):
