@@ -124,6 +124,13 @@ def test_the_status_of_a_run_that_goes_on(failure):
     assert found.answer == NO_FAILURE and "step 3" in found.in_progress
 
 
+def test_the_log_that_a_status_quotes_belongs_to_its_verdict(failure):
+    quoted = "log        the end of runs/t-1/rank-1.err:\n           [rank1]: KeyError: 'weights'\n"
+    rows = BLOCK.splitlines(keepends=True)[:2]
+    found = failure("".join(("run        t-1\nstate      failed\n", *rows, quoted, "folder     runs/t-1\n")))
+    assert named(found) == FAILED and found.finding.evidence[0].line == 6
+
+
 def test_a_program_may_print_such_labels(failure):
     found = failure(f"failed     2 of 9 samples\nend        of data\nstate      failed\n{OTHER}")
     assert found.finding.title == "ValueError: other"

@@ -66,10 +66,9 @@ class _Block:
             self.head = name
             for part in _PARTS if name in _HEADS else ():
                 self.fields.pop(part, None)
-        if name in (*_HEADS, *_PARTS, *_FRAME):
-            self.fields[name] = (text, number)
-        elif not self.sure or name in _WORK:
+        if name in _WORK or not self.sure and name not in (*_HEADS, *_PARTS, *_FRAME):
             return False
+        self.fields[name] = (text, number)
         told = _WHO.match(text) if name == "failed" else None
         self.sure = self.sure or bool(
             name == "end" and _END.match(text)
@@ -212,7 +211,9 @@ def _known(text: str) -> Tuple[str, Optional[re.Match[str]]]:
 @functools.lru_cache(None)
 def _templates() -> List[Tuple[str, Tuple[str, ...], List[List[str]]]]:
     """Code, then title, cause and fix with the words that each holds in any case."""
-    known = [(rule.code, (rule.title, rule.cause, rule.fix)) for rule in rulebook().rules]
+    known: List[Tuple[str, Tuple[str, ...]]] = [
+        (rule.code, (rule.title, rule.cause, rule.fix)) for rule in rulebook().rules
+    ]
     for file in _CATALOGS:
         for name, entry in entries(file).items():
             known.append((name.partition("/")[0], tuple(entry.get(part, "") for part in ("title", "cause", "fix"))))
