@@ -176,12 +176,3 @@ def test_a_rank_of_drumbeats_console_counts_beside_torchs_own_prefix():
     report = read(CONSOLE + "\n".join(lines))
     assert (report.failure.answer, report.failure.finding.rank) == ("exception", 1)
     assert not any("NCCL_DEBUG" in each for each in report.transport.unseen)
-
-
-def test_a_hang_that_drumbeats_console_tells_of():
-    where = "rank 1 is asleep at train.py:9 <module>"
-    line = (
-        f"failed     rank 1 on n1 (node 0): no step for 38 s: {where}; rank 0 is waiting in all_reduce 4 at train.py:10"
-    )
-    failure = read(f"{CONSOLE}error      no step for 38 s: {where}; rank 0 is waiting\n{line}").failure
-    assert (failure.answer, failure.finding.rank) == ("hang", 1) and where in failure.finding.title

@@ -19,6 +19,7 @@ from drumbeat.logs.read.prefixes import MAX_LINE as LONGEST
 from drumbeat.logs.read.records import MAX_LINES, unwrap
 
 if TYPE_CHECKING:
+    from drumbeat.logs.own_verdicts import OwnVerdicts
     from drumbeat.logs.reader import Reader
     from drumbeat.logs.report import Report
     from drumbeat.runfolder.run import Run
@@ -284,30 +285,33 @@ class Progress:
 
 def diagnose(paths: Sequence[str]) -> Report:
     """Read logs, folders or runs, and return what failed first, why, the fix, and the transport."""
-    reader = read(paths)
+    from drumbeat.logs.own_verdicts import OwnVerdicts
+
+    verdicts = OwnVerdicts()
+    reader = read(paths, verdicts)
     if reader.is_empty:
         raise Problem(
             f"{', '.join(map(printable, paths))}: nothing to read: empty, or not text",
             "give the run's log files, or its folder",
         )
-    return reader.report()
+    return verdicts.judged(reader)
 
 
-def read(paths: Sequence[str]) -> Reader:
+def read(paths: Sequence[str], verdicts: Optional[OwnVerdicts] = None) -> Reader:
     """Read everything below these paths; of a single run folder, also what the run itself recorded."""
     from drumbeat.logs.reader import Reader
 
     sources = find(list(paths))
     reader, progress = Reader(), Progress()
     for source in sources.files:
-        _read(reader, source, progress)
+        _read(reader, source, progress, verdicts)
     progress.end()
     if len(sources.runs) == 1:
         _add_record(reader, sources.runs[0])
     return reader
 
 
-def _read(reader: Reader, source: Source, progress: Progress) -> None:
+def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional[OwnVerdicts]) -> None:
     from drumbeat.logs.read import flight
 
     start = start_of(source)
@@ -326,6 +330,7 @@ def _read(reader: Reader, source: Source, progress: Progress) -> None:
     if source.rank is not None or source.host:
         reader.name_file(source.name, source.rank, source.host)
     for number, some, last in with_tail(lines(source)):
+        some = verdicts.take(source.name, number, some) if verdicts and last else some
         reader.feed_lines(source.name, number, some, last)
         progress.tick(source.name, number)
     reader.not_whole(source.name, source.cut)

@@ -19,7 +19,7 @@ from drumbeat.findings.model import OK, SEVERITIES, Evidence, Finding
 FIELDS = frozenset(("severity", "evidence", "node", "host", "rank", "local", "confidence", "seen", "unseen"))
 WORDS = ("title", "cause", "fix", "support")
 NAME = regex(r"\{(\w+)(?::([\w.,%]+))?\}")
-_OPTIONAL = regex(r"\[([^\[\]]*\{\w+(?::[\w.,%]+)?\}[^\[\]]*)\]")
+OPTIONAL = regex(r"\[([^\[\]]*\{\w+(?::[\w.,%]+)?\}[^\[\]]*)\]")
 _NOUN = regex(r"[A-Za-z]{2,}")
 
 
@@ -48,7 +48,7 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
     def optional(match: re.Match[str]) -> str:
         return match[1] if all(values[name] not in (None, "") for name, _ in NAME.findall(match[1])) else ""
 
-    return NAME.sub(one, _OPTIONAL.sub(optional, template))
+    return NAME.sub(one, OPTIONAL.sub(optional, template))
 
 
 class Catalog:
