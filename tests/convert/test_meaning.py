@@ -176,6 +176,17 @@ SCRIPTS = {
     "reassigned": "D=$(cat env.sh | wc -l)\nE=v$D\nD=9\nexport F=$E\nsrun python $D $E",
     "secret words": "srun python --fmt '$(touch x)' --re '`id`' --v '$HOME' --s 'it'\\''s $x' \"\\$A\" \\$B",
     "pipe": "srun python a | tee log.txt",
+    "own name": "export TAG=$(hostname)-$SLURM_JOB_ID\nHEAD=$HOSTNAME\nsrun python --head $HEAD --by ${HEAD%%.*}",
+    "own name in the launch line": 'BY=$(hostname) srun python --by "$(hostname) x" --n $(wc -l < env.sh)',
+    "first node": 'nodes=($(scontrol show hostnames))\nexport TAG=${nodes[0]}-$SLURM_JOB_ID\nMASTER_ADDR=x srun python --tag ${nodes[0]}.$TAG',
+    "random": "RANDOM=7\nexport SEED=$RANDOM\nsrun python --seed $SEED --other $RANDOM $RANDOM",
+    "random words": 'RANDOM=7\nARGS="--seed $RANDOM --x $RANDOM"\nARGS="$ARGS --y $RANDOM"\nsrun python $ARGS',
+    "random list": 'RANDOM=7\nLIST=($RANDOM b $RANDOM)\nsrun python "${LIST[@]}" ${LIST[1]} ${LIST[2]}',
+    "list of a condition": 'A=(1 2)\nif [ -e env.sh ]; then A=(3 4); fi\nsrun python ${A[0]} "${A[@]}"',
+    "folder before cd": "OUT=$PWD/out\ncd 'code dir'\nexport LOG=$OUT/$SLURM_JOB_ID\nsrun python --out $OUT $SLURM_JOB_ID",
+    "folder before cd, kept": "OUT=$PWD/out\nmkdir -p $OUT\ncd 'code dir'\nexport LOG=$OUT/$SLURM_JOB_ID\nsrun python --out $OUT $SLURM_JOB_ID",
+    "pushd": "pushd 'code dir'\nHERE=$PWD\npopd\nBACK=$PWD\nsrun python $SLURM_JOB_ID ${HERE#$BACK}",
+    "exported by an option": "echo PLAIN=1 > vars.sh\nset -a\nsource ./vars.sh\nset +a\nsrun python t.py",
     "errors": "false\nls /nonexistent 2>/dev/null\nmkdir -p out\nsrun python t.py",
 }  # fmt: skip
 
@@ -183,6 +194,14 @@ SCRIPTS = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_reaches_a_rank(name, place):
     assert_same(HEADER + SCRIPTS[name] + "\n", place)
+
+
+@pytest.mark.parametrize("name", ["RANDOM", "SRANDOM", "EPOCHREALTIME", "BASHPID", "$", "LINENO"])
+def test_what_differs_each_time_is_read_once(name, place):
+    text = f'{HEADER}export ID="${name}"\nRUN=run-${name}\nexport RUN_ID=$RUN\nsrun python --id $ID --run $RUN --now ${name}\n'
+    one, other = of_job(convert(text), place)
+    assert one["argv"] == other["argv"] and one["argv"][1] == one["env"]["ID"] == other["env"]["ID"]
+    assert one["argv"][3] == one["env"]["RUN_ID"] and all(one["argv"])
 
 
 STATEMENTS = (

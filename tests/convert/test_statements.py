@@ -47,7 +47,8 @@ def test_a_step_of_its_own_stays_one():
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (("set -euo pipefail", "touch a"), []),
+        (("set -euo pipefail", "touch a"), ["set -u -o pipefail  # as in the script"]),
+        (("set -o errexit -o nounset", "set -x", "touch a"), ["set -u  # as in the script"]),
         (("touch a",), ["set +e  # as in the script"]),
         (("touch a", "set -e", "touch b"), ["set +e  # as in the script", "set -e  # as in the script"]),
     ],
@@ -55,6 +56,35 @@ def test_a_step_of_its_own_stays_one():
 def test_errors_end_on_start_where_they_end_the_script(lines, expected):
     made = job(script(*lines, "srun python train.py"))
     assert [line for line in made.on_start.split("\n") if line.startswith("set ")] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "set -eo pipefail\nfalse | cat",
+        "set -eo pipefail\nset +o pipefail\nfalse | cat",
+        "set -e\nfalse | cat",
+        "set -u\nmkdir -p out-$NOT_SET",
+        "set -u\nset +u\nmkdir -p out-$NOT_SET\nset -u",
+        "set -u\nexport OUT=$SLURM_NOT_SET/$(pwd | wc -l)",
+        "export FOUND=$(grep nothing /dev/null)",
+        "set -e\nexport FOUND=$(grep nothing /dev/null)",
+        "set -f\n[ *.no = '*.no' ]\n>| a\nset -C\nset -e\n: > a",
+    ],
+)
+@pytest.mark.parametrize("shell", ["#!/bin/bash", "#!/bin/bash -l", "#!/bin/bash -e"])
+def test_on_start_fails_where_the_script_does(text, shell, tmp_path):
+    batch = f"{shell}\n{text}\nsrun python train.py\n"
+    environ = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "1"}
+    there = subprocess.run(["bash", *shell.split()[1:], "-c", "srun() { :; }\n" + batch], cwd=tmp_path, env=environ)
+    made = "\n".join(convert(batch).on_start)
+    here = subprocess.run(["bash", "-c", f"set -e; {made}\ntrue"], cwd=tmp_path, env=environ)
+    assert bool(here.returncode) == bool(there.returncode), made
+
+
+def test_a_variable_that_must_be_set_ends_the_rank():
+    made = convert(script("set -u", "srun python t.py --n $SLURM_ARRAY_TASK_ID")).keys["command"]
+    assert made[2] == "set -u; exec python t.py --n ${SLURM_ARRAY_TASK_ID}"
 
 
 def test_how_the_launcher_calls_the_program_is_kept():

@@ -248,8 +248,9 @@ class Expander:
         if head and place >= items.index(head[0]):
             kinds = {unknown.kind for unknown in self.marks.of(items[items.index(head[0])])}
             if kinds == {"hosts"} and place == 0:
-                return self.marks.mark(Unknown("${MASTER_ADDR}", "head"))
-            return items[place] if kinds != {"hosts"} and len(items) > place else self.unknown(written, stable=False)
+                return self.marks.mark(Unknown(written, "head", self.marks.reads(head[0]), False))
+            counted = kinds != {"hosts"} and not any("[@]" in unknown.text for unknown in self.marks.of(head[0]))
+            return items[place] if counted and len(items) > place else self.unknown(written, stable=False)
         return items[place] if -len(items) <= place < len(items) else ""
 
     def _default(self, name: str, value: Optional[Value], op: str, rest: str, written: str) -> Union[str, List[str]]:
@@ -324,7 +325,7 @@ class Expander:
         number = calculated(text)
         if number is not None:
             return str(number)
-        once = ONCE if "RANDOM" in inside or self.marks.kind(text) == ONCE else self.marks.kind(text)
+        once = self.marks.kind(text)
         return self.unknown(
             written if written.startswith("$") else f"$(({written}))", once or JOB, once not in (ONCE, TASK)
         )

@@ -34,7 +34,9 @@ MAX_STEPS = 20_000
 MAX_MADE = 4096  # characters of what a variable was given, for comparison
 MAX_ROUNDS = 256  # of one loop
 MAX_DEPTH = 20  # of functions and substitutions in each other
-EACH_TIME = frozenset(("RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "$", "!", "?"))
+EACH_TIME = frozenset((
+    "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "PPID", "LINENO", "$", "!", "?",
+))  # fmt: skip
 _DECLARING = ("export", "declare", "typeset", "readonly", "local")
 
 
@@ -120,7 +122,7 @@ class Shell:
         self.zero = ""  # $0, where it is known
         self.foreign = False  # something was sourced that may set any variable
         self.exports_all = False
-        self.errexit: List[Tuple[int, bool]] = []  # from which event on `set -e` holds, or no longer
+        self.options: List[Tuple[int, str, bool]] = []  # of `set`: from which event on each holds, or no longer
         self.certain = True
         self.steps, self.depth = [0], 0
         self.text = ""
@@ -140,7 +142,7 @@ class Shell:
     def lookup(self, name: str) -> Optional[Value]:
         """Return a variable's value: a mark if it comes from outside and is not known."""
         found = self.variables.get(name)
-        if found is not None:
+        if found is not None and name not in EACH_TIME:
             return found.value
         if name in ("@", "*") or name.isdigit():
             return self._argument(name)
@@ -188,13 +190,16 @@ class Shell:
         exported = exported or self.exports_all or name in self.exports or bool(before and before.exported)
         joined = value if isinstance(value, str) else "\0".join(value)
         own = f"${{{name}}}"
+        if isinstance(value, str) and re.search(r"\s", joined) and not self.marks.named(joined):
+            value = joined = self.with_names(value, line)
+            raw = self.marks.quoted(value)
         if len(joined) > MAX_VALUE or not self.marks.named(joined) or name in self.marks.reads(joined):
             kind = self.marks.kind(joined) or JOB
             if isinstance(value, str):
                 value = self.marks.mark(
                     Unknown(own, kind, frozenset((name,)), False, self.marks.resolved(joined)[:MAX_MADE])
                 )
-            elif len(joined) > MAX_VALUE:
+            elif len(joined) > MAX_VALUE or kind in (ONCE, TASK, HEAD):
                 value = [self.marks.mark(Unknown(f"${{{name}[@]}}", kind, frozenset((name,)), False, raw))]
         for other, variable in list(
             self.variables.items()
@@ -206,6 +211,10 @@ class Shell:
                 self.variables[other] = variable._replace(value=mark if isinstance(variable.value, str) else [mark])
         self.events.append(Event("assign", line, f"{name}={raw}", names_read(raw), frozenset((name,)), value))
         self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe))
+
+    def with_names(self, text: str, line: int) -> str:
+        """Return a text in which what only a run can tell has a variable of its own, so that all around it stays known."""
+        return text
 
     def _set(self, parts: Tuple[str, str, bool, str], line: int, exported: bool) -> None:
         name, index, more, raw = parts
@@ -258,9 +267,7 @@ class Shell:
             if found:
                 return found
         names = {word.text.rsplit("/", 1)[-1] for node in nodes for each in node.walk() for word in each.words[:1]}
-        each_time = names & {"date", "mktemp", "uuidgen", "shuf", "openssl", "$RANDOM"} or re.search(
-            r"\$\{?RANDOM|/urandom", text
-        )
+        each_time = names & {"date", "mktemp", "uuidgen", "shuf", "openssl"} or "/urandom" in text
         reads = names_read(text)
         values = "".join("".join(value) for value in (self.lookup(name) or "" for name in reads))
         own = {"hostname", "nproc", "nvidia-smi", "rocm-smi", "taskset"} & names
@@ -604,6 +611,9 @@ class Shell:
         self._remember_file(words, node)
         if self.wanted(words):
             prefix = {each[0]: self.words.text(each[3]) for each in assigned}
+            if not self.task:
+                words = [self.with_names(word, node.line) for word in words]
+                prefix = {name: self.with_names(value, node.line) for name, value in prefix.items()}
             started = Started(
                 node.line, words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
             )
@@ -674,7 +684,7 @@ class Shell:
 
     def _cd(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         place = words[1] if len(words) > 1 else self.mark("${HOME}", SUBMIT)
-        if place == "-" or words[0] != "cd":
+        if place[:1] in ("-", "+") or words[0] == "popd" or words == ["pushd"]:
             self.cwd = self.mark("${PWD}", JOB, False)
         else:
             base = self.cwd or self.mark("${PWD}", SUBMIT)
@@ -684,15 +694,21 @@ class Shell:
         return True
 
     def _set_builtin(self, words: List[str], node: Node, text: str) -> Optional[bool]:
-        if "--" in words:
-            self.arguments = words[words.index("--") + 1 :]
-        options = " ".join(words[1:])
-        for sign in re.findall(r"(?:^|\s)([-+])(?:[a-zA-Z]*e|o errexit)", options):
-            self.errexit = [*self.errexit, (len(self.events), sign == "-")]
-        self.exports_all = bool(re.search(r"(?:^|\s)-\w*a|(?<!\+)o allexport", options)) or (
-            self.exports_all and not re.search(r"\+\w*a", options)
-        )
+        rest = self.set_options(words[1:])
+        if "--" in rest:
+            self.arguments = rest[rest.index("--") + 1 :]
         return True
+
+    def set_options(self, words: Sequence[str]) -> List[str]:
+        """Set options as `set`, or the call of a shell, names them; return the words after them."""
+        rest = list(words)
+        while rest and re.fullmatch(r"[-+][A-Za-z]+", rest[0]):
+            word = rest.pop(0)
+            names = [rest.pop(0) if letter == "o" and rest else letter for letter in word[1:]]
+            names = [_SHORT.get(name, name) for name in names if name not in _CALLED]
+            self.options = [*self.options, *((len(self.events), name, word[0] == "-") for name in names)]
+        self.exports_all = "a" in options_at(self.options, len(self.events))
+        return rest
 
     def _shift(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         if self.arguments is not None:
@@ -757,6 +773,8 @@ class Shell:
         return True
 
     def _true(self, words: List[str], node: Node, text: str) -> Optional[bool]:
+        if _into_file(node):
+            self.events.append(Event("once", node.line, text, names_read(text)))
         return words[0] != "false"
 
     def _trap(self, words: List[str], node: Node, text: str) -> Optional[bool]:
@@ -802,6 +820,18 @@ def commands_of(text: str, environ: Mapping[str, str], arguments: Optional[Seque
     for path in {word for each in shell.started for word in each.words} & set(shell.files):
         shell.run(without_marks(shell.files[path]))
     return [[shell.marks.shown(word) for word in each.words] for each in shell.started]
+
+
+_CALLED = frozenset("cilrs")  # how a shell was called: `set` does not take them
+_SHORT = {
+    "errexit": "e", "nounset": "u", "allexport": "a", "noglob": "f", "noclobber": "C", "xtrace": "x", "verbose": "v",
+}  # fmt: skip
+
+
+def options_at(options: Sequence[Tuple[int, str, bool]], place: int) -> FrozenSet[str]:
+    """Return the options of `set` that hold at an event."""
+    last = {name: on for start, name, on in options if start <= place}
+    return frozenset(name for name, on in last.items() if on)
 
 
 def _bodies(node: Node) -> List[List[Node]]:

@@ -11,9 +11,9 @@ _MOST_MARKS = 16_000
 MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + 2 * _MOST_MARKS + 1)}]")
 
 # Where a value is known, from early to late. SUBMIT: where the job is submitted. JOB: in the job, alike on all nodes.
-# HEAD: the first node's name or address. TASK: differs between tasks. ONCE: differs each time it is worked out.
+# HEAD: the name or address of the node that runs the batch script. TASK: differs between tasks. ONCE: differs each time.
 SUBMIT, JOB, HOSTS, HEAD, TASK, ONCE = "submit", "job", "hosts", "head", "task", "once"
-_ORDER = (SUBMIT, HEAD, JOB, HOSTS, TASK, ONCE)
+_ORDER = (SUBMIT, JOB, HEAD, HOSTS, TASK, ONCE)
 
 
 class Unknown(NamedTuple):
@@ -61,8 +61,10 @@ class Marks:
         return all(unknown.stable for unknown in self.of(text))
 
     def named(self, text: str) -> bool:
-        """Return true if each unknown can be had again by a variable's name."""
-        return all(unknown.stable or re.fullmatch(r"\$\{\w+\}", unknown.text) for unknown in self.of(text))
+        """Return true if each unknown can be had again by a variable's name: one of the script, or one that stays as it is."""
+        return all(
+            unknown.stable or unknown.made and re.fullmatch(r"\$\{\w+\}", unknown.text) for unknown in self.of(text)
+        )
 
     def shown(self, text: str, of: Callable[[Unknown], str] = lambda unknown: unknown.text) -> str:
         """Return the text with the shell's words for what is not known."""
@@ -72,18 +74,23 @@ class Marks:
         """Return the text with what variables were given in place of their names, for comparison."""
         return self.shown(text, lambda unknown: unknown.made or unknown.text)
 
-    def quoted(self, text: str) -> str:
+    def quoted(self, text: str, of: Callable[[Unknown], str] = lambda unknown: unknown.text) -> str:
         """Return the text as one word of a shell, or several where an unknown stands outside quotes."""
         if not MARK.search(text):
             return text if text and re.fullmatch(r"[\w@%+=:,./-]+", text) else shlex.quote(text)
         done, inside = [], ""
         for piece in re.split(f"({MARK.pattern})", text):
             if MARK.fullmatch(piece) and outside_quotes(piece):
-                done += [f'"{inside}"' if not re.fullmatch(r"[\w@%+=:,./-]*", inside) else inside, self.get(piece).text]
+                done += [f'"{inside}"' if not re.fullmatch(r"[\w@%+=:,./-]*", inside) else inside, of(self.get(piece))]
                 inside = ""
             else:
-                inside += self.get(piece).text if MARK.fullmatch(piece) else re.sub(r'(["$`\\])', r"\\\1", piece)
+                inside += of(self.get(piece)) if MARK.fullmatch(piece) else re.sub(r'(["$`\\])', r"\\\1", piece)
         return "".join(done) + (inside if re.fullmatch(r"[\w@%+=:,./-]*", inside) else f'"{inside}"')
+
+
+def at_submission(unknown: Unknown) -> bool:
+    """Return true for the folder in which the job is submitted; the shell's PWD is another one after a `cd`."""
+    return unknown.text == "${PWD}" and unknown.kind == SUBMIT
 
 
 def outside_quotes(mark: str) -> bool:

@@ -9,7 +9,7 @@ from drumbeat.commands.interpret import Shell, Variable
 from drumbeat.commands.values import MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
 from drumbeat.convert.job_shell import JobShell
-from drumbeat.convert.launch import AS_TEXT, OURS, Launch
+from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, Launch
 from drumbeat.jobfile.job import Job
 
 _DOLLAR = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))")
@@ -32,10 +32,9 @@ def from_script(launch: Launch) -> Reached:
 
 def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -> Reached:
     """Read the job file as drumbeat will: `on-start` where the batch script runs, `env`, `setup`, then the command."""
-    workdir = _expanded(job.workdir or "", marks)
-    if workdir and not workdir.startswith("/") and not MARK.match(workdir):
-        workdir = _expanded("$PWD/", marks) + workdir
+    workdir = absolute(_expanded(job.workdir or "", marks), marks)
     batch = JobShell(known, lambda words: False, (), marks, read=launch.shell.read)
+    batch.cwd = workdir
     batch.run(job.on_start)
     shell = JobShell(launch.shell.known, lambda words: False, (), marks, True, launch.shell.read)
     shell.cwd, shell.foreign = workdir, launch.shell.foreign
@@ -52,6 +51,11 @@ def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -
         if inner.started:
             words, variables = inner.started[-1].words, inner.started[-1].variables
     return Reached(words, {name: str(each.value) for name, each in _exported(variables).items()}, shell.cwd)
+
+
+def absolute(folder: str, marks: Marks) -> str:
+    """Return a folder that is written down relative to where the job is submitted."""
+    return f"{_expanded('$PWD', marks)}/{folder}" if folder and folder[0] != "/" and not MARK.match(folder) else folder
 
 
 def _handed_on(shell: Shell, launch: Launch) -> Dict[str, Variable]:
@@ -81,7 +85,7 @@ def _expanded(text: str, marks: Marks) -> str:
 
 def differences(script: Reached, job: Reached, marks: Marks, secrets: Dict[str, str]) -> List[Difference]:
     def value(unknown: Unknown) -> str:  # what drumbeat works out counts by its name
-        return unknown.text if unknown.text[2:-1] in OURS else unknown.made or unknown.text
+        return unknown.text if unknown.text[2:-1] in OURS - {PLACE} else unknown.made or unknown.text
 
     def shown(text: Optional[str]) -> str:
         return _UNSET if text is None else marks.shown(whole_marks(text), value)

@@ -7,11 +7,11 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence,
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
-from drumbeat.commands.interpret import Shell, Started
+from drumbeat.commands.interpret import Shell, Started, options_at
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
-from drumbeat.commands.values import SUBMIT, without_marks
-from drumbeat.convert.compare import differences, from_job, from_script
+from drumbeat.commands.values import SUBMIT, at_submission, without_marks
+from drumbeat.convert.compare import absolute, differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, job_file
 from drumbeat.convert.job_shell import JobShell
@@ -57,6 +57,8 @@ def convert(
     known = slurm_variables(draft, script.directives)
     for wanted in (starts_training, starts_something):
         batch = JobShell(known, wanted, arguments, draft.marks, read=read_file)
+        batch.cwd = absolute(draft.keys.get("workdir", ""), draft.marks)
+        batch.set_options(re.findall(r"\A#!\s*\S*sh\s+(-\w+)", text))
         batch.run(without_marks(text))
         if batch.started:
             break
@@ -102,7 +104,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
         draft.question(
             chosen.line, chosen.text, "starts only under a condition, or in a loop, that is decided when the job runs"
         )
-    seen = [(chosen.line, chosen.words)]
+    seen = [(chosen.line, list(map(draft.marks.resolved, chosen.words)))]
     for other in batch.started:
         if other.before < chosen.before + (not other.certain) and chosen.certain and not other.background:
             if other.certain:
@@ -110,8 +112,8 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
             if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS:
                 why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
                 draft.question(other.line, other.text, why, advice=True)
-        elif (other.line, other.words) not in seen:
-            seen.append((other.line, other.words))
+        elif (other.line, list(map(draft.marks.resolved, other.words))) not in seen:
+            seen.append((other.line, list(map(draft.marks.resolved, other.words))))
             again = other.line == chosen.line and other.text == chosen.text  # another round of a loop
             words = " ".join(other.words) if again else other.text
             draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
@@ -219,10 +221,19 @@ def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
     private = sorted(
         name for name in assigned - launch.as_text if name not in variables or not variables[name].exported
     )
-    text = f"export -n {' '.join(private)}; " if private else ""  # the shell's own, as in the script
+    strict = "u" in options_at(launch.options, launch.outside) and own - assigned
+    text = "set -u; " if strict else ""
+    text += f"export -n {' '.join(private)}; " if private else ""  # the shell's own, as in the script
     text += "".join(f'eval "${AS_TEXT}{name}"; unset {AS_TEXT}{name}; ' for name in sorted(launch.as_text))
-    text += "".join(f"{name}=({' '.join(map(marks.quoted, items))}); " for name, items in given.items())
-    text += "exec " + " ".join(map(marks.quoted, words))
+
+    def quoted(some: Sequence[str]) -> str:
+        return " ".join(
+            marks.quoted(each, lambda unknown: marks.mark(unknown) if at_submission(unknown) else unknown.text)
+            for each in some
+        )
+
+    text += "".join(f"{name}=({quoted(items)}); " for name, items in given.items())
+    text += "exec " + quoted(words)
     draft.keys["command"] = ["bash", "-c", text]
     return frozenset(assigned)
 
@@ -230,7 +241,8 @@ def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
 def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
     """Return the items of a list where the script's last word on it is known; its command can then bring it along."""
     last = next((each for each in launch.events[::-1] if name in each.writes and each.kind != "export"), None)
-    return last.value if last is not None and last.kind == "assign" and isinstance(last.value, list) else None
+    items = last.value if last is not None and last.kind == "assign" and isinstance(last.value, list) else None
+    return None if items is None or name in launch.shell.marks.reads("".join(items)) else items
 
 
 def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:

@@ -40,7 +40,7 @@ _MEMORY_PER = {"mem-per-gpu": "gpus", "mem-per-cpu": "cpus"}
 
 def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
     given = {each.name: each for each in directives}
-    for each in given.values():
+    for each in sorted(given.values(), key=lambda each: each.name != "nodes"):  # --gpus is of all nodes
         _one(draft, each)
     if "gpus-per-task" in given:
         _gpus_per_task(draft, given["gpus-per-task"], tasks_per_node(directives) or 1)
@@ -83,7 +83,7 @@ def _one(draft: Draft, each: Directive) -> None:
     elif name in ("gpus-per-node", "gres", "gpus"):
         _gpus(draft, each)
         if name != "gres" or value.startswith("gpu"):
-            _note_type(draft, each)
+            _keep_type(draft, each)
     elif name == "mem":
         _memory(draft, each, 1)
     elif name in _SAME and value and not re.search(r"[\s$'\"]", value):
@@ -113,10 +113,12 @@ def _time(draft: Draft, each: Directive) -> None:
     draft.set("time", text, each.line)
 
 
-def _note_type(draft: Draft, each: Directive) -> None:
-    if re.match(r"(?:gpu:)?(?!gpu)[A-Za-z][\w.-]*(?::\d+)?$", each.value):
-        why = "only the number is kept, not the type of GPU: add constraint or submit-options if the partition has several"
-        draft.drop(each.line, each.text, why)
+def _keep_type(draft: Draft, each: Directive) -> None:
+    """Keep the type of GPU, which no key has, among sbatch's options; drumbeat then asks for no GPUs beside them."""
+    found = re.match(r"(?:gpu:)?(?!gpu)([A-Za-z][\w.-]*)(?::\d+)?$", each.value)
+    if found and "gpus" in draft.keys:
+        form = "--gres=gpu" if each.name == "gres" else "--gpus-per-node"
+        draft.options.append(f"{form}{':' if each.name == 'gres' else '='}{found[1]}:{draft.keys['gpus']}")
 
 
 def _gpus(draft: Draft, each: Directive) -> None:
@@ -143,7 +145,7 @@ def _gpus_per_task(draft: Draft, each: Directive, tasks: int) -> None:
     found = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?(\d+)", each.value)
     if found:
         draft.set("gpus", int(found.group(1)) * tasks, each.line)
-        _note_type(draft, each)
+        _keep_type(draft, each)
     else:
         draft.drop(each.line, each.text, "the number of GPUs is not a plain number: write gpus: N (per node)")
 

@@ -7,7 +7,19 @@ from typing import FrozenSet, Optional, Sequence
 
 from drumbeat.commands.interpret import Shell
 from drumbeat.commands.syntax import Node, names_read
-from drumbeat.commands.values import HEAD, HOSTS, JOB, SUBMIT, TASK, Unknown
+from drumbeat.commands.values import (
+    HEAD,
+    HOSTS,
+    JOB,
+    MARK,
+    ONCE,
+    SUBMIT,
+    TASK,
+    Unknown,
+    outside_quotes,
+    split_marks,
+    whole_marks,
+)
 
 
 def _words(text: str) -> FrozenSet[str]:
@@ -43,7 +55,7 @@ _TASK_VARIABLES = _words(
     "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"
 )
 _OF_DRUMBEAT = frozenset(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NNODES", "LOCAL_WORLD_SIZE"))
-_OF_HEAD = _words("HOSTNAME SLURMD_NODENAME SLURM_LAUNCH_NODE_IPADDR SLURM_SUBMIT_HOST")
+_OF_HEAD = _words("HOSTNAME SLURMD_NODENAME SLURM_LAUNCH_NODE_IPADDR")
 _SITE = re.compile(
     r"(?:HOME|USER|PATH|TMPDIR|SCRATCH|WORK|PWD|SHELL|LANG|LOGNAME)|\w*PATH|XDG_\w+|CONDA_\w+|(?:SLURM|PBS)_\w+"
 )
@@ -54,12 +66,12 @@ class JobShell(Shell):
 
     def outside(self, name: str) -> str:
         if name == "SLURM_SUBMIT_DIR":
-            return self.mark("${PWD}", SUBMIT) if not self.cwd else self.mark("${SLURM_SUBMIT_DIR}", JOB)
+            return self.mark("${PWD}", SUBMIT)
         of_task = name in _TASK_VARIABLES
         if self.task and (of_task or (name in _OF_DRUMBEAT and name not in self.known)):
             return self.mark(f"${{{name}}}", TASK)
         if name not in self.known and not self.task and name in _OF_HEAD:
-            return self.head()
+            return self.mark(f"${{{name}}}", HEAD, False)
         if name not in self.known and name.startswith("SLURM_"):
             return self.mark(f"${{{name}}}", JOB)
         return super().outside(name)
@@ -72,8 +84,18 @@ class JobShell(Shell):
         self.defaults.setdefault(f"${name}" if name.isdigit() else name, default)
         return True
 
-    def head(self) -> str:
-        return self.marks.mark(Unknown("${MASTER_ADDR}", HEAD))
+    def with_names(self, text: str, line: int) -> str:
+        def variable(found: re.Match[str]) -> str:
+            unknown = self.marks.get(found[0])
+            late = unknown.kind in (ONCE, TASK, HEAD) or unknown.text.startswith("$(")
+            if self.marks.named(found[0]) or not late or "[@]" in unknown.text:
+                return found[0]
+            name = f"VALUE_{1 + sum(any(each.startswith('VALUE_') for each in event.writes) for event in self.events)}"
+            self._assign(name, whole_marks(found[0]), f'"{unknown.text}"', line, False)
+            mark = str(self.variables[name].value)
+            return split_marks(mark) if outside_quotes(found[0]) else mark
+
+        return MARK.sub(variable, text)
 
     def host_of(self, text: str, nodes: Sequence[Node], inner: Shell) -> str:
         """Return a mark for a list of the job's nodes, or for the first of them."""
@@ -90,13 +112,11 @@ class JobShell(Shell):
         if counted and (_HOST_LIST.search(text) or HOSTS in kinds) and len(names) == 2 and "SLURM_NNODES" in self.known:
             return self.known["SLURM_NNODES"]
         if _HOST_LIST.search(text) or (HOSTS in kinds and set(names) <= _FILTERS):
-            if _FIRST_OF.search(text):
-                return self.head()
-            return self.marks.mark(Unknown(f"$({text})", HOSTS, names_read(text), False))
+            return self.mark(f"$({text})", HEAD if _FIRST_OF.search(text) else HOSTS, False)
         if (HEAD in kinds and set(names) <= _FILTERS) or (
             _OWN_HOST.match(text) and not re.search(r"\$\{?SLURM_(?:PROC|NODE|LOCAL)ID", text)
         ):
-            return self.head()
+            return self.mark(f"$({text})", HEAD, False)
         return ""
 
     def name_hosts(self, words: Sequence[str], text: str, names: FrozenSet[str]) -> None:
@@ -104,7 +124,7 @@ class JobShell(Shell):
             return
         for name in names:
             mark = (
-                self.head()
+                self.marks.mark(Unknown(f"${{{name}}}", HEAD, frozenset((name,)), False, text))
                 if _FIRST_OF.search(text)
                 else self.marks.mark(Unknown(f"${{{name}[@]}}", HOSTS, frozenset((name,)), False))
             )

@@ -9,10 +9,19 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
-from drumbeat.commands.interpret import Event, Shell, Started
+from drumbeat.commands.interpret import Event, Shell, Started, Variable
 from drumbeat.commands.launch import find_launcher, runs_text
 from drumbeat.commands.launch import peel as off
-from drumbeat.commands.values import MARK, SUBMIT, whole_marks
+from drumbeat.commands.values import (
+    HEAD,
+    MARK,
+    SUBMIT,
+    Marks,
+    Unknown,
+    outside_quotes,
+    split_marks,
+    whole_marks,
+)
 from drumbeat.convert.draft import Draft
 from drumbeat.convert.job_shell import JobShell
 
@@ -24,6 +33,7 @@ OURS = {
     "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "DRUMBEAT_WORKDIR",
 }  # fmt: skip
 AS_TEXT = "AS_TEXT_"
+PLACE = "DRUMBEAT_WORKDIR"
 WORKED_OUT = "worked out on each node, with its reason (drumbeat plan)"
 STARTERS = ("srun", "mpirun", "mpiexec")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman")
@@ -69,7 +79,7 @@ class Launch:
     workdir: str = ""
     container: bool = False
     alone: bool = False  # the batch script starts it itself, on the first node
-    errexit: List[Tuple[int, bool]] = field(default_factory=list)  # of the batch script
+    options: List[Tuple[int, str, bool]] = field(default_factory=list)  # of the batch script: Shell.options
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
     as_text: FrozenSet[str] = (
         frozenset()
@@ -135,7 +145,7 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     shell.events = list(events)
     shell.variables = {name: each for name, each in started.variables.items() if each.exported}
     shell.cwd = started.cwd
-    launch = Launch(started.line, list(started.words), shell, events, len(events), errexit=batch.errexit)
+    launch = Launch(started.line, list(started.words), shell, events, len(events), options=batch.options)
     launch.alone = unwrapped(started.words)[0].rsplit("/", 1)[-1] not in STARTERS
     _give(launch, started.prefix)
     while launch.words:
@@ -161,8 +171,23 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     if draft.marks.kind(image) not in ("", SUBMIT):
         draft.question(launch.line, image, "an image known only in the job: write its name, or export it and submit")
     _binds(draft, launch)
+    launch.words = [_met_at(draft.marks, word, before) for before, word in zip(["", *launch.words], launch.words)]
     _launcher(draft, launch)
     return launch
+
+
+_ADDRESS = regex(r"(?:(?P<key>[\w.+-]+)=)?(?P<scheme>\w+://)?(?P<host>.)(?P<port>:.*)?", re.S)
+_FOR_MEETING = regex(r"addr|rdzv|rendezvous|endpoint|coordinator|master|init|(?:^|[_-])ip(?:$|[_-])")
+
+
+def _met_at(marks: Marks, word: str, before: str) -> str:
+    """Put drumbeat's own address in place of the first node's where the ranks meet; everywhere else a name stays a name."""
+    found = _ADDRESS.fullmatch(word)
+    if not found or marks.kind(found["host"]) != HEAD:
+        return word
+    meets = found["scheme"] or found["port"] or _FOR_MEETING.search((found["key"] or before).lower())
+    ours = marks.mark(Unknown("${MASTER_ADDR}", HEAD))
+    return word.replace(found["host"], split_marks(ours) if outside_quotes(found["host"]) else ours) if meets else word
 
 
 def _binds(draft: Draft, launch: Launch) -> None:
@@ -371,6 +396,13 @@ def _apptainer_variables(launch: Launch, binds: List[str]) -> None:
         found = re.fullmatch(r"(?:APPTAINER|SINGULARITY)(ENV_(\w+)|_BIND(?:PATH)?)", name)
         if not found or not isinstance(variable.value, str):
             continue
+        if found[2] and not launch.shell.marks.stable(
+            variable.value
+        ):  # on-start exports it, the container takes it over
+            kind, made = launch.shell.marks.kind(variable.value), launch.shell.marks.resolved(variable.value)
+            mark = launch.shell.marks.mark(Unknown(f"${{{found[2]}}}", kind, frozenset((found[2],)), False, made))
+            launch.shell.variables[found[2]] = Variable(mark, True)
+            continue
         del launch.shell.variables[name]
         if found[2] is None:
             binds += [each for each in variable.value.split(",") if each and not _own_name(launch, each, name)]
@@ -407,6 +439,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     inner.steps, inner.files, inner.foreign, inner.cwd = shell.steps, shell.files, shell.foreign, shell.cwd
     inner.events, inner.variables = list(shell.events), dict(shell.variables)
     inner.wanted = _anything
+    inner.set_options(words[1 : place + 1])
     inner.run(whole_marks(text), launch.line)
     trainings = [each for each in inner.started if starts_training(each.words) or _last_one(each, inner)]
     chosen = trainings[-1] if trainings else None

@@ -10,14 +10,14 @@ script runs, and what it exports reaches the ranks as srun would bring it there.
 from __future__ import annotations
 
 import re
-from typing import Callable, FrozenSet, List, Optional, Set, Tuple
+from typing import Callable, FrozenSet, List, Optional, Set
 
 from drumbeat.base.redact import is_secret
-from drumbeat.commands.interpret import Event
+from drumbeat.commands.interpret import Event, options_at
 from drumbeat.commands.syntax import names_read
-from drumbeat.commands.values import HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown
+from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
 from drumbeat.convert.draft import Draft
-from drumbeat.convert.launch import AS_TEXT, OURS, WORKED_OUT, Launch
+from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
 
 _VERBS = (
     "load", "add", "purge", "reset", "use", "unuse", "unload", "rm", "del", "swap", "switch", "restore", "save", "list", "avail",
@@ -30,7 +30,6 @@ _OF_TASKS = (
     "SLURM_CPUS_PER_TASK",
 )  # srun's defaults, and otherwise in our job
 _ARGUMENTS = re.compile(r"\$(?:\{?[1-9@*#](?![A-Za-z_{]))")
-_PLACE = "DRUMBEAT_WORKDIR"
 
 
 def keep(draft: Draft, launch: Launch, wanted: FrozenSet[str]) -> None:
@@ -49,6 +48,7 @@ class _Residue:
         self.places = {id(event): place for place, event in enumerate(launch.events)}
         self.once = bool(launch.in_binds)  # what the batch script runs goes into on-start
         self.given = dict(draft.env)
+        self.elsewhere = "workdir" in draft.keys  # the script does not begin where it is submitted
 
     def write(self) -> None:
         kept = self._settled()
@@ -87,7 +87,9 @@ class _Residue:
         """Return true for a statement that `setup` cannot take: its effect is lost in a container, or differs by rank."""
         if event.kind == "assign":
             value = "".join(event.value or "")
-            return any(each.kind in (ONCE, TASK, HOSTS) or each.text[:2] == "$(" for each in self.marks.of(value))
+            found = list(self.marks.of(value))
+            late = any(each.kind in (ONCE, TASK, HOSTS, HEAD) or "$(" in each.text + each.made for each in found)
+            return late or bool(self.launch.shell.cwd) and any(map(at_submission, found))
         if event.kind == "shell" and event.soft and not _module(event):
             return self.launch.container and event.words[:1] not in [(name,) for name in _LIMITS] and not event.writes
         return event.kind not in ("export", "cd") or self.marks.kind(self.launch.shell.cwd) not in ("", SUBMIT)
@@ -183,7 +185,7 @@ class _Residue:
         text = value if isinstance(value, str) else "".join(value)
         unknown = list(self.marks.of(text))
         mine = all(event.writes.isdisjoint(each.reads) or each.stable for each in unknown)
-        held = any(each.kind == HOSTS or (self.once and each.kind == "head") for each in unknown)
+        held = any(each.kind == HOSTS for each in unknown)
         earlier = self.launch.events[: self.places[id(event)]]
         reads = self.marks.reads(text)
         old = any(not each.writes.isdisjoint(reads) for each in earlier if each.kind == "assign")
@@ -201,8 +203,8 @@ class _Residue:
                  event.kind == "shell" and event.soft and event.writes]  # fmt: skip
         batch = [event for event in batch if event.words[:1] == () or event.words[0] not in _LIMITS]
         place = self._workdir(batch, any(event.kind == "cd" for event in setup))
-        self.draft.on_start = self._written(batch, self.launch.errexit)
-        lines = self._written(setup, self.launch.shell.errexit if self.once else self.launch.errexit)
+        self.draft.on_start = self._written(batch, self.elsewhere)
+        lines = self._written(setup, bool(place) or "workdir" in self.draft.keys)
         hidden = sorted(self.launch.in_binds - self.shown - self.launch.as_text)
         self.draft.setup = [*place, *([f"export -n {' '.join(hidden)}"] if hidden else []), *lines]
 
@@ -212,34 +214,44 @@ class _Residue:
         moves = [event for event in batch if event.kind == "cd"]
         there = self.marks.kind(workdir) in ("", SUBMIT)
         if self.launch.workdir and self.launch.container:  # of the image: nothing outside knows it
-            return [f"cd {self.marks.quoted(workdir)}"]
+            return [f"cd {self._quoted(workdir, self.elsewhere)}"]
         begin = self.draft.keys.get("workdir") or self.marks.mark(Unknown("${SLURM_SUBMIT_DIR}", JOB))
         if moves and not self.launch.workdir and (not there or self._cd_in_setup(self.places[id(moves[-1])])):
             if there:
-                return [f"cd {self.marks.quoted(workdir)}"]
-            batch.append(Event("shell", self.launch.line, f'export {_PLACE}="$PWD"', writes=frozenset((_PLACE,))))
+                return [f"cd {self._quoted(workdir, self.elsewhere)}"]
+            batch.append(Event("shell", self.launch.line, f'export {PLACE}="$PWD"', writes=frozenset((PLACE,))))
             self.places[id(batch[-1])] = self.launch.outside
-            return [f'cd "${_PLACE}"']
+            return [f'cd "${PLACE}"']
         if workdir and not in_setup and there:
             line = next((event.line for event in self.launch.events[::-1] if event.kind == "cd"), self.launch.line)
             self.draft.set("workdir", re.sub(f"^{MARK.pattern}/", _without_here(self.marks), workdir), line)
-            if moves:  # on-start begins in `workdir`
-                batch.insert(0, Event("cd", moves[0].line, f"cd {self.marks.quoted(begin)}"))
+            if moves or batch and self.launch.workdir:  # on-start begins in `workdir`
+                batch.insert(0, Event("cd", line, f"cd {self.marks.quoted(begin)}"))
                 self.places[id(batch[0])] = -1
         return []
 
-    def _written(self, events: List[Event], errexit: List[Tuple[int, bool]]) -> List[str]:
-        """Return the statements as lines. An error ends them where it ends the script: at once, unless they say otherwise."""
+    def _quoted(self, text: str, moved: bool) -> str:
+        """Return a word of the shell; `moved`: its PWD is no longer where the job was submitted."""
+        return self.marks.quoted(
+            text, lambda unknown: "${SLURM_SUBMIT_DIR}" if moved and at_submission(unknown) else unknown.text
+        )
+
+    def _written(self, events: List[Event], moved: bool) -> List[str]:
+        """Return the statements as lines, each under the script's own options: drumbeat begins with `set -e`."""
         lines: List[str] = []
-        stops, first = True, True
+        now = frozenset("e")
         for event in events:
-            text = self._assignment(event) if event.kind == "assign" else event.text
+            text = self._assignment(event, moved) if event.kind == "assign" else event.text
+            moved = moved or event.kind == "cd" and self.places[id(event)] >= 0
             acts = event.kind in ("once", "each") or event.kind == "shell" and not event.soft
-            stop = next((on for place, on in errexit[::-1] if place <= self.places[id(event)]), False)
-            if acts and stop is not stops:
-                stops = stop
-                lines.insert(0 if first else len(lines), f"set {'-' if stops else '+'}e  # as in the script")
-            first = first and not acts
+            acts = acts or bool(re.search(r"\$\((?!\()|`", text))
+            options = self.launch.options if self._outside(event) else self.launch.shell.options
+            there = options_at(options, self.places[id(event)]) - _PRINTING
+            wanted = there if acts else there - {"e"} | now & {"e"}
+            if wanted != now and (acts or event.kind not in ("assign", "export") or "$" in text):
+                first = wanted < now == {"e"} and not any(line.startswith("set ") for line in lines)
+                lines.insert(0 if first else len(lines), f"set {_changed(now, wanted)}  # as in the script")
+                now = wanted
             lines.append(text)
         written = "\n".join(lines)
         sure = {name for name in self.exported if name not in self.variables or not self.variables[name].maybe} - OURS
@@ -257,16 +269,16 @@ class _Residue:
                  if self.once and known.get(name) and (step or name in reads)]  # fmt: skip
         return [line for text in [*tasks, *lines] for line in self.marks.shown(text).split("\n")]
 
-    def _assignment(self, event: Event) -> str:
+    def _assignment(self, event: Event, moved: bool) -> str:
         name = next(iter(event.writes)) if len(event.writes) == 1 else ""
         variable = self.variables.get(name)
         exports = name in self.exported - OURS - self.launch.as_text and not (variable and variable.maybe)
         export = "export " if exports and re.match(rf"{re.escape(name)}=", event.text) else ""
         if self._known(event) is None or event.value is None:
             return export + event.text
-        items = event.value
-        text = self.marks.quoted(items) if isinstance(items, str) else f"({' '.join(map(self.marks.quoted, items))})"
-        return f"{export}{name}={text}"
+        items = [event.value] if isinstance(event.value, str) else event.value
+        text = " ".join(self._quoted(each, moved) for each in items)
+        return f"{export}{name}={text if isinstance(event.value, str) else f'({text})'}"
 
     def _modules(self, kept: List[Event]) -> List[Event]:
         """Return the statements about modules that the key `modules` stands for: those before anything else acts."""
@@ -286,6 +298,19 @@ class _Residue:
                 break
             done.append(event)
         return done
+
+
+_PRINTING = frozenset("xv")
+
+
+def _changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
+    """Return the words of `set` that lead from one set of options to another."""
+    words = []
+    for sign, names in (("-", sorted(after - before)), ("+", sorted(before - after))):
+        letters = "".join(name for name in names if len(name) == 1)
+        words += [f"{sign}{letters}"] if letters else []
+        words += [f"{sign}o {name}" for name in names if len(name) > 1]
+    return " ".join(words)
 
 
 def _module(event: Event) -> bool:

@@ -17,6 +17,7 @@ _EARLY = 60  # seconds: Slurm may send its signal so much earlier (sbatch(1), --
 
 # Each value becomes one word of an #SBATCH line, which has its own simple quoting: better none than a wrong one.
 _WORD = regex(r"[^\s'\"\\`$]{1,500}")
+_GPUS = regex(r"--gpus-per-node=|--gres=(?:\S*,)?gpu\b")  # as the job itself asks for them, with their type
 _BAD_PATH = regex(r"[\s'\"\\`$:,]")
 
 
@@ -198,7 +199,7 @@ def _tasks(order: Order) -> List[Tuple[str, str]]:
         made.append(
             (f"--cpus-per-task={cpus}", "cores of the node, for all its ranks" if tasks == 1 else "a rank's share")
         )
-    if request.gpus:
+    if request.gpus and not any(_GPUS.match(option.text) for option in request.options):
         per_node = request.specific.get("gpus-as", _GPUS_AS[0]) == "gpus-per-node"
         text = f"--gpus-per-node={request.gpus}" if per_node else f"--gres=gpu:{request.gpus}"
         made.append((text, "all ranks see all GPUs of their node: --gpus-per-task would hide peers"))
