@@ -35,7 +35,7 @@ TWO = ("--ranks-per-node", 2)
         (("batch", *TWO, "--", *RECIPE, "--layout", "tp=3", "--set", "batch=8"), "but there are 2 ranks"),
         (("batch", "--", *RECIPE, "--set", "batch={batch}"), "by its own settings"),
         (("hooks", "--hooks", ",", "--", PY, "t.py", "{hook}"), "--hooks names none"),
-        (("layout", "--parameters", "many", "--", PY, "t.py", "{layout}"), "such as 8e9, 8b or 350m"),
+        (("layout", "--parameters", "many", "--", PY, "t.py", "{layout}"), "such as 300e9, 8b or 350m"),
         (("layout", "--", PY, "t.py", "{layout}", "{batch}"), "add --global-batch N, or --with batch=N"),
         (("layout", *TWO, "--global-batch", 1, "--candidates", 0, "--", PY, "{layout}"), "--candidates 0"),
         (

@@ -169,8 +169,9 @@ def _run_started(view: RunState, event: kinds.RunStarted, t: float) -> None:
 
 def _joined(view: RunState, event: kinds.NodeJoined) -> None:
     node = view.node(event.peer)
+    if node.lost and not node.idle:
+        node.idle = "waits for the next attempt"
     node.host, node.joined, node.lost = event.peer_host[:_LONGEST], True, ""
-    node.idle = "waits for the next attempt" if view.world and not node.idle else node.idle  # it was lost, and returned
     view.offsets[event.peer] = event.clock_offset
 
 
