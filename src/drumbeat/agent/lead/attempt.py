@@ -30,10 +30,10 @@ from drumbeat.base.ranges import named_commands, named_ranks, ranges
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
-from drumbeat.causes.first import First, first
+from drumbeat.causes.first import First, abandoned, first
 from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import CAUGHT, ENDED_BY_US, ERROR, LIKELY, STOPPED, Evidence, Finding
+from drumbeat.findings.model import CAUGHT, CERTAIN, ENDED_BY_US, ERROR, LIKELY, STOPPED, Evidence, Finding
 from drumbeat.inspector.record import Row
 from drumbeat.plan.argv import has_driver
 from drumbeat.plan.world_seen import Planned
@@ -293,6 +293,7 @@ def _starts_each_rank(order: Order) -> bool:
 
 
 _WITHOUT_MEANING = ("exception", "exit-code", "unknown")
+_FAULTS = tuple(128 + getattr(signal, f"SIG{name}") for name in ("ABRT", "SEGV", "BUS", "FPE", "ILL"))
 _DIGITS = re.compile(r"\d+")
 _DRIVER = "the GPU's driver"
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
@@ -308,21 +309,41 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
     if not any(end.failed and not end.by_us for end in ends):
         return First(None), None
     alike = set(map(id, _alike(ends)))
-    owner = {link: end.rank for end in ends for link in end.links}
-    events = []
-    for end in ends:
-        peers = {owner.get((there, here), end.rank) for here, there in end.closed} - {end.rank}
-        event = replace(end.event, closed=tuple(sorted(peers)))
-        events.append((_as_consequence(event) if id(end) in alike else event, end))
+    events = _with_closed(ends)
+    left = abandoned([event for event, _ in events])
+    events = [
+        (_as_consequence(event) if id(end) in alike or end.rank in left and _may_follow(end) else event, end)
+        for event, end in events
+    ]
     named_first = [
         order.Event(order.RECORD, order.Place(one.rank), record=_DRIVER, named_first=True) for one in accused[:1]
     ]
-    found = first([*(event for event, _ in events if event.kind != order.ENDED_BY_US), *named_first], NOISE)
+    found = first([*(event for event, _ in events), *named_first], NOISE)
+    failing = [
+        end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED and not _was_told(end)
+    ]
     if found.event is not None and found.event.kind in order.WAITS:
-        failing = [end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED]
-        events += [(replace(end, by_us=False).event, end) for end in failing if not _was_told(end)]
-        found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
+        events += [(replace(end, by_us=False).event, end) for end in failing]
+        found = first([event for event, _ in events], NOISE)
+    elif failing and found.event is not None and found.event.kind != order.RAISED:
+        found = replace(found, confidence=LIKELY)
     return found, next((end for event, end in events if event is found.event), None)
+
+
+def _with_closed(ends: Sequence[RankEnd]) -> List[Tuple[order.Event, RankEnd]]:
+    """The ends as events, each with the ranks that it left first. One that had lost a peer before we ended it left nobody."""
+    owner = {link: end.rank for end in ends for link in end.links}
+    events = []
+    for end in ends:
+        closed = () if end.by_us and is_consequence(end) else end.closed
+        peers = {owner.get((there, here), end.rank) for here, there in closed} - {end.rank}
+        events.append((replace(end.event, closed=tuple(sorted(peers))), end))
+    return events
+
+
+def _may_follow(end: RankEnd) -> bool:
+    """May a lost connection have ended it? By an exit without a word, or by a signal that a process raises itself."""
+    return end.kind == order.EXIT or end.kind == order.OUTSIDE and end.code in _FAULTS
 
 
 def _as_consequence(event: order.Event) -> order.Event:
@@ -375,6 +396,12 @@ def blame(
     waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
     if waited and len(waited) < len(ends) and all(map(is_consequence, failed)):
         return _absent(waited, failed, host_of)
+    events = _with_closed(ends)
+    closed = {rank for event, _ in events for rank in event.closed}
+    closers = [(event, end) for event, end in events if end.by_us and event.closed and end.rank not in closed]
+    if closers and any(end.rank in closed and _may_follow(end) for end in failed):
+        left = _absent([end for _, end in closers], failed, host_of, "closed")
+        return replace(left, seen=(*left.seen, *(_closed(event.place.rank, event.closed) for event, _ in closers[:8])))
     return suspected
 
 
@@ -418,14 +445,18 @@ def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int
     )  # fmt: skip
 
 
-def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int], str]) -> Finding:
+def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int], str], how: str = "") -> Finding:
     one = absent[0]
     return find(
-        "rank-absent", failed=named(failed), absent=named(absent), evidence=_shown(failed[0]),
+        "rank-absent", how, failed=named(failed), absent=named(absent), evidence=_shown(failed[0]),
         node=one.member, host=host_of(one.member),
         rank=one.rank if len(absent) == 1 and not one.of_command else None, confidence=LIKELY,
         seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
+
+
+def _closed(rank: Optional[int], peers: Sequence[int]) -> str:
+    return f"TCP connections: rank {rank} closed those to {named_ranks(peers, 8)}"
 
 
 def _shown(end: RankEnd) -> tuple[Evidence, ...]:
@@ -489,9 +520,11 @@ def attempt_outcome(
         code = one.code or next(end.code for end in attempt.ends if end.failed and not end.by_us)
         return Outcome(FAILED, code, cause)
     finding = one.finding or find("unknown", who=named([one]), code=one.code, rank=None if one.of_command else one.rank)
-    if found.event is not None and found.event.closed:
-        seen = f"TCP connections: {named([one])} closed those to {named_ranks(found.event.closed, 8)}"
-        finding = replace(finding, seen=(*finding.seen, seen))
+    closers = [each for each in found.unexplained if one.rank in each.closed]
+    seen = (_closed(each.place.rank, each.closed) for each in (*closers, found.event) if each and each.closed)
+    finding = replace(finding, seen=(*finding.seen, *seen))
+    if found.confidence != CERTAIN == finding.confidence:
+        finding = replace(finding, confidence=LIKELY)
     words = (text for each in attempt.accused if each.rank == finding.rank is not None for text in each.evidence)
     finding = replace(finding, evidence=(*finding.evidence, *words))
     return Outcome(FAILED, one.code, finding)
