@@ -5,7 +5,7 @@ Times and a launcher's own record come before kinds; where neither orders two ev
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.causes.events import (
@@ -52,24 +52,19 @@ def first(events: Sequence[Event], noise: float = 0.0) -> First:
     if not candidates:
         return First(None)
     chosen, why, sure = _earliest(candidates, events, noise)
-    before = [event for event in left if _is_unexplained(event, chosen, noise)]
-    before += [event for event in events if _left_it(event, chosen) and event not in before]
-    return First(chosen, CERTAIN if sure and not before else LIKELY, why, tuple(before), sure)
+    before = tuple(event for event in events if _is_unexplained(event, chosen, noise, id(event) in behind))
+    return First(chosen, CERTAIN if sure and not before else LIKELY, why, before, sure)
 
 
 def abandoned(events: Sequence[Event]) -> Set[int]:
-    """Ranks that others had left by closing connections, one after the other, from one on that nobody had left."""
-    closes: Dict[Optional[int], Tuple[int, ...]] = {event.place.rank: event.closed for event in events}
-    closed = {rank for ranks in closes.values() for rank in ranks}
-    found: Set[int] = set()
-    todo = [
-        rank for event in events if event.kind not in WAITS and event.place.rank not in closed for rank in event.closed
-    ]
-    while todo:
-        rank = todo.pop()
-        todo += () if rank in found else closes.get(rank, ())
-        found.add(rank)
-    return found
+    """Ranks to which others had closed connections."""
+    return {rank for event in events for rank in event.closed}
+
+
+def closers(events: Sequence[Event]) -> List[Event]:
+    """Those that closed connections while nobody had closed one to them."""
+    closed = abandoned(events)
+    return [event for event in events if event.closed and event.place.rank not in closed]
 
 
 def consequences(events: Sequence[Event], noise: float = 0.0) -> List[Event]:
@@ -118,9 +113,8 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
     def key(event: Event) -> Tuple[int, float, int]:
         return STRENGTH[event.kind], event.begin if timed and event.begin is not None else 0.0, event.order
 
-    closed = {rank for event in earliest for rank in event.closed}
-    closers = [event for event in earliest if event.closed and event.place.rank not in closed]
-    chosen = min(closers, key=key) if 0 < len(closers) < len(earliest) else None
+    closed, left = abandoned(earliest), closers(earliest)
+    chosen = min(left, key=key) if 0 < len(left) < len(earliest) else None
     # What is stronger and was left by nobody may have closed its connections without a trace: by a reset.
     if chosen and all(event.place.rank in closed or key(event)[0] >= key(chosen)[0] for event in earliest):
         return chosen, f"closed the connection of rank {chosen.closed[0]}", True
@@ -137,10 +131,14 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
     return chosen, BY_ORDER, len(ranks) == 1 and None not in ranks
 
 
-def _is_unexplained(event: Event, chosen: Event, noise: float) -> bool:
+def _is_unexplained(event: Event, chosen: Event, noise: float, follows: bool) -> bool:
     """Did another process's error come before the chosen one, and not as the loss of a peer that was just failing? An error of
-    its own may have come before, unless it is known to be later."""
+    its own may have, unless it is known to be later; and who closed a connection to the chosen one did."""
     if event is chosen or event.kind in (LEFT, RECORD) or event.place.rank == chosen.place.rank is not None:
+        return False
+    if event.kind not in WAITS and chosen.place.rank in event.closed and event.place.rank not in chosen.closed:
+        return True
+    if follows or event.kind == ENDED_BY_US:
         return False
     if event.kind == RAISED and event.begin is not None and _words(event) != _words(chosen):
         return event.place.rank not in chosen.closed and not chosen.precedes(event, noise)
@@ -150,8 +148,3 @@ def _is_unexplained(event: Event, chosen: Event, noise: float) -> bool:
 
 def _words(event: Event) -> Tuple[str, str]:
     return event.kind, event.finding.title.partition(":")[0] if event.finding else ""
-
-
-def _left_it(event: Event, chosen: Event) -> bool:
-    """Had this rank closed a connection to the chosen one, which closed none to it?"""
-    return chosen.place.rank in event.closed and event.kind not in WAITS and event.place.rank not in chosen.closed

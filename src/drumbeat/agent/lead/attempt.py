@@ -30,7 +30,7 @@ from drumbeat.base.ranges import named_commands, named_ranks, ranges
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
-from drumbeat.causes.first import First, abandoned, first
+from drumbeat.causes.first import First, abandoned, closers, first
 from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CAUGHT, CERTAIN, ENDED_BY_US, ERROR, LIKELY, STOPPED, Evidence, Finding
@@ -293,7 +293,7 @@ def _starts_each_rank(order: Order) -> bool:
 
 
 _WITHOUT_MEANING = ("exception", "exit-code", "unknown")
-_FAULTS = tuple(128 + getattr(signal, f"SIG{name}") for name in ("ABRT", "SEGV", "BUS", "FPE", "ILL"))
+_FAULTS = (132, 134, 135, 136, 139)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 _DIGITS = re.compile(r"\d+")
 _DRIVER = "the GPU's driver"
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
@@ -310,11 +310,11 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
         return First(None), None
     alike = set(map(id, _alike(ends)))
     events = _with_closed(ends)
-    left = abandoned([event for event, _ in events])
-    events = [
-        (_as_consequence(event) if id(end) in alike or end.rank in left and _may_follow(end) else event, end)
-        for event, end in events
-    ]
+    seen = [event for event, _ in events]
+    left = abandoned(seen) if any(event.kind not in order.WAITS for event in closers(seen)) else ()
+    for place, (event, end) in enumerate(events):
+        if id(end) in alike or end.rank in left and _may_follow(end):
+            events[place] = replace(event, kind=order.RAISED_IN_COMMUNICATION), end
     named_first = [
         order.Event(order.RECORD, order.Place(one.rank), record=_DRIVER, named_first=True) for one in accused[:1]
     ]
@@ -344,10 +344,6 @@ def _with_closed(ends: Sequence[RankEnd]) -> List[Tuple[order.Event, RankEnd]]:
 def _may_follow(end: RankEnd) -> bool:
     """May a lost connection have ended it? By an exit without a word, or by a signal that a process raises itself."""
     return end.kind == order.EXIT or end.kind == order.OUTSIDE and end.code in _FAULTS
-
-
-def _as_consequence(event: order.Event) -> order.Event:
-    return replace(event, kind=order.RAISED_IN_COMMUNICATION)
 
 
 def _alike(ends: Sequence[RankEnd]) -> List[RankEnd]:
@@ -396,12 +392,14 @@ def blame(
     waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
     if waited and len(waited) < len(ends) and all(map(is_consequence, failed)):
         return _absent(waited, failed, host_of)
-    events = _with_closed(ends)
-    closed = {rank for event, _ in events for rank in event.closed}
-    closers = [(event, end) for event, end in events if end.by_us and event.closed and end.rank not in closed]
-    if closers and any(end.rank in closed and _may_follow(end) for end in failed):
-        left = _absent([end for _, end in closers], failed, host_of, "closed")
-        return replace(left, seen=(*left.seen, *(_closed(event.place.rank, event.closed) for event, _ in closers[:8])))
+    events = [event for event, _ in _with_closed(ends)]
+    who, closed = (
+        {each.place.rank: each for each in closers(events) if each.kind == order.ENDED_BY_US},
+        abandoned(events),
+    )
+    if who and any(end.rank in closed and _may_follow(end) for end in failed):
+        left = _absent([end for end in ends if end.rank in who], failed, host_of, "closed")
+        return replace(left, seen=_closed(list(who.values())[:8]))
     return suspected
 
 
@@ -455,8 +453,9 @@ def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int
     )  # fmt: skip
 
 
-def _closed(rank: Optional[int], peers: Sequence[int]) -> str:
-    return f"TCP connections: rank {rank} closed those to {named_ranks(peers, 8)}"
+def _closed(events: Sequence[order.Event]) -> Tuple[str, ...]:
+    words = "TCP connections: rank {} closed those to {}"
+    return tuple(words.format(each.place.rank, named_ranks(each.closed, 8)) for each in events if each.closed)
 
 
 def _shown(end: RankEnd) -> tuple[Evidence, ...]:
@@ -520,8 +519,7 @@ def attempt_outcome(
         code = one.code or next(end.code for end in attempt.ends if end.failed and not end.by_us)
         return Outcome(FAILED, code, cause)
     finding = one.finding or find("unknown", who=named([one]), code=one.code, rank=None if one.of_command else one.rank)
-    closers = [each for each in found.unexplained if one.rank in each.closed]
-    seen = (_closed(each.place.rank, each.closed) for each in (*closers, found.event) if each and each.closed)
+    seen = _closed([*found.unexplained, *filter(None, [found.event])])
     finding = replace(finding, seen=(*finding.seen, *seen))
     if found.confidence != CERTAIN == finding.confidence:
         finding = replace(finding, confidence=LIKELY)
@@ -544,21 +542,18 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
 def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:
     """Report ranks that were asked to save and end, and were killed, failed or lost with their node instead."""
     killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
-    failed = [end for end in attempt.ends if end.exit_code not in (None, 0, EXIT_REQUEUE) and _explained(end)]
+    failed = [
+        (end.rank, end.finding)
+        for end in attempt.ends
+        if end.exit_code not in (None, 0, EXIT_REQUEUE) and end.finding and end.finding != outcome.finding
+        if end.finding.code not in _OUTSIDE and not is_consequence(end)
+    ]
     lost = [members[number] for number in attempt.assignment if members[number].lost]
     return [
         *([find("not-saved", ranks=named(killed))] if killed else ()),
-        *[_failed_save(end.rank, end.finding) for end in failed if end.finding and end.finding != outcome.finding][:1],
+        *(find("not-saved", "failed", rank=rank, title=why.title, evidence=why.evidence) for rank, why in failed[:1]),
         *(find("not-saved", "lost", node=member.number, host=member.host) for member in lost[:1]),
     ]
-
-
-def _failed_save(rank: int, why: Finding) -> Finding:
-    return find("not-saved", "failed", rank=rank, title=why.title, evidence=why.evidence)
-
-
-def _explained(end: RankEnd) -> bool:
-    return end.finding is not None and end.finding.code not in _OUTSIDE and not is_consequence(end)
 
 
 def _own_failure(attempt: Attempt) -> Optional[RankEnd]:
