@@ -21,7 +21,7 @@ _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 # Read as text, copied beside the ranks or run there: no import leads to it.
 _IN_RANKS = "drumbeat/inrank/"
 _YAML = "yaml/"  # stays at the desk: what nodes read of YAML files has a JSON twin
-_DOCSTRING = regex(rb'(\A|:\n([ \t]+))"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n(\n*\2[^\s#])?)', re.DOTALL)
+_DOCSTRING = regex(rb'(\A|:\n([ \t]+))"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n(\n*\2[^\s#.])?)', re.DOTALL)
 _INDENT = regex(rb'("""(?:[^"\\]|\\.|"(?!""))*""")|^(?: {4})+', re.DOTALL | re.MULTILINE)  # not inside a text
 _RETURNS = regex(rb"\) -> [^\n]*:$", re.MULTILINE)
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
