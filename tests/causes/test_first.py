@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.agent.lead.attempt import RankEnd, earliest
+from drumbeat.agent.lead.attempt import RankEnd, blame, earliest
 from drumbeat.causes.events import (
     ENDED_BY_US,
     EXIT,
@@ -181,3 +181,37 @@ def test_thousands_of_ranks_are_judged_at_once():
     assert first(events, 2.0).event is events[0]
     raised = [Event(RAISED, Place(rank=rank), 100.0 + rank, 100.1 + rank) for rank in range(10_000)]
     assert first(raised, 2.0).event is raised[0]
+
+
+def ended(rank, number=None, at=10.0, by_us=False, code="aborted", links=(), closed=()):
+    exit_code = None if number else 1
+    return RankEnd(rank, 0, exit_code, number, at, Finding(code, ERROR, code), by_us, False, links, closed)
+
+
+@pytest.mark.parametrize("number", ("ABRT", "SEGV", "BUS", "FPE", "ILL"))
+def test_a_fault_after_a_peer_has_closed_the_connection_is_a_consequence(number):
+    """Rank 2 leaves rank 3, which leaves rank 0; rank 2 is the last to end, and has to be ended."""
+    fault = getattr(signal, f"SIG{number}")
+    code = {"ABRT": "aborted", "SEGV": "segfault", "BUS": "bus-error"}.get(number, "signal")
+    faults = [
+        ended(0, fault, 10.2, code=code, links=((5, 6),)),
+        ended(3, fault, 10.0, code=code, links=((2, 1), (6, 5)), closed=((6, 5),)),
+    ]
+    raised = ended(2, None, 14.0, code="exception", links=((1, 2),), closed=((1, 2),))
+    assert earliest([*faults, raised])[1] is raised, "its exception comes late"
+    asked = replace(raised, exit_code=None, signal=signal.SIGTERM, by_us=True, finding=None)
+    found = blame([*faults, asked], None, str)
+    assert (found.code, found.rank, found.confidence) == ("rank-absent", 2, LIKELY)
+    assert "TCP connections: rank 2 closed those to rank 3" in found.seen
+    assert blame([*faults, replace(asked, closed=())], None, str) is None, "nothing says that anybody left rank 3"
+
+
+def test_certain_is_not_said_of_a_rank_that_another_one_had_left_or_beside_an_error_of_another():
+    killed = event(OUTSIDE, 1, 10.0, record="drumbeat")
+    assert first([killed, event(LOST_PEER, 0, 10.1)], 2.0).confidence == CERTAIN
+    found = first([killed, event(ENDED_BY_US, 0, 13.0, closed=(1,))], 2.0)
+    assert found.event is killed and found.confidence == LIKELY
+    raised = replace(event(RAISED, 0, 13.0), begin=5.0)
+    assert first([killed, raised], 2.0).confidence == LIKELY
+    assert first([replace(killed, closed=(0,)), raised], 2.0).confidence == CERTAIN, "rank 0 was left by it"
+    assert first([killed, event(RAISED, 0, 30.0)], 2.0).confidence == CERTAIN, "that came later"

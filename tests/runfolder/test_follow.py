@@ -224,3 +224,18 @@ def test_a_line_without_end_does_not_eat_the_memory(tmp_path):
         if not lines and not tail.behind:
             break
     assert sum(map(len, pieces)) == 5 << 20
+
+
+def test_logs_are_those_of_the_runs_last_attempt(tmp_path):
+    """A node that the job went on without has only logs of an earlier attempt, in which another process was rank 1."""
+    run = make_run(tmp_path / "run", nodes=3)
+    for node in range(3):
+        log(run, node, "first\n", node=node)
+    for rank, node in enumerate((0, 2)):
+        log(run, rank, "second\n", attempt=1, node=node)
+    assert [(each.node, each.attempt, each.rank) for each in run.logs()] == [(0, 1, 0), (2, 1, 1)]
+    assert [(each.node, each.attempt) for each in run.logs(rank=1)] == [(2, 1)]
+    assert [(each.node, each.attempt) for each in run.logs(0, rank=1)] == [(1, 0)]
+    assert run.attempts() == [0, 1] and run.attempts(1) == [0]
+    (tmp_path / "run/nodes/1/attempt-0/nccl-rank1.log").touch()
+    assert run.nccl_logs() == []

@@ -1,7 +1,10 @@
-"""Ranks that fail together with the same words: the one that closed the others' connections is named."""
+"""Ranks that fail together: the one that closed the others' connections is named."""
 
 import json
+import signal
 import sys
+
+import pytest
 
 from tests.conftest import wait_for
 
@@ -27,16 +30,19 @@ if rank == 1:
         time.sleep(0.02)
     for peer in peers:
         peer.close()
-    time.sleep(1.0)
+    time.sleep(float(sys.argv[1]))
 else:
     peers[0 if rank == 0 else 1].recv(1)
+    if len(sys.argv) > 2:
+        os.kill(os.getpid(), int(sys.argv[2]))
 sys.exit("the work cannot go on")
 """
 
 
-def test_who_closed_the_connections_is_the_cause(drumbeat):
+def failure(drumbeat, *arguments):
+    """How a run ended in which rank 1 closed its connections once they were known."""
     flags = ("--nodes", 1, "--ranks-per-node", 3, "--site", "localhost", "--oversubscribe", 4, "--name", "closers")
-    process = drumbeat.start("run", *flags, "--", sys.executable, "-c", RANK)
+    process = drumbeat.start("run", *flags, "--", sys.executable, "-c", RANK, *arguments)
 
     def world_seen():
         found = list(drumbeat.folder.glob("runs/closers-*/events.jsonl"))
@@ -46,5 +52,16 @@ def test_who_closed_the_connections_is_the_cause(drumbeat):
     (drumbeat.folder / "go").touch()
     output = process.communicate(timeout=120)[0]
     failed = json.loads((drumbeat.run_folder() / "summary.json").read_text())["attempts"][-1]["finding"]
-    assert failed["rank"] == 1, output
-    assert any("rank 1 closed those to ranks 0,2" in each for each in failed["seen"]), failed
+    assert any("rank 1 closed those to ranks 0,2" in each for each in failed["seen"]), (failed, output)
+    return failed
+
+
+def test_who_closed_the_connections_is_the_cause(drumbeat):
+    assert failure(drumbeat, 1)["rank"] == 1
+
+
+@pytest.mark.parametrize("number", (signal.SIGABRT, signal.SIGSEGV))
+def test_peers_that_die_from_a_fault_when_they_are_left_are_not_blamed(drumbeat, number):
+    """Rank 1 takes long to end, and has to be ended."""
+    failed = failure(drumbeat, 600, int(number))
+    assert (failed["code"], failed["rank"], failed["confidence"]) == ("rank-absent", 1, "likely"), failed

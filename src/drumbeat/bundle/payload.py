@@ -21,7 +21,7 @@ _ENTRY, _WHOLE = "drumbeat.cli.node_entry", "drumbeat.cli.entry"
 # Read as text, copied beside the ranks or run there: no import leads to it.
 _IN_RANKS = "drumbeat/inrank/"
 _YAML = "yaml/"  # stays at the desk: what nodes read of YAML files has a JSON twin
-_DOCSTRING = regex(rb'(\A|:\n[ \t]+)"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n)', re.DOTALL)
+_DOCSTRING = regex(rb'(\A|:\n([ \t]+))"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n(\n*\2[^\s#.])?)', re.DOTALL)
 _INDENT = regex(rb'("""(?:[^"\\]|\\.|"(?!""))*""")|^(?: {4})+', re.DOTALL | re.MULTILINE)  # not inside a text
 _RETURNS = regex(rb"\) -> [^\n]*:$", re.MULTILINE)
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
@@ -95,9 +95,11 @@ def node_files(files: Mapping[str, bytes]) -> Set[str]:
 
 
 def without_docstrings(data: bytes) -> bytes:
-    """Replace each docstring by an empty one of as many lines, leave out what functions return, and indent with tabs. A test
-    compares the syntax trees of all our files."""
-    data = _DOCSTRING.sub(lambda found: found[1] + b'""' + b"\n" * found[0][len(found[1]) :].count(b"\n"), data)
+    """Replace each docstring by as many empty lines, or by an empty one where it is all there is; leave out what functions
+    return, and indent with tabs. A test compares the syntax trees of all our files."""
+    data = _DOCSTRING.sub(
+        lambda found: (b":\n" if found[3] else found[1] + b'""') + b"\n" * found[0][len(found[1]) :].count(b"\n"), data
+    )
     data = _INDENT.sub(lambda found: found[1] or b"\t" * (len(found[0]) // 4), data)
     return _RETURNS.sub(b"):", data)
 

@@ -5,10 +5,23 @@ Times and a launcher's own record come before kinds; where neither orders two ev
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.causes.events import EXIT, LEFT, LOST_PEER, OUTSIDE, OWN, RECORD, STRENGTH, TIMED_OUT, WAITS, Event
+from drumbeat.causes.events import (
+    ENDED_BY_US,
+    EXIT,
+    LEFT,
+    LOST_PEER,
+    OUTSIDE,
+    OWN,
+    RAISED,
+    RECORD,
+    STRENGTH,
+    TIMED_OUT,
+    WAITS,
+    Event,
+)
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN
 
 BY_TIME = "earliest by its time"
@@ -21,14 +34,14 @@ class First:
     event: Optional[Event]
     confidence: str = UNKNOWN  # certain only if the order is known and no unexplained error came before
     why: str = ""
-    unexplained: Tuple[Event, ...] = ()  # errors before `event` that it does not explain
+    unexplained: Tuple[Event, ...] = ()  # errors that `event` does not explain, and ends that had left its rank before
     in_order: bool = False  # none of the others of its kind came before it, as far as is known
 
 
 def first(events: Sequence[Event], noise: float = 0.0) -> First:
     """Pick the cause. `noise`: seconds within which the clocks of different places cannot order two events."""
     behind = set(map(id, consequences(events, noise)))  # thousands of ranks: equality would compare every field
-    left = [event for event in events if id(event) not in behind]
+    left = [event for event in events if id(event) not in behind and event.kind != ENDED_BY_US]
     own = [event for event in left if event.kind in OWN]
     own = [event for event in own if event.kind != OUTSIDE or not any(_says_why(words, event) for words in own)]
     waiting = [event for event in left if event.kind in WAITS]
@@ -39,8 +52,19 @@ def first(events: Sequence[Event], noise: float = 0.0) -> First:
     if not candidates:
         return First(None)
     chosen, why, sure = _earliest(candidates, events, noise)
-    before = tuple(event for event in left if _is_unexplained(event, chosen, noise))
+    before = tuple(event for event in events if _is_unexplained(event, chosen, noise, id(event) in behind))
     return First(chosen, CERTAIN if sure and not before else LIKELY, why, before, sure)
+
+
+def abandoned(events: Sequence[Event]) -> Set[int]:
+    """Ranks to which others had closed connections."""
+    return {rank for event in events for rank in event.closed}
+
+
+def closers(events: Sequence[Event]) -> List[Event]:
+    """Those that closed connections while nobody had closed one to them."""
+    closed = abandoned(events)
+    return [event for event in events if event.closed and event.place.rank not in closed]
 
 
 def consequences(events: Sequence[Event], noise: float = 0.0) -> List[Event]:
@@ -89,9 +113,8 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
     def key(event: Event) -> Tuple[int, float, int]:
         return STRENGTH[event.kind], event.begin if timed and event.begin is not None else 0.0, event.order
 
-    closed = {rank for event in earliest for rank in event.closed}
-    closers = [event for event in earliest if event.closed and event.place.rank not in closed]
-    chosen = min(closers, key=key) if 0 < len(closers) < len(earliest) else None
+    closed, left = abandoned(earliest), closers(earliest)
+    chosen = min(left, key=key) if 0 < len(left) < len(earliest) else None
     # What is stronger and was left by nobody may have closed its connections without a trace: by a reset.
     if chosen and all(event.place.rank in closed or key(event)[0] >= key(chosen)[0] for event in earliest):
         return chosen, f"closed the connection of rank {chosen.closed[0]}", True
@@ -108,9 +131,20 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
     return chosen, BY_ORDER, len(ranks) == 1 and None not in ranks
 
 
-def _is_unexplained(event: Event, chosen: Event, noise: float) -> bool:
-    """Did another process's error come before the chosen one, and not as the loss of a peer that was just failing?"""
+def _is_unexplained(event: Event, chosen: Event, noise: float, follows: bool) -> bool:
+    """Did another process's error come before the chosen one, and not as the loss of a peer that was just failing? An error of
+    its own may have, unless it is known to be later; and who closed a connection to the chosen one did."""
     if event is chosen or event.kind in (LEFT, RECORD) or event.place.rank == chosen.place.rank is not None:
         return False
+    if event.kind not in WAITS and chosen.place.rank in event.closed and event.place.rank not in chosen.closed:
+        return True
+    if follows or event.kind == ENDED_BY_US:
+        return False
+    if event.kind == RAISED and event.begin is not None and _words(event) != _words(chosen):
+        return event.place.rank not in chosen.closed and not chosen.precedes(event, noise)
     slow = event.kind in (TIMED_OUT, EXIT) or event.kind == OUTSIDE and bool(event.record)
     return event.stands_before(chosen) if slow else event.precedes(chosen, noise)
+
+
+def _words(event: Event) -> Tuple[str, str]:
+    return event.kind, event.finding.title.partition(":")[0] if event.finding else ""

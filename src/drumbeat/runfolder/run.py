@@ -247,8 +247,10 @@ class Run:
             return 0
         return order.nodes if order else 0
 
-    def attempts(self, node: int = 0) -> List[int]:
-        names = self.files.names(_AT.node(node).path)
+    def attempts(self, node: Optional[int] = None) -> List[int]:
+        """Return the attempts that a node took part in; those of the run if none is named."""
+        nodes = self.nodes() if node is None else [node]
+        names = {name for each in nodes for name in self.files.names(_AT.node(each).path)}
         return sorted(int(name[8:]) for name in names if name.startswith("attempt-") and name[8:].isdecimal())
 
     def array(self) -> List[Run]:
@@ -265,18 +267,17 @@ class Run:
     def logs(self, attempt: Optional[int] = None, rank: Optional[int] = None) -> List[Log]:
         """Return the logs of one attempt, of the last one if none is named; in large runs one log per node holds all its
         ranks."""
-        found: List[Log] = []
-        for node in self.nodes():
-            numbers = self.attempts(node)[-1:] if attempt is None else [attempt]
-            for number in numbers:
-                found += list_logs(self.files, _AT.node(node), number)
+        numbers = self.attempts()[-1:] if attempt is None else [attempt]
+        found = [
+            log for number in numbers for node in self.nodes() for log in list_logs(self.files, _AT.node(node), number)
+        ]
         return [log for log in found if rank is None or log.rank == rank or log.merged]
 
     def nccl_logs(self) -> List[Tuple[int, str]]:
         """Return nodes and names of what NCCL wrote in the last attempt: a trace, or a log that was kept after a failure."""
         found = []
-        for node in self.nodes():
-            for attempt in self.attempts(node)[-1:]:
+        for attempt in self.attempts()[-1:]:
+            for node in self.nodes():
                 folder = _AT.node(node).attempt(attempt)
                 names = sorted(name for name in self.files.names(folder) if name.startswith("nccl-"))
                 found += [(node, os.path.join(folder, name)) for name in names]

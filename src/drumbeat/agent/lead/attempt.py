@@ -30,10 +30,10 @@ from drumbeat.base.ranges import named_commands, named_ranks, ranges
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_DOUBTFUL, EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 from drumbeat.causes import events as order
-from drumbeat.causes.first import First, first
+from drumbeat.causes.first import First, abandoned, closers, first
 from drumbeat.causes.table import CONSEQUENCES, NAN, NETWORK, NOT_ZERO, PROGRAM, UNCLEAR, cause_of, kind_of
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import CAUGHT, ENDED_BY_US, ERROR, LIKELY, STOPPED, Evidence, Finding
+from drumbeat.findings.model import CAUGHT, CERTAIN, ENDED_BY_US, ERROR, LIKELY, STOPPED, Evidence, Finding
 from drumbeat.inspector.record import Row
 from drumbeat.plan.argv import has_driver
 from drumbeat.plan.world_seen import Planned
@@ -293,6 +293,7 @@ def _starts_each_rank(order: Order) -> bool:
 
 
 _WITHOUT_MEANING = ("exception", "exit-code", "unknown")
+_FAULTS = (132, 134, 135, 136, 139)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 _DIGITS = re.compile(r"\d+")
 _DRIVER = "the GPU's driver"
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
@@ -308,25 +309,41 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
     if not any(end.failed and not end.by_us for end in ends):
         return First(None), None
     alike = set(map(id, _alike(ends)))
-    owner = {link: end.rank for end in ends for link in end.links}
-    events = []
-    for end in ends:
-        peers = {owner.get((there, here), end.rank) for here, there in end.closed} - {end.rank}
-        event = replace(end.event, closed=tuple(sorted(peers)))
-        events.append((_as_consequence(event) if id(end) in alike else event, end))
+    events = _with_closed(ends)
+    seen = [event for event, _ in events]
+    left = abandoned(seen) if any(event.kind not in order.WAITS for event in closers(seen)) else ()
+    for place, (event, end) in enumerate(events):
+        if id(end) in alike or end.rank in left and _may_follow(end):
+            events[place] = replace(event, kind=order.RAISED_IN_COMMUNICATION), end
     named_first = [
         order.Event(order.RECORD, order.Place(one.rank), record=_DRIVER, named_first=True) for one in accused[:1]
     ]
-    found = first([*(event for event, _ in events if event.kind != order.ENDED_BY_US), *named_first], NOISE)
+    found = first([*(event for event, _ in events), *named_first], NOISE)
+    failing = [
+        end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED and not _was_told(end)
+    ]
     if found.event is not None and found.event.kind in order.WAITS:
-        failing = [end for end in ends if end.by_us and end.exit_code and end.own_kind == order.RAISED]
-        events += [(replace(end, by_us=False).event, end) for end in failing if not _was_told(end)]
-        found = first([event for event, _ in events if event.kind != order.ENDED_BY_US], NOISE)
+        events += [(replace(end, by_us=False).event, end) for end in failing]
+        found = first([event for event, _ in events], NOISE)
+    elif failing and found.event is not None and found.event.kind != order.RAISED:
+        found = replace(found, confidence=LIKELY)
     return found, next((end for event, end in events if event is found.event), None)
 
 
-def _as_consequence(event: order.Event) -> order.Event:
-    return replace(event, kind=order.RAISED_IN_COMMUNICATION)
+def _with_closed(ends: Sequence[RankEnd]) -> List[Tuple[order.Event, RankEnd]]:
+    """The ends as events, each with the ranks that it left first. One that had lost a peer before we ended it left nobody."""
+    owner = {link: end.rank for end in ends for link in end.links}
+    events = []
+    for end in ends:
+        closed = () if end.by_us and is_consequence(end) else end.closed
+        peers = {owner.get((there, here), end.rank) for here, there in closed} - {end.rank}
+        events.append((replace(end.event, closed=tuple(sorted(peers))), end))
+    return events
+
+
+def _may_follow(end: RankEnd) -> bool:
+    """May a lost connection have ended it? By an exit without a word, or by a signal that a process raises itself."""
+    return end.kind == order.EXIT or end.kind == order.OUTSIDE and end.code in _FAULTS
 
 
 def _alike(ends: Sequence[RankEnd]) -> List[RankEnd]:
@@ -375,6 +392,14 @@ def blame(
     waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
     if waited and len(waited) < len(ends) and all(map(is_consequence, failed)):
         return _absent(waited, failed, host_of)
+    events = [event for event, _ in _with_closed(ends)]
+    who, closed = (
+        {each.place.rank: each for each in closers(events) if each.kind == order.ENDED_BY_US},
+        abandoned(events),
+    )
+    if who and any(end.rank in closed and _may_follow(end) for end in failed):
+        left = _absent([end for end in ends if end.rank in who], failed, host_of, "closed")
+        return replace(left, seen=_closed(list(who.values())[:8]))
     return suspected
 
 
@@ -418,14 +443,19 @@ def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int
     )  # fmt: skip
 
 
-def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int], str]) -> Finding:
+def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int], str], how: str = "") -> Finding:
     one = absent[0]
     return find(
-        "rank-absent", failed=named(failed), absent=named(absent), evidence=_shown(failed[0]),
+        "rank-absent", how, failed=named(failed), absent=named(absent), evidence=_shown(failed[0]),
         node=one.member, host=host_of(one.member),
         rank=one.rank if len(absent) == 1 and not one.of_command else None, confidence=LIKELY,
         seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
+
+
+def _closed(events: Sequence[order.Event]) -> Tuple[str, ...]:
+    words = "TCP connections: rank {} closed those to {}"
+    return tuple(words.format(each.place.rank, named_ranks(each.closed, 8)) for each in events if each.closed)
 
 
 def _shown(end: RankEnd) -> tuple[Evidence, ...]:
@@ -489,9 +519,10 @@ def attempt_outcome(
         code = one.code or next(end.code for end in attempt.ends if end.failed and not end.by_us)
         return Outcome(FAILED, code, cause)
     finding = one.finding or find("unknown", who=named([one]), code=one.code, rank=None if one.of_command else one.rank)
-    if found.event is not None and found.event.closed:
-        seen = f"TCP connections: {named([one])} closed those to {named_ranks(found.event.closed, 8)}"
-        finding = replace(finding, seen=(*finding.seen, seen))
+    seen = _closed([*found.unexplained, *filter(None, [found.event])])
+    finding = replace(finding, seen=(*finding.seen, *seen))
+    if found.confidence != CERTAIN == finding.confidence:
+        finding = replace(finding, confidence=LIKELY)
     words = (text for each in attempt.accused if each.rank == finding.rank is not None for text in each.evidence)
     finding = replace(finding, evidence=(*finding.evidence, *words))
     return Outcome(FAILED, one.code, finding)
@@ -511,21 +542,18 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
 def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:
     """Report ranks that were asked to save and end, and were killed, failed or lost with their node instead."""
     killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
-    failed = [end for end in attempt.ends if end.exit_code not in (None, 0, EXIT_REQUEUE) and _explained(end)]
+    failed = [
+        (end.rank, end.finding)
+        for end in attempt.ends
+        if end.exit_code not in (None, 0, EXIT_REQUEUE) and end.finding and end.finding != outcome.finding
+        if end.finding.code not in _OUTSIDE and not is_consequence(end)
+    ]
     lost = [members[number] for number in attempt.assignment if members[number].lost]
     return [
         *([find("not-saved", ranks=named(killed))] if killed else ()),
-        *[_failed_save(end.rank, end.finding) for end in failed if end.finding and end.finding != outcome.finding][:1],
+        *(find("not-saved", "failed", rank=rank, title=why.title, evidence=why.evidence) for rank, why in failed[:1]),
         *(find("not-saved", "lost", node=member.number, host=member.host) for member in lost[:1]),
     ]
-
-
-def _failed_save(rank: int, why: Finding) -> Finding:
-    return find("not-saved", "failed", rank=rank, title=why.title, evidence=why.evidence)
-
-
-def _explained(end: RankEnd) -> bool:
-    return end.finding is not None and end.finding.code not in _OUTSIDE and not is_consequence(end)
 
 
 def _own_failure(attempt: Attempt) -> Optional[RankEnd]:
