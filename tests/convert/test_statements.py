@@ -69,6 +69,8 @@ def test_errors_end_on_start_where_they_end_the_script(lines, expected):
         "set -u\nexport OUT=$SLURM_NOT_SET/$(pwd | wc -l)",
         "export FOUND=$(grep nothing /dev/null)",
         "set -e\nexport FOUND=$(grep nothing /dev/null)",
+        "set -e\nFOUND=$(grep nothing /dev/null)\nexport FOUND",
+        "FOUND=$(grep nothing /dev/null)\nexport FOUND",
         "set -f\n[ *.no = '*.no' ]\n>| a\nset -C\nset -e\n: > a",
     ],
 )

@@ -125,3 +125,13 @@ def test_a_limit_that_leaves_no_time_to_train_is_refused(words, fix):
     with pytest.raises(Problem) as problem:
         check(order, str)
     assert "leave no time to train" in str(problem.value) and str(problem.value).endswith("ask for " + fix)
+
+
+@pytest.mark.parametrize("option", ["--gres=gpu:a100:4", "--gpus-per-node=a100:4", "--gres=nvme:1"])
+def test_gpus_with_a_type_are_asked_for_once(option):
+    environ = {"PROJ": "/project/465", "HOME": "/home/ada", "WITH_CONDA": "conda"}
+    job = job_from_text(f"command: python t.py\nnodes: 2\ngpus: 4\nsubmit-options: ['{option}']\n")
+    here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
+    text = render(resolve(job, load_site("lumi", environ), here)).text
+    asked = re.findall(r"^#SBATCH (--(?:gres|gpus-per-node)=\S+)", text, re.M)
+    assert asked == ([option] if "a100" in option else ["--gpus-per-node=4", option])

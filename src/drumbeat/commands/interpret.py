@@ -186,7 +186,7 @@ class Shell:
         self._assign(name, value, f'"${{{name}:={value}}}"', 0, False)
 
     def _assign(self, name: str, value: Value, raw: str, line: int, exported: bool) -> None:
-        before = self.variables.get(name)
+        before, declared = self.variables.get(name), ("export",) if exported else ()
         exported = exported or self.exports_all or name in self.exports or bool(before and before.exported)
         joined = value if isinstance(value, str) else "\0".join(value)
         own = f"${{{name}}}"
@@ -209,7 +209,7 @@ class Shell:
                 made = self.marks.resolved(held)[:MAX_MADE]
                 mark = self.marks.mark(Unknown(f"${{{other}}}", JOB, frozenset((other,)), False, made))
                 self.variables[other] = variable._replace(value=mark if isinstance(variable.value, str) else [mark])
-        self.events.append(Event("assign", line, f"{name}={raw}", names_read(raw), frozenset((name,)), value))
+        self.events.append(Event("assign", line, f"{name}={raw}", names_read(raw), frozenset((name,)), value, declared))
         self.variables[name] = Variable(value, exported, len(self.events) - 1, bool(before and before.maybe))
 
     def with_names(self, text: str, line: int) -> str:

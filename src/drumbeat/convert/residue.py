@@ -244,9 +244,14 @@ class _Residue:
             text = self._assignment(event, moved) if event.kind == "assign" else event.text
             moved = moved or event.kind == "cd" and self.places[id(event)] >= 0
             acts = event.kind in ("once", "each") or event.kind == "shell" and not event.soft
-            acts = acts or bool(re.search(r"\$\((?!\()|`", text))
+            substitutes = bool(re.search(r"\$\((?!\()|`", text))
+            acts = acts or substitutes
             options = self.launch.options if self._outside(event) else self.launch.shell.options
             there = options_at(options, self.places[id(event)]) - _PRINTING
+            if event.kind == "assign" and substitutes and "e" in there and not event.words:
+                text = re.sub(
+                    r"\Aexport (\w+)(=.*)", r"\1\2\nexport \1", text, flags=re.DOTALL
+                )  # `export` hides a failure
             wanted = there if acts else there - {"e"} | now & {"e"}
             if wanted != now and (acts or event.kind not in ("assign", "export") or "$" in text):
                 first = wanted < now == {"e"} and not any(line.startswith("set ") for line in lines)
