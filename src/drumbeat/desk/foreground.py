@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -107,8 +108,7 @@ def after_on_start(
         return environ
     came = [] if came is None else came
     own = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
-    before, here = {number: signal.signal(number, lambda n, _: came.append(n)) for number in own}, set(children())
-    become_subreaper()  # what it leaves in the background comes to us, and ends with the run
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in own}
     try:
         with tempfile.TemporaryFile() as file:
             show = shutil.which("env") or "/usr/bin/env"  # on-start may change PATH
@@ -124,7 +124,8 @@ def after_on_start(
         for number, handler in before.items():
             signal.signal(number, handler)
     if came or not pairs:
-        sweep(keep=here)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it left in the background
         code = 128 + came[0] if came else process.returncode if process.returncode >= 0 else 128 - process.returncode
         why = (
             f"on-start was stopped by {signal.Signals(came[0]).name}"
@@ -219,6 +220,8 @@ class Foreground:
 
     def after_on_start(self, environ: Mapping[str, str], output: Optional[int] = None) -> Mapping[str, str]:
         self.found = set(children())
+        if self.order.on_start:
+            become_subreaper()  # what it leaves in the background comes to us, and ends with the run
         return after_on_start(self.order, environ, self.signals, output)
 
     def run(self, environ: Mapping[str, str], if_killed: int = signal.SIGTERM) -> int:
