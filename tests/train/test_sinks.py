@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import wait_for
 
 from drumbeat.cli import main
+from drumbeat.metrics.trackers import MODULES
 from drumbeat.train.measure.reporting import Reporter
 from drumbeat.train.refusal import Refusal
 
@@ -125,8 +126,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_package_is_one_clear_line(
     package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "torch.utils.tensorboard" if package == "tensorboard" else package
-    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]  # Python then finds no such module
+    monkeypatch.setitem(sys.modules, MODULES[package], None)  # type: ignore[arg-type]  # Python then finds no such module
     assert main(["train", "llama", "--set", "steps=1", f"figures={package}=x"]) == 2
     said = capsys.readouterr().err
     assert f"{package} is not installed" in said and f"pip install {package}" in said
