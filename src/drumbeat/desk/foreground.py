@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -16,7 +15,6 @@ from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set,
 
 from drumbeat.base import clock, proc
 from drumbeat.base.order import Order, dump_order
-from drumbeat.base.problem import Problem
 from drumbeat.base.proc import children
 from drumbeat.base.processes import become_subreaper, launcher_descriptors, sweep
 from drumbeat.base.record import RecordError, from_plain
@@ -99,58 +97,6 @@ def is_agent(pid: int) -> bool:
     return b"_agent" in proc.command(pid).split(b"\0") and not proc.word(pid, "comm").startswith("drumbeat-")
 
 
-def after_on_start(
-    order: Order, environ: Mapping[str, str], came: Optional[List[int]] = None, output: Optional[int] = None
-) -> Mapping[str, str]:
-    """Run the job's on-start here; return the environment that it leaves. A Problem if it does not reach its end. `came`:
-    stop signals, which end it with everything that it has started; `output`: where it prints to, if not to our own."""
-    if not order.on_start:
-        return environ
-    came = [] if came is None else came
-    own = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in own}
-    try:
-        with tempfile.TemporaryFile() as file:
-            show = shutil.which("env") or "/usr/bin/env"  # on-start may change PATH
-            text = f"set -e; {order.on_start}\nexec {show} -0 >&{file.fileno()}"
-            process = subprocess.Popen(
-                ["bash", "-c", text], env=environ, cwd=order.workdir, stdin=subprocess.DEVNULL, stdout=output,
-                pass_fds=[file.fileno()], start_new_session=True,
-            )  # fmt: skip
-            _until_end(process, came)
-            file.seek(0)
-            pairs = [os.fsdecode(each).partition("=") for each in file.read().split(b"\0") if each]
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came or not pairs:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it left in the background
-        code = 128 + came[0] if came else process.returncode if process.returncode >= 0 else 128 - process.returncode
-        why = (
-            f"on-start was stopped by {signal.Signals(came[0]).name}"
-            if came
-            else f"on-start ended the job (exit {code})"
-        )
-        raise Problem(f"{why}; no rank was started", exit_code=code)
-    return {name: value for name, _, value in pairs if name != "_"}
-
-
-def _until_end(process: subprocess.Popen[bytes], came: List[int]) -> None:
-    """Wait for a process that leads its session; end it if a stop signal has come."""
-    until = None
-    while process.poll() is None:
-        if came and until is None:
-            until = time.monotonic() + _START_ENDS
-            os.killpg(process.pid, signal.SIGTERM)
-        if until is not None and time.monotonic() > until:
-            process.kill()
-        try:
-            process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            pass
-
-
 def start_agents(
     bundle: str,
     order: Order,
@@ -177,7 +123,6 @@ def start_agents(
 
 
 _GUARD_SWEEP = 15.0  # seconds that a guard may be silent while it ends what its agent left
-_START_ENDS = 5.0  # seconds that an on-start has to end after a stop signal
 _AGENT_ENDS = 20.0  # seconds that an agent whose guard was killed has to end by itself
 _RETURN_AFTER, _RETURN = 2.0, 60.0  # seconds until a killed member starts again, and for it to find the lead
 _ONE_ACT = 1.0  # seconds: a wrapper around the desk may pass on what the terminal has already sent
@@ -217,12 +162,6 @@ class Foreground:
         self.console = Console(order, self.nodes, joined, by_mpirun)
         self.signals: List[int] = []
         self.found: Optional[Set[int]] = None  # children that we had before on-start
-
-    def after_on_start(self, environ: Mapping[str, str], output: Optional[int] = None) -> Mapping[str, str]:
-        self.found = set(children())
-        if self.order.on_start:
-            become_subreaper()  # what it leaves in the background comes to us, and ends with the run
-        return after_on_start(self.order, environ, self.signals, output)
 
     def run(self, environ: Mapping[str, str], if_killed: int = signal.SIGTERM) -> int:
         """Run the agents to their end. `if_killed`: the signal for the guards if this process is killed. A desk's death is

@@ -18,6 +18,7 @@ from drumbeat.base.processes import fork
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.start.create import fresh_token
+from drumbeat.desk.start.on_start import before_ranks
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.vendors import detect, vendor_of
 from drumbeat.runfolder.layout import RunFolder
@@ -67,7 +68,7 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
             time.sleep(_EVERY)
     if environ is not None:
         try:
-            return foreground.run(foreground.after_on_start(environ, output=2))
+            return foreground.run(before_ranks(foreground, environ, output=2))
         except Problem as problem:  # on-start did not reach its end
             os.write(2, f"{problem}\n".encode())
             if not foreground.signals:

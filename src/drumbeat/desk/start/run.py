@@ -22,9 +22,10 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
 from drumbeat.containers.image import check_image
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.desk.foreground import Foreground, after_on_start
+from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
 from drumbeat.desk.start.make_order import make_order, named_in_command, on_hosts, site_of
+from drumbeat.desk.start.on_start import after_on_start, before_ranks
 from drumbeat.desk.start.place import (
     ALLOCATION,
     HERE,
@@ -355,6 +356,6 @@ def _run_here(order: Order, place: Place, create: Create) -> int:
     if not alone and node_rank:
         return Foreground(order, [node_rank], bundle, token).run(environ)
     foreground = Foreground(order, range(order.members) if alone else [0], bundle, token)
-    environ = foreground.after_on_start(environ)
+    environ = before_ranks(foreground, environ)
     create(order, bundle)
     return foreground.run(environ)
