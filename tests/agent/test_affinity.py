@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.machine.replay import FolderHost
 from drumbeat.plan.binding import Binding, Slot
 from tests.agent.making import polled, scene
+from tests.conftest import wait_for
 
 NUMA = {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7)}
 CPUS = Cpus(online=tuple(range(8)), allowed=tuple(range(8)), numa=NUMA)
@@ -291,6 +293,7 @@ def test_a_helper_that_has_the_gpu_open_from_its_parent_is_no_rank(tmp_path):
     )
     try:
         helper = int(main.stdout.readline())
+        wait_for(lambda: Path(f"/proc/{helper}/environ").read_bytes(), what="its environment, which exec sets last")
         gpus = [Gpu(0, "nvidia", device=str(device))]
 
         def look(users):
