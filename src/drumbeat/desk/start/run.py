@@ -252,7 +252,7 @@ def _check_on_start(order: Order) -> None:
     if order.on_start:
         raise Problem(
             "on-start runs once before all nodes, but this is one of several that start by themselves",
-            "run it before them; or drumbeat submit, or drumbeat run outside of a step",
+            "run it before they start; or use drumbeat submit, or drumbeat run in the batch script itself",
         )
 
 
