@@ -50,7 +50,7 @@ while True:
 
 @pytest.fixture
 def looks(tmp_path):
-    """Yield what a look shows of three ranks of that kind since the look before it, three times: a busy machine can spoil one."""
+    """Yield what a look shows of three ranks of that kind since the look before it, a minute long: a busy machine can spoil one."""
     import socket
 
     processes = []
@@ -83,11 +83,12 @@ def looks(tmp_path):
         mains = {process.pid: rank for rank, process in enumerate(processes)}
         assert processes[0].stdout.read(12) == b"all have met"
         last = read_ranks("slow", 0, mains, False, str(tmp_path), ()).last
-        for _ in range(3):
+        for _ in range(15):
             time.sleep(4.0)
             reading = read_ranks("slow", 0, mains, False, str(tmp_path), (), last)
             last = reading.last
-            yield {look.rank: look for look in reading.looks}
+            if None not in (look.waits for look in reading.looks):  # nothing was sent in this time: the machine is busy
+                yield {look.rank: look for look in reading.looks}
 
     yield of
     for process in processes:
