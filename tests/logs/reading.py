@@ -1,8 +1,25 @@
 """Small logs, written here, and how to read them."""
 
 import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import yaml
 
 from drumbeat.logs.reader import Reader
+
+
+def rule_examples():
+    """Id of a rule -> `examples`, on which it speaks, and `near` misses, on which it must not."""
+    files = sorted((Path(__file__).parent / "data" / "rules").glob("*.yaml"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    entries = {key: each for file in files for key, each in yaml.load(file.read_text("utf-8"), loader).items()}
+    return {key: SimpleNamespace(examples=listed(each, "examples"), near=listed(each, "near")) for key, each in entries.items()}
+
+
+def listed(entry, key):
+    texts = entry.get(key, [])
+    return [texts] if isinstance(texts, str) else texts
 
 
 def read(text, file="log"):

@@ -9,10 +9,12 @@ from drumbeat.desk.log_sources import Source, lines
 from drumbeat.logs.meaning.rules import CAUSE, rulebook
 from drumbeat.logs.reader import Reader
 from tests.corpus import folders
+from tests.logs.reading import rule_examples
 
 DEATH = b"srun: error: n77: task 977: Killed"
 LARGEST = 300_000  # bytes of a log of the corpus
-CAUSES = [rule for rule in rulebook().rules if rule.role == CAUSE and rule.examples and not rule.conditional]
+EXAMPLES = rule_examples()
+CAUSES = [rule for rule in rulebook().rules if rule.role == CAUSE and rule.id in EXAMPLES and not rule.conditional]
 
 
 def failure(raw):
@@ -32,7 +34,7 @@ def check(raw):
 
 @pytest.mark.parametrize("rule", CAUSES, ids=lambda rule: rule.id)
 def test_a_death_before_an_example(rule):
-    for example in rule.examples:
+    for example in EXAMPLES[rule.id].examples:
         check([line.encode() for line in example.strip("\n").split("\n")])
 
 

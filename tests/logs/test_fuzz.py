@@ -14,10 +14,10 @@ from drumbeat.logs.meaning.rules import MAX_TEXT, rulebook
 from drumbeat.logs.read.flight import DumpError, parse
 from drumbeat.logs.reader import Reader
 from drumbeat.logs.show import render
-from tests.logs.reading import CXI, IB, ROCE, run
+from tests.logs.reading import CXI, IB, ROCE, rule_examples, run
 
 CASES = int(os.environ.get("DRUMBEAT_FUZZ_CASES", "400"))
-PIECES = [line for rule in rulebook().rules for text in rule.examples + rule.near for line in text.splitlines()]
+PIECES = [line for each in rule_examples().values() for text in each.examples + each.near for line in text.splitlines()]
 PIECES += run("NET/IB/0/GDRDMA", more=[IB]).split("\n") + run("NET/IB/0", more=[ROCE]).split("\n")
 PIECES += run("NET/AWS Libfabric/0/GDRDMA", "AWS Libfabric", [CXI]).split("\n")
 PIECES += ["Traceback (most recent call last):", '  File "x", line 1, in f', "Root Cause (first observed failure):", ""]

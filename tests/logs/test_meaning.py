@@ -9,6 +9,7 @@ from tests.logs.reading import read
 
 HERE = Path(__file__).parent / "data"
 REWORDED = [line.split("\t") for line in (HERE / "reworded.tsv").read_text().splitlines()]
+BY_MEANING = [line.split("\t") for line in (HERE / "by_meaning.tsv").read_text().splitlines()]
 FAILED_RUNS = [line.split("\t") for line in (HERE / "failed_runs.tsv").read_text().splitlines()]
 OTHER_PROGRAMS = [tuple(each.split("\n", 1)) for each in (HERE / "other_programs.txt").read_text().split("== ")[1:]]
 RUN = (
@@ -108,3 +109,9 @@ def test_a_plain_word_names_its_rank():
 def test_the_remedy_of_the_log_itself(words, fix):
     failure = read("\n".join([*STEPS, *FRAMES, f"RuntimeError: {words}"])).failure
     assert failure.finding.fix == f"{fix}, as the log itself says"
+
+
+@pytest.mark.parametrize("code,words", BY_MEANING)
+def test_well_known_errors_that_need_no_rule(code, words):
+    failure = read(words).failure
+    assert failure.answer == code and failure.finding.fix

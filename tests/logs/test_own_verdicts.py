@@ -8,6 +8,7 @@ from drumbeat.desk.log_sources import diagnose
 from drumbeat.findings.model import CERTAIN, LIKELY
 from drumbeat.logs.failure import NO_FAILURE
 from drumbeat.logs.meaning.rules import NOISE, NOTE, rulebook
+from tests.logs.reading import rule_examples
 
 # Rank 0 fails as a consequence, and its lines have torch's own prefix.
 PROGRAM = """
@@ -138,9 +139,9 @@ def test_a_program_may_print_such_labels(failure):
 
 def test_a_verdict_has_the_code_of_its_words(failure):
     """Titles are known by the templates that they were made of."""
-    wrong = {}
+    wrong, examples = {}, rule_examples()
     for rule in rulebook().rules:
-        for example in rule.examples[:1] if rule.role not in (NOISE, NOTE) else ():
+        for example in examples[rule.id].examples[:1] if rule.id in examples and rule.role not in (NOISE, NOTE) else ():
             match = next((each for each in rulebook().match(example) if each.rule is rule), None)
             if match is not None:
                 more = f"cause      {match.cause}\nfix        {match.fix(True)}\n"

@@ -7,7 +7,7 @@ import pytest
 from drumbeat.findings.model import CERTAIN, LIKELY, UNKNOWN, Verdict
 from drumbeat.logs.meaning.rules import rulebook
 from drumbeat.logs.reader import Reader
-from tests.logs.reading import CXI, IB, ROCE, channels, run, start_up
+from tests.logs.reading import CXI, IB, ROCE, channels, rule_examples, run, start_up
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 12, in <module>\n    main()\n'
 CLOSED = "[rank1]: RuntimeError: [../gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:4567"
@@ -20,10 +20,11 @@ TRANSPORTS = {
     "tcp": run("NET/Socket/0", "Socket", ()),
     "local": "\n".join([start_up(0, nodes=1, host="n0"), start_up(1, nodes=1, host="n0"), channels("P2P/CUMEM")]),
 }
+EXAMPLES = rule_examples()
 FAILURES = {
     f"{rule.id}-{number}": text
     for rule in rulebook().rules
-    for number, text in enumerate(rule.examples)
+    for number, text in enumerate(EXAMPLES[rule.id].examples if rule.id in EXAMPLES else ())
     if rule.role in ("cause", "symptom") and rule.severity == "error"
 }
 FAILURES["exception"] = TRACEBACK + "ValueError: bad shape"

@@ -177,21 +177,17 @@ def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
     }
 
 
-_EXAMPLES = {
-    "drumbeat/logs/rules": ("examples", "near"),
-    "drumbeat/metrics/formats": ("example", "near", "source", "program"),
-}
-
-
 def _used(name: str, data: bytes) -> Any:
-    """Drop what is for readers and tests only: the examples of a rule take a third of its room."""
+    """Drop what is for readers and tests only."""
     parsed = parse_yaml(data)
     folder = name.rpartition("/")[0]
     if folder == "drumbeat/findings":
         return {key: _without(each, ("source", "means")) for key, each in parsed.items()}
     if folder == "drumbeat/lint" and isinstance(parsed, list):
         return [{**rule, "bad": "", "good": ""} for rule in parsed]
-    return [_without(rule, _EXAMPLES[folder]) for rule in parsed] if folder in _EXAMPLES else parsed
+    if folder == "drumbeat/metrics/formats":
+        return [_without(rule, ("example", "near", "source", "program")) for rule in parsed]
+    return parsed
 
 
 def _without(entry: Any, left_out: Sequence[str]) -> Any:

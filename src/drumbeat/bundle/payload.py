@@ -62,10 +62,9 @@ def _without_cues(data: bytes) -> bytes:
 
 
 def _without_sources(data: bytes) -> bytes:
-    """Leave out where a rule comes from, and rules that match no line: no node asks for them."""
-    rules = [{**rule, "source": "-"} for rule in json.loads(data) if "find" in rule or "when" in rule]
+    """Leave out where a rule comes from: no node asks for it."""
+    rules = [{**rule, "source": "-"} for rule in json.loads(data)]
     for rule in rules:
-        rule.pop("reference", None)
         if rule.get("role") == "noise" or rule.get("role") == "note" and "explains" not in rule:  # no node shows it
             rule.update(title="-", cause="-", fix="-")
     return json.dumps(rules, separators=(",", ":")).encode()

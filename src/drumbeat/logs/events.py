@@ -29,7 +29,7 @@ _RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})
 _REPORTED = re.compile(
     r"srun: error: (?P<host>[\w.-]+): task (?P<task>\d+): "
     r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
-    r"|\brank (?P<rank>\d+) (?:died from|exited with|exited on)"
+    r"|\b[Rr]ank (?P<rank>\d+) (?:\(PID \d+\) )?(?:died from|(?:crashed|exited) with|exited on)"
     r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)"
     r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"
 )
@@ -61,6 +61,7 @@ class Event:
     said: bool = False  # plain words that no rule knows, of a program or its logger
     meant: str = ""  # the code of plain words, read with the log's own words for ranks
     task: Optional[int] = None  # of srun -l, as its line begins
+    rank_is_task: bool = False  # no other words name the rank
 
     @property
     def sense(self) -> str:
@@ -155,6 +156,7 @@ class Events:
             time=line.time,
             level=line.level or ("I" if match.talk else ""),
             task=line.task,
+            rank_is_task=line.rank_is_task,
         )
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
 
@@ -193,6 +195,7 @@ class Events:
             said=said,
             meant=meant,
             task=line.task,
+            rank_is_task=line.rank_is_task,
         )
         self._keep((name, evidence.file or "", line.rank, ""), event)
 
@@ -217,7 +220,7 @@ class Events:
         file = event.evidence.file or ""
         where = event.raised_at or self._where.get((file, event.number), "")
         rank = event.rank
-        if rank is not None and rank == event.task and self.labels.tasks_are_nodes(file):
+        if event.rank_is_task and rank == event.task and self.labels.tasks_are_nodes(file):
             rank = self._owner(file)[0]
         speaker = self.labels.speaker(file, event.number) if rank is None else None
         if (where, rank, speaker) == (event.raised_at, event.rank, None):

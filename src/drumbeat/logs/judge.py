@@ -36,11 +36,11 @@ from drumbeat.logs.meaning.rules import (
 from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, rank_in
 from drumbeat.logs.nccl.communicators import Communicators
 from drumbeat.logs.read.labels import Labels
-from drumbeat.logs.read.launchers import FirstFailure
+from drumbeat.logs.read.launchers import NOTICED, FirstFailure
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import NOT_FINITE, nan_among_the_last
 from drumbeat.logs.read.tracebacks import CUT_OFF
-from drumbeat.logs.tiers import BARE, NOTICED, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific
+from drumbeat.logs.tiers import BARE, SAID, UNEXPLAINED, WAITED, WARNED, Tiers, most_specific
 
 # How events are shown: one finding for an event, one for each code of many, with lines of several ranks as evidence.
 
@@ -200,7 +200,7 @@ class NamedRank:
     def first_of_others(self, finding: Finding) -> Optional[FirstFailure]:
         """torchrun's word that another rank failed first, as by an uncaught exception; that rank's own words are not here."""
         first = self._first
-        if first is None or first.who != "torchrun" or first.rank is None or first.exit_code != 1:
+        if first is None or not first.alone or first.who != "torchrun" or first.rank is None or first.exit_code != 1:
             return None
         here = bool(finding.evidence) and finding.evidence[0].file == first.evidence.file
         return first if here and not finding.local and finding.rank not in (None, first.rank) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from bisect import bisect_left
 from dataclasses import replace
 from functools import partial
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
@@ -177,59 +178,65 @@ class Reader:
         for start in range(0, len(lines), CHUNK):
             chunk = lines[start : start + CHUNK]
             number = first + start
-            shapes = b"\n".join(chunk).translate(SHAPE).split(b"\n") if self.recorded is None else []
-            for begin in self.runs.look(file, number, shapes) if len(shapes) == len(chunk) else ():
+            shapes = b"\n".join(chunk).translate(SHAPE).split(b"\n")
+            shapes = shapes if len(shapes) == len(chunk) else [raw.translate(SHAPE) for raw in chunk]
+            for begin in self.runs.look(file, number, shapes) if self.recorded is None else ():
                 at = max(begin - number, 0)
-                self._feed_chunk(file, number, chunk[:at], before)
+                self._feed_chunk(file, number, chunk[:at], shapes[:at], before)
                 self.events.ends_of_run(file)
-                number, chunk = number + at, chunk[at:]
-            self._feed_chunk(file, number, chunk, before)
+                number, chunk, shapes = number + at, chunk[at:], shapes[at:]
+            self._feed_chunk(file, number, chunk, shapes, before)
         self.lines = before + first + len(lines)
         self.events.labels.look(file, lines)
         if lines:
             self._end(file, first + len(lines) - 1)
             self._tails.add(file, first, lines)
 
-    def _feed_chunk(self, file: str, first: int, chunk: Sequence[bytes], before: int) -> None:
+    def _feed_chunk(
+        self, file: str, first: int, lines: Sequence[bytes], shapes: Sequence[bytes], before: int
+    ) -> None:
         """`before`: how many lines were fed before the file's first one."""
-        chunk = self._nccl.without_calls(file, first, chunk)
+        chunk = self._nccl.without_calls(file, first, lines)
+        shapes = shapes if chunk is lines else [raw.translate(SHAPE) for raw in chunk]
         self._chunk = first, chunk
         dull, waiting = self._dull.shapes, self._waits(file)
         telling = self._dull.telling(chunk)
         if telling is None:
-            shapes = [raw.translate(SHAPE) for raw in chunk]
             self._remember(self._dull.learn(shapes))
             telling = set() if dull.issuperset(shapes) else {n for n, shape in enumerate(shapes) if shape not in dull}
         else:
             self._look(chunk)
-        if not waiting and not telling:
-            return
-        for place, raw in enumerate(chunk):
-            if place not in telling and not waiting:
-                continue
-            number = first + place
-            if ESCAPE in raw:
-                raw = without_escapes(raw)
-                if not waiting and raw.translate(SHAPE) in dull:
-                    continue
-            if not waiting and (self._nccl.is_known(file, number, raw) or self._came_often(raw)):
-                continue
-            self.lines = before + number  # events are told apart by it
-            self._feed_line(file, number, raw)
-            waiting = self._waits(file)
+        places = sorted(telling)
+        place = 0 if waiting else places[0] if places else len(chunk)
+        while place < len(chunk):
+            raw, number = chunk[place], first + place
+            plain = without_escapes(raw)
+            known = not waiting and (
+                plain is not raw and plain.translate(SHAPE) in dull
+                or self._nccl.is_known(file, number, plain)
+                or self._came_often(shapes[place])
+            )
+            if not known:
+                self.lines = before + number  # events are told apart by it
+                self._feed_line(file, number, plain)
+                waiting = self._waits(file)
+            place += 1
+            if not waiting:
+                later = bisect_left(places, place)
+                place = places[later] if later < len(places) else len(chunk)
 
-    def _came_often(self, raw: bytes) -> bool:
-        """In a file with many tracebacks: have many lines begun with the same words?"""
+    def _came_often(self, shape: bytes) -> bool:
+        """Have many lines of a file with many tracebacks begun with the same words?"""
         if self._dull is not self._dull_later:
             return False
-        kind = tuple(raw[:MAX_TEXT].translate(SHAPE).split(None, SAME_WORDS)[:SAME_WORDS])
+        kind = tuple(shape[:MAX_TEXT].split(None, SAME_WORDS)[:SAME_WORDS])
         count = self._kinds[kind] = self._kinds.get(kind, 0) + 1
         if len(self._kinds) > MAX_REPEATS:
             self._kinds.clear()
         return count > MAX_RAISED
 
     def _waits(self, file: str) -> bool:
-        """Has something begun that the next line of this file, however boring, may go on with?"""
+        """Return True while a record is open that the next line of this file may continue."""
         return bool(
             self.elastic.open
             or self._nccl.warned

@@ -202,6 +202,4 @@ def render_rules(book: Rulebook) -> str:
         lines.append(f"     cause: {rule.cause}")
         lines.append(f"     fix: {'; '.join(filter(None, (rule.locate, rule.fix)))}")
         lines.append(f"     source: {rule.source}")
-        if rule.needs:
-            lines.append(f"     not to be seen in a log: needs {rule.needs}")
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, Log
 from drumbeat.logs.meaning.grammar import is_listed
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
-from drumbeat.logs.read.launchers import FirstFailure
+from drumbeat.logs.read.launchers import NOTICED, FirstFailure
 from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
 
 SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
@@ -29,7 +29,6 @@ WARNED, UNEXPLAINED, SAID = "warned", "unexplained", "said"  # tiers beside the 
 _FAILING = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
-NOTICED = 10  # seconds: within them the launcher notices a death, and other ranks may do so before it
 TABLE = 16  # lines of torchrun's table
 _OF_CAUSES = (order.HARDWARE, order.RAISED_IN_COMMUNICATION)  # other known causes are as strong as an exception
 # All who say so waited equally long: who says it first was not first at fault.
@@ -88,7 +87,9 @@ class Tiers:
             return
         for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED):
             pairs = [(event, self.in_order(event, tier)) for event in self.tiers[tier]]
-            behind = consequences([self.record, *(each for _, each in pairs)], NOTICED)
+            behind = consequences(
+                [self.record, *(each for event, each in pairs if event.code != "oom-kill")], NOTICED
+            )  # which says why
             self.tiers[tier] = [event for event, each in pairs if each not in behind]
             self.tiers[CONSEQUENCE] += [event for event, each in pairs if each in behind]
 
@@ -113,6 +114,8 @@ class Tiers:
             return NOTE if event.match and event.match.rule.role in (CAUSE, SYMPTOM, NOTE) else NOISE
         if event.said:
             return NOISE if self._done_before(event) and event.level not in ("E", "F") else SAID
+        if event.match is None and event.level in ("I", "W") and not event.bare:
+            return NOISE  # a traceback whose every line is a warning
         if event.match is None:
             return UNEXPLAINED if event.bare else CAUSE
         rule = event.match.rule
@@ -251,14 +254,24 @@ class Tiers:
         return rest if rest or self.tiers[SYMPTOM] else causes
 
     def _without_script_lines(self, causes: List[Event]) -> List[Event]:
-        """A shell goes on behind a line that failed: what failed after it, in the program, ended the job."""
-        ends = {
-            event.evidence.file: event.number
-            for event in sorted(causes, key=lambda each: each.number)
-            if not _survivable(event)
-        }
-        passed = [event for event in causes if _survivable(event) and event.number < ends.get(event.evidence.file, 0)]
-        self.tiers[NOTE] += passed
+        """A shell goes on behind a line that failed: what failed after it, in the program, ended the job. Where srun numbers
+        the lines of tasks, those without a number are the script's."""
+        by_number = sorted(causes, key=lambda each: each.number)
+        ends = {event.evidence.file: event.number for event in by_number if not _survivable(event)}
+        for event in self.tiers[SYMPTOM]:
+            if event.code in NOBODYS_FAULT:  # it was still running when somebody ended it
+                ends[event.evidence.file] = max(event.number, ends.get(event.evidence.file, 0))
+        of_tasks = {event.evidence.file: event.number for event in by_number if event.task is not None}
+        passed = [
+            event
+            for event in causes
+            if _survivable(event)
+            and event.number < ends.get(event.evidence.file, 0)
+            or event.task is None
+            and event.rank is None
+            and event.number < of_tasks.get(event.evidence.file, 0)
+        ]
+        self.tiers[NOTE] += [event for event in passed if event.match]
         return [event for event in causes if event not in passed]
 
     def _forget_what_was_lived_through(self) -> None:
@@ -292,6 +305,9 @@ class Tiers:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
         self._put_behind_the_time_limit()
+        if any(event.code in NOBODYS_FAULT and event.code != "terminated" for event in tiers[SYMPTOM]):
+            tiers[CONSEQUENCE] += [event for event in tiers[SYMPTOM] if event.code == "terminated"]
+            tiers[SYMPTOM] = [event for event in tiers[SYMPTOM] if event.code != "terminated"]
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
@@ -339,7 +355,7 @@ def _record(first: FirstFailure, live: Sequence[Event]) -> order.Event:
     kind = order.OUTSIDE if first.by_signal else order.RECORD
     place = order.Place(first.rank, host=first.host)
     return order.Event(
-        kind, place, first.seconds, first.seconds, offset + line, file, record=first.who, named_first=True
+        kind, place, first.seconds, first.seconds, offset + line, file, record=first.who, named_first=first.alone
     )
 
 

@@ -18,7 +18,7 @@ from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import ERROR, SEVERITIES
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
-from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, senses
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, DEATH_WORDS, death_in, senses
 
 # Which literals a line holds: cheap for the lines that hold none, which are nearly all. Every literal has a word
 # that is looked for first. Lines are split into words, and one set operation says whether any of them is such a
@@ -144,6 +144,7 @@ class Rule:
     seen: Tuple[str, ...] = ()  # substrings that must all stand somewhere in the log
     unseen: Tuple[str, ...] = ()  # substrings of which none may
     not_near: Tuple[str, ...] = ()  # substrings of which none may stand within NEAR lines of it
+    dies: bool = False  # speaks about every line that says that a process died from the signal of its code
     fallback: bool = False  # speaks only about lines on which no other rule does
     any_level: bool = False  # speaks also when the line's own logger calls it a warning or less
     survivable: bool = False  # no failure when the log goes on behind it (a line of a set-up script)
@@ -154,10 +155,6 @@ class Rule:
     over: Tuple[str, ...] = ()  # ids of rules that say less about the same line
     confidence: str = "certain"  # or likely: the line does not tell which of several causes it was
     explains: str = ""  # network: why another one was taken; gpudirect: why it goes without
-    reference: str = ""
-    needs: str = ""  # what a log cannot show: then there is no pattern
-    examples: Tuple[str, ...] = ()
-    near: Tuple[str, ...] = ()
     file: str = ""
 
     @property
@@ -206,7 +203,9 @@ class Match:
 class Rulebook:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
-        literals = [(literal, rule) for rule in self.rules for literal in rule.find]
+        literals = [
+            (literal, rule) for rule in self.rules for literal in rule.find + (DEATH_WORDS if rule.dies else ())
+        ]
         self._owners = [rule for _, rule in literals]
         self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen + rule.not_near})
         self.literals = tuple(literal for literal, _ in literals) + tuple(self._marks)
@@ -245,7 +244,10 @@ class Rulebook:
 def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
     if rule.unless and _compiled(rule.unless).search(text):
         return None
-    if not rule.pattern:
+    code, only_status = death_in(text) if rule.dies else ("", False)
+    if code == rule.code:
+        return _match(rule, text, (0, len(text)), {}, only_status)
+    if not rule.pattern and literal in rule.find:
         start = text.find(literal)
         return _match(rule, text, (start, start + len(literal)), {}, False)
     for mention, patterns in ((False, rule.pattern), (True, rule.mentions)):
@@ -284,8 +286,6 @@ def _removed_apis(entries: Any) -> List[Rule]:
     """What `lint` knows of names that newer versions no longer have, as rules about the errors that they lead to."""
     rules = []
     for entry in entries:
-        name = re.search(entry["python"], entry["bad"])
-        example = f"ImportError: cannot import name '{name[0] if name else entry['id']}'"
         missing = "(?:cannot import name|No module named|has no attribute)"
         rules.append(
             Rule(
@@ -298,24 +298,10 @@ def _removed_apis(entries: Any) -> List[Rule]:
                 find=("cannot import name", "No module named", "has no attribute"),
                 pattern=(f"Error: .*{missing}.{{0,120}}(?:{entry['python']})",),
                 over=("P8", "P92", "M11"),
-                examples=(example,),
-                near=(name[0] if name else entry["id"],),
                 file="lint/removed.yaml",
             )
         )
     return rules
-
-
-def parse(text: str, file: str) -> List[Rule]:
-    """The rules of one YAML file, every key checked."""
-    import yaml
-
-    try:
-        # The compiled loader where there is one: ten times faster. The pyz has only the other.
-        entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
-    except yaml.YAMLError as error:
-        raise RuleError(f"{file}: not YAML: {error}") from None
-    return check(entries, file)
 
 
 def check(entries: Any, file: str) -> List[Rule]:
@@ -326,8 +312,8 @@ def check(entries: Any, file: str) -> List[Rule]:
 
 
 _NAMES = {field.name for field in fields(Rule)} - {"file"}
-_LISTS = ("find", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs", "examples", "near")
-_FLAGS = ("fallback", "any_level", "survivable", "quiet", "names_itself")
+_LISTS = ("find", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs")
+_FLAGS = ("dies", "fallback", "any_level", "survivable", "quiet", "names_itself")
 
 
 def _rule(entry: Any, file: str, number: int) -> Rule:
@@ -374,7 +360,7 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     short = [literal for literal in marks if len(word_of(literal)) < SHORTEST]
     if short:
         raise RuleError(f"{where}: '{short[0]}' needs a word of {SHORTEST} letters")
-    if not rule.find and not rule.needs and not rule.when and rule.code not in senses():
+    if not (rule.find or rule.when or rule.dies) and rule.code not in senses():
         raise RuleError(f"{where}: lacks 'find'")
     return rule
 

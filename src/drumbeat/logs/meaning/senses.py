@@ -48,6 +48,31 @@ STATUS = regex(
     r"[\s:=(]{1,3}(?P<status>-?\d{1,3})(?![\w.%])"
     r"|\b(?:signal|sig)[\s:=#(]{0,3}(?P<signal>\d{1,2})(?![\w.%])|\bSIG(?P<name>KILL|SEGV|BUS|ABRT|ILL|FPE)\b"
 )
+# A process died, as shells, kernels, launchers and Python say it: by the signal's name or number, or by an exit status.
+_WORD_OF_SIGNAL = {
+    "killed": signals.SIGKILL,
+    "segmentation fault": signals.SIGSEGV,
+    "bus error": signals.SIGBUS,
+    "aborted": signals.SIGABRT,
+    "illegal instruction": signals.SIGILL,
+    "floating point exception": signals.SIGFPE,
+}
+_WORDS_OF_SIGNALS = "Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception"
+_DEATH = regex(
+    rf"(?:: line \d+:\s+\d+|\btasks? [\d,-]+:|[Ss]ignal(?: termination)?:|[Ss]ignal \(\d+(?:\.\d+)?\):|Python error:)\s+(?P<a>{_WORDS_OF_SIGNALS})"
+    rf"|(?P<b>{_WORDS_OF_SIGNALS})\s*\((?:core dumped|signal|\d+\))|(?:^|[^\w\s]|\d)(?P<c>{_WORDS_OF_SIGNALS})$"
+    rf"|^\[\d+\]\s+[+-]?\s*\d+ (?P<d>(?i:{_WORDS_OF_SIGNALS}))\s{{3,}}"
+    r"|(?:[Gg]ot|[Cc]aught|[Rr]eceived|[Bb]y|[Ff]rom|[Ww]ith|[Ss]ignal:?|\*\*\*|[<(]) ?(?:signal |Signals\.)?SIG(?P<name>KILL|SEGV|BUS|ABRT|ILL|FPE)\b"
+    r"|(?i:\b(?:from|on|by|caught|with) signal:? |^signal )(?P<number>\d{1,2})\b|Signal (?P<upper>\d{1,2}) \("
+    r"|(?i:exit ?code\"?|exit status|return code|exited with code)\s{0,4}[:=]?\s{0,4}"
+    r"(?:-(?P<minus>\d{1,2})\b|1(?P<plus>[2-5]\d)(?=[\s.,;:)]*(?:$|\()))|^=\s+EXIT CODE: (?P<hydra>\d{1,2})$"
+)
+# A line without any of these says no such thing.
+DEATH_WORDS = (
+    *_WORDS_OF_SIGNALS.split("|"), "killed", *(f"SIG{name}" for name in ("KILL", "SEGV", "BUS", "ABRT", "ILL", "FPE")),
+    "signal", "Signal", "SIGNAL", "exitcode", "exitCode", "exit code", "Exit Code", "EXIT CODE", "exit status", "return code",
+    "exited with code",
+)  # fmt: skip
 _HTTP = regex(
     r"(?i)\b(?:https?|(?-i:GET|POST) \S{1,200} \S{0,2}|status(?: code)?"
     r"|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
@@ -199,6 +224,23 @@ def signal_of(text: str) -> Optional[int]:
     number = int(found["signal"] or found["status"])
     number = number if found["signal"] else -number if number < 0 else number - 128
     return number if 0 < number < 65 else None
+
+
+@functools.lru_cache(maxsize=64)
+def death_in(text: str) -> Tuple[str, bool]:
+    """The code of the signal that a process died from, where this line says so, and whether a status above 128 is all that does."""
+    found = _DEATH.search(text)
+    if found is None:
+        return "", False
+    kind = found.lastgroup or ""
+    if kind in "abcd":
+        number = int(_WORD_OF_SIGNAL[found[kind].lower()])
+    elif kind == "name":
+        number = int(getattr(signals, f"SIG{found['name']}"))
+    else:
+        number = int(found[kind]) - 28 * (kind == "plus")
+    code = CODE_OF_SIGNAL.get(signals.Signals(number), "") if number in _SIGNALS else ""
+    return code, kind in ("plus", "hydra")
 
 
 PROGRAM = "exception"  # the program's own fault: a code that no rule has

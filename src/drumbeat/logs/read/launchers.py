@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal as signals
+from dataclasses import replace
 from datetime import datetime
 from typing import Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
@@ -30,6 +31,7 @@ OWN_LOG = (
     "read that rank's own log: torchrun --log-dir DIR --redirects 3 keeps one for each rank; @record of "
     "torch.distributed.elastic.multiprocessing.errors before main() brings the traceback into torchrun's table"
 )
+NOTICED = 10  # seconds: within them a launcher notices a death, and the clocks of hosts may differ
 APART = 60  # seconds between the ends of two runs; less may be two launchers of one run
 # Signals that end a process from outside or for a fault of its own. Launchers stop the other ranks with SIGTERM, and a rank
 # that gave up waiting calls abort().
@@ -45,6 +47,7 @@ class FirstFailure:
     who: str = TORCHRUN  # says so
     local: Optional[int] = None  # its rank on its node
     time: str = ""  # 2026-03-29_22:03:17, as torchrun writes it
+    alone: bool = True  # False: at about that time another host's torchrun saw a failure of its own, so neither knows the first
 
     @property
     def by_signal(self) -> bool:
@@ -136,8 +139,7 @@ class ElasticSummary:
         )
         if len(self._tables) < _MAX_TABLES:
             self._tables.append(found)
-        if self.first is None or _before(found, self.first):
-            self.first = found
+        self.first = self._first_of_tables()
         if found.host:
             self._compare(found)
 
@@ -157,10 +159,15 @@ class ElasticSummary:
             table for table in self._tables if (table.evidence.line or 0) >= begins.get(table.evidence.file or "", 0)
         ]
         if self.first is not None and self.first.who == "torchrun":
-            self.first = None
-            for table in self._tables:
-                if self.first is None or _before(table, self.first):
-                    self.first = table
+            self.first = self._first_of_tables()
+
+    def _first_of_tables(self) -> Optional[FirstFailure]:
+        first: Optional[FirstFailure] = None
+        for table in self._tables:
+            first = table if first is None or _before(table, first) else first
+        others = [table for table in self._tables if first and table.host != first.host and table.rank != first.rank]
+        close = any(each.exit_code == 1 and _seconds_apart(each.time, first.time) <= NOTICED for each in others if first)
+        return replace(first, alone=False) if first is not None and first.exit_code == 1 and close else first
 
 
 def _seconds_apart(one: str, other: str) -> float:

@@ -57,6 +57,7 @@ _DIGIT = _patterns(
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ",  # pdsh
     r" {0,5}(?P<task>\d{1,6}):(?: |$)",  # srun -l
     r" {0,5}(?P<task>\d{1,6}):(?=\[|Traceback|[\w.-]+:\d+:\d+ \[)",
+    r" {1,20}(?=\[[Rr]ank ?\d{1,6}\])",  # a log that was indented as a whole
 )
 _KERNEL = _patterns(
     r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
@@ -182,6 +183,7 @@ class Line:
     level: str = ""  # I, W, E or F, where a logger says so; I and W are never errors by themselves
     task: Optional[int] = None  # of srun -l and the like: the rank, or the node on which another launcher starts ranks
     fields: str = ""  # what a record says beside its message: `pool=hbm want=2.1`
+    rank_is_task: bool = False  # no other words name the rank
 
     @property
     def only_warns(self) -> bool:
@@ -230,6 +232,7 @@ def clean(raw: str) -> Line:
         when = seconds_in_year(found["time"]) if found.get("time") and when is None else when
         level = "" if found.get("redirected") else level or _LEVEL_LETTER.get(found.get("level") or "", "")
         text = text[match.end() :]
+    rank_is_task = rank is None and task is not None
     rank = task if rank is None else rank
     record = _record(text) if text[:1] == "{" or "=" in text[:40] else None
     if record is not None:
@@ -245,7 +248,7 @@ def clean(raw: str) -> Line:
     if not level and when is not None:  # 2026-01-02 03:04:05 ERROR text
         behind = _LEVEL_BEHIND_TIME.match(text)
         level = _LEVEL_LETTER[behind[1]] if behind else ""
-    return Line(text, rank, host, when, level, task, record[1] if record else "")
+    return Line(text, rank, host, when, level, task, record[1] if record else "", rank_is_task)
 
 
 # Records of loggers that write fields: JSON, and `level=error rank=3 msg="..."`.

@@ -39,7 +39,7 @@ class Dull:
         """Only signs have digits, and theirs are those of a shape."""
         return [*self._prefilter.words_in(block), *(sign for sign in self._signs if sign in shapes)]
 
-    def learn(self, shapes: List[bytes]) -> List[bytes]:
+    def learn(self, shapes: Sequence[bytes]) -> List[bytes]:
         """Those that are new here and tell nothing; they are not remembered yet."""
         new = list(set(shapes).difference(self.shapes, self._telling))
         if not new:
