@@ -95,7 +95,7 @@ def test_every_view_says_the_same_word(tmp_path, word, monkeypatch, capsys):
 
 
 def test_a_hang_is_red_and_a_run_that_goes_on_is_not():
-    red = {word: condition(told, "", "", Course(), "").severity for word, (told, _, _) in STATES.items()}
+    red = {word: condition(told, "", "", Course(), Progress()).severity for word, (told, _, _) in STATES.items()}
     assert red["failed"] == "error" and red["running"] == red["finished"] == "ok"
 
 

@@ -9,7 +9,7 @@ from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
 from drumbeat.runfolder.ledger import QUEUE, TRAINING
-from drumbeat.runfolder.lines import count, duration, ledger_words, speed
+from drumbeat.runfolder.lines import AS_PRINTED, WHOSE_RATE, count, duration, ledger_words, speed
 from drumbeat.runfolder.state import GOING_ON
 
 NOT = "not measured"
@@ -136,13 +136,16 @@ def speed_words(figures: Figures) -> str:
     found = figures.speed
     if found is None:
         return NOT
-    size = 0 if found.unit.startswith("steps") else figures.size  # all ranks make each step together
+    size = (
+        0 if found.unit.startswith("steps") or found.unit.endswith(AS_PRINTED) else figures.size
+    )  # all ranks make each step together
     each = (
         f"; {speed(found.value / size, found.unit, rough=found.rough)} per {'GPU' if figures.gpus else 'rank'}"
         if size
         else ""
     )
-    return f"{speed(found.value, found.unit, rough=found.rough)}{each} ({found.how})"
+    how = WHOSE_RATE if found.unit.endswith(AS_PRINTED) else found.how
+    return f"{speed(found.value, found.unit, rough=found.rough)}{each} ({how})"
 
 
 def spread_words(figures: Figures) -> str:
@@ -233,7 +236,7 @@ def phase_words(figures: Figures) -> str:
         ("waiting for slower ranks", phases.waiting),
     )
     parts = [f"{name} {ms:.1f} ms" if ms is not None else f"{name} {NOT}" for name, ms in named]
-    return f"{phases.step:.1f} ms: {', '.join(parts)}" + (f" ({phases.how})" if phases.how else "")
+    return f"mean {phases.step:.1f} ms: {', '.join(parts)}" + (f" ({phases.how})" if phases.how else "")
 
 
 def foreseen_words(foreseen: Foreseen) -> str:

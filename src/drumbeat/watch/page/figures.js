@@ -30,7 +30,7 @@ function figuresOf(head) {
     ["step", "step", head.step, [number(head.step), ""], done],
     lossOf(head),
     ["rate", head.rate_rough ? "throughput, about" : "throughput", head.rate, scaled(head.rate, head.rate === null ? "" : ` ${head.rate_unit}`), ...trend(head)],
-    ["step_seconds", "time per step", head.step_seconds, stepTime(head.step_seconds), head.slowest ? `median rank ${stepTime(slow.median_seconds).join(" ")}` : ""],
+    ["step_seconds", "time per step, mean", head.mean_step_seconds, stepTime(head.mean_step_seconds), head.step_seconds === null ? "" : `latest ${stepTime(head.step_seconds).join(" ")}`],
     head.seconds_left !== null ? ["left", "time left", head.seconds_left, [duration(head.seconds_left), ""], `after ${duration(head.elapsed)}`]
       : ["elapsed", { queued: "waiting", running: "elapsed" }[head.state] || "took", head.elapsed, [duration(head.elapsed), ""],
         [head.quiet === null ? "" : `no step for ${duration(head.quiet)}`, head.attempt ? `attempt ${head.attempt + 1}` : ""].filter(Boolean).join(", "), head.quiet === null ? "" : "warn"],
