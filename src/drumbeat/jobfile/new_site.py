@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, List, Sequence
+from typing import Any, List, Sequence, Tuple
 
 from drumbeat.jobfile.fields import keys_of
 from drumbeat.jobfile.site import Detect, Site
 from drumbeat.machine.model import Facts, Pool
 from drumbeat.plan.network import candidates, slingshot_interfaces
 
-_UNSET = (None, "", (), {}, False, Detect())
+_UNSET: Tuple[Any, ...] = (None, "", (), {}, False, Detect())
 
 
 def site_lines(site: Site) -> List[str]:
