@@ -38,7 +38,7 @@ function figuresOf(head) {
     ["nodes", "nodes", head.nodes_here, [`${number(head.nodes_here)}`, head.nodes ? ` of ${number(head.nodes)}` : ""], [head.world ? `${number(head.world)} ranks` : "", ended].filter(Boolean).join(", "), head.state === "running" && away > 0 ? "warn" : ""],
     gpus ? ["gpu_use", "GPU use", head.gpu_use, [head.gpu_use === null ? "–" : head.gpu_use.toFixed(0), " %"], `${number(gpus)} GPUs` + (head.throttled ? `, ${number(head.throttled)} slowed down` : ""), head.throttled ? "warn" : ""] : null,
     gpus && head.gpu_memory !== null ? ["gpu_memory", "GPU memory", head.gpu_memory, [head.gpu_memory.toFixed(0), " %"], ""] : null,
-    head.power !== null ? ["power", "GPU power", head.power, scaled(head.power, "W"), head.energy ? `${scaled(head.energy / 3600, "Wh").join(" ")} so far` : ""] : null,
+    head.power !== null ? ["power", "GPU power", head.power, scaled(head.power, "W"), head.energy ? `${scaled(head.energy / 3600, "Wh").join(" ")} ${head.state === "running" ? "so far" : "in all"}` : ""] : null,
     head.received !== null || head.sent !== null ? ["received", "network in", head.received, scaled(head.received, "B/s"), `out ${scaled(head.sent, "B/s").join(" ")}`]
       : head.network_why ? ["received", "network", null, ["not measured", ""], head.network_why.split(": ")[1]] : null,
   ].filter(Boolean);
