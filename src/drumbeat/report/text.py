@@ -15,6 +15,7 @@ from drumbeat.runfolder.state import GOING_ON
 NOT = "not measured"
 _LABEL = 11
 _MOST_NOTES = 12
+_COMMAND = 200  # characters: a program may stand in it
 _LONG = 3600.0  # seconds: a shorter run is not compared with what is expected of long ones
 
 
@@ -64,7 +65,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
         found.append(("", f"{len(figures.notes) - _MOST_NOTES} more findings: --json shows them"))
     setting = figures.setting
     code = setting.code or "not known: no git checkout"
-    known = {"command": setting.command, "code": code, "image": setting.image, "precision": setting.precision}
+    command = setting.command if len(setting.command) <= _COMMAND else setting.command[:_COMMAND] + " ... (all: --json)"
+    known = {"command": command, "code": code, "image": setting.image, "precision": setting.precision}
     known["layout"] = setting.layout
     found += [(name, value) for name, value in known.items() if value]
     if setting.hardware:
