@@ -14,7 +14,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
-from drumbeat.runfolder.lines import AS_PRINTED
+from drumbeat.runfolder.progress import AS_PRINTED
 
 # Differences between runs besides their size. Pure.
 

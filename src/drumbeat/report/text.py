@@ -9,7 +9,8 @@ from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
 from drumbeat.runfolder.ledger import QUEUE, TRAINING
-from drumbeat.runfolder.lines import AS_PRINTED, WHOSE_RATE, count, duration, ledger_words, speed
+from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, speed
+from drumbeat.runfolder.progress import AS_PRINTED
 from drumbeat.runfolder.state import GOING_ON
 
 NOT = "not measured"

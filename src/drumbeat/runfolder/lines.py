@@ -9,7 +9,7 @@ from typing import Collection, List, Mapping, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
-from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.progress import AS_PRINTED, Progress
 from drumbeat.runfolder.run import Log, Run, lost_spares
 from drumbeat.runfolder.summary import Affected, Summary
 
@@ -75,7 +75,6 @@ _NO_METRICS = (
     "none recognised in what was printed: print lines such as `step 5 loss 0.31`, "
     "or call drumbeat.metrics.report (docs/metrics.md)"
 )
-AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 WHOSE_RATE = "as printed: whether it is per rank or of all ranks, its lines do not say"
 _LONGEST = 300  # characters of a line
 

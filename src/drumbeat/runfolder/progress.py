@@ -11,6 +11,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.records import Metric, is_count
 
+AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 STAGE = "stage"  # a metric's kind: a script has started another launcher
 BETWEEN_STAGES = "between stages"  # of `spent`: from the last step before that to the first one after it
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
