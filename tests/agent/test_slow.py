@@ -50,7 +50,7 @@ while True:
 
 @pytest.fixture
 def looks(tmp_path):
-    """Yield what a look shows of three ranks of that kind since the look before it, a minute long: a busy machine can spoil one."""
+    """Yield what a look shows of three ranks of that kind since the last one, for a minute: a busy machine can spoil it."""
     import socket
 
     processes = []

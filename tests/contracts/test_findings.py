@@ -102,7 +102,8 @@ def test_every_entry_is_used_and_well_formed(file):
 @pytest.mark.parametrize("file", FILES)
 def test_every_code_is_documented(file):
     page = (ROOT / "docs" / "codes.md").read_text(encoding="utf-8")
-    assert not [code for code in entries(file) if "/" not in code and f"`{code}`" not in page]
+    codes = [code for code, entry in entries(file).items() if entry.get("severity") not in ("ok", "info")]
+    assert not [code for code in codes if "/" not in code and f"`{code}`" not in page]
 
 
 def test_no_words_of_a_finding_are_left_in_python():

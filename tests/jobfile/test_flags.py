@@ -106,3 +106,8 @@ def test_help_says_what_the_fields_say():
         if key.flag:
             assert f"--{name} " in text
             assert " ".join(key.help.replace("`", "").split())[:40] in text
+
+
+def test_a_list_may_be_given_in_several_flags():
+    assert job("--track", "tensorboard", "--track", "wandb=mine").track == ("tensorboard", "wandb=mine")
+    assert job("--hosts", "a,b", "--hosts", "n[1-2]").hosts == ("a", "b", "n1", "n2")

@@ -49,6 +49,12 @@ def test_fix_keeps_the_old_file_and_its_mode(tmp_path):
     assert "fixed" not in drumbeat("--fix", "a.sh", folder=tmp_path).stdout  # nothing left to fix
 
 
+def test_what_fix_has_fixed_is_no_reason_to_fail(tmp_path):
+    (tmp_path / "a.sh").write_text("#!/bin/bash\nsbatch –N 2 b.sh\n")
+    assert drumbeat("a.sh", folder=tmp_path).returncode == 1
+    assert drumbeat("--fix", "a.sh", folder=tmp_path).returncode == 0
+
+
 def test_fix_never_covers_an_older_backup(tmp_path):
     (tmp_path / "a.sh").write_text("sbatch –N 2 b.sh\n")
     (tmp_path / "a.sh.orig").write_text("precious")

@@ -9,10 +9,10 @@ import pytest
 
 from drumbeat.cli import main
 from drumbeat.machine.model import Facts, Gpu, GpuSample
-from drumbeat.report.figures import GpuUse, Note
+from drumbeat.report.figures import GpuUse, Note, Speed
 from drumbeat.report.gather import Devices, figures_of
 from drumbeat.report.scaling import compare
-from drumbeat.report.text import gpu_rows, lines_of, rows
+from drumbeat.report.text import gpu_rows, lines_of, rows, speed_words
 from drumbeat.runfolder.files import replace_json
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
@@ -316,3 +316,9 @@ def test_means_of_gpus_are_over_time_not_over_samples():
     assert "slowed by power limit 87% of the time" in gpu_rows(GpuUse(5, slowed=devices.slowed()), 1)[0][1]
     assert devices.mean("power") == pytest.approx((2 * 100 + 300 + 20 * 500) / 23)
     assert devices.mean("busy") is None
+
+
+def test_a_printed_rate_of_unknown_scope_is_explained_and_not_divided(tmp_path):
+    figures = figures_of(make_run(tmp_path / "run"))
+    words = speed_words(dataclasses.replace(figures, ranks=4, speed=Speed(512.0, "tokens/s as printed", "stated")))
+    assert words.startswith("512 tokens/s as printed (") and "per rank or of all ranks" in words and ";" not in words

@@ -37,6 +37,28 @@ def test_a_warning_of_several_nodes_is_one_line_that_names_them(tmp_path, capsys
     assert said.count("warning") == 2
 
 
+def test_what_several_nodes_find_while_they_run_is_said_once_per_attempt(tmp_path, capsys):
+    view = console(tmp_path, nodes=2)
+    common, start = ("x", 1.0, 1.0, 0, "h", 0), AttemptStarted("x", 1.0, 1.0, 0, "h", 0, 0, 2, "h", 1)
+    found = Finding(
+        "expectation-not-checked", "warning", "rdma is expected, but nothing was checked", "", "drop expect"
+    )
+    view._show([start, *(FindingMade(*common, 0, replace(found, node=node)) for node in (0, 1))])
+    assert capsys.readouterr().err.count("rdma is expected") == 1
+    view._show([start, FindingMade(*common, 0, replace(found, node=1))])
+    assert capsys.readouterr().err.count("rdma is expected") == 1
+
+
+def test_the_place_of_tensorboards_files_is_said(tmp_path, capsys):
+    view = console(tmp_path, track=("tensorboard=", "wandb=mine"))
+    view.begin()
+    said = capsys.readouterr().err
+    assert (
+        f"tracker    tensorboard --logdir {tmp_path / 'run/tensorboard'}\n" in said
+        and "tracker    wandb=mine\n" in said
+    )
+
+
 def test_a_node_that_was_lost_before_the_start_is_not_connected(tmp_path, capsys):
     view = console(tmp_path, nodes=2, fewest_nodes=1)
     common = ("x", 1.0, 1.0, 0, "h", 0, 0)

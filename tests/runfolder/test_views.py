@@ -124,7 +124,7 @@ def test_a_time_limit_and_a_doubt_have_one_word_everywhere():
     limit, doubt = Summary("r", "time-limit", 124, 13.0, 1), Summary("r", "doubtful", 0, 13.0, 1)
     assert end_words(limit) == "time-limit reached after 13 s, exit code 124"
     for summary, state in ((limit, "failed"), (doubt, "finished")):
-        said = condition(state, "", summary.outcome, Course(), "")
+        said = condition(state, "", summary.outcome, Course(), Progress())
         shown = State("r", "f", Status("h", state), 0.0, None, Progress(), Ranks(), summary, condition=said)
         assert said.word == as_plain(shown)["outcome"] == summary.outcome
         assert table([shown], 80)[1].split()[1] == summary.outcome

@@ -10,7 +10,17 @@ from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.new_site import new_site, site_lines
 from drumbeat.jobfile.resolve import resolve
 from drumbeat.jobfile.resources import Here
-from drumbeat.jobfile.site import built_in, detect, detect_of, expand_pattern, find_paths, load_site, site_from_text
+from drumbeat.jobfile.site import (
+    _built_in_text,
+    built_in,
+    detect,
+    detect_of,
+    expand_pattern,
+    find_paths,
+    load_site,
+    site_from_text,
+)
+from drumbeat.jobfile.yamlfile import load_text
 from drumbeat.machine.model import Pool
 from drumbeat.plan.variables import SPELT
 from tests.plan.archetype import SITES, facts_of
@@ -48,7 +58,10 @@ def test_every_value_has_its_reason_and_source(name):
     assert set(site.env) <= SPELT, "a misspelt variable"
     for part in (site.cpus, site.storage):
         assert part is None or (part.why and part.source)
-    assert site.summary in site_lines(site)[0]
+    said = site_lines(site)
+    assert site.summary in said[0]
+    keys = set(load_text(_built_in_text(name), name, "a site profile").entries) - {"summary"}
+    assert not [key for key in keys if not any(line.startswith((f"{key}:", f"{key} =")) for line in said)], said
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

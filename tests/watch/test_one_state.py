@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from drumbeat.cli.list import table
 from drumbeat.desk.state import state_of
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import end_words as report_end
+from drumbeat.report.text import phase_words
 from drumbeat.runfolder.lines import end_words
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
@@ -94,8 +96,36 @@ def test_every_view_says_the_same_word(tmp_path, word, monkeypatch, capsys):
     assert heat(session, "step")["bad"] == (1 if word == "hanging" else None)
 
 
+def test_every_view_has_the_same_time_per_step_and_says_that_it_ended_early(tmp_path, monkeypatch, capsys):
+    """Steps of 1, 1, 1 and 5 s: the mean is 2 s, the median 1 s, the latest more."""
+    steps = [{**STEP, "step": step, "t": t} for step, t in zip(range(1, 6), (1.0, 2.0, 3.0, 4.0, 9.0))]
+    monkeypatch.setitem(STATES, "finished", ("finished", TRAINS, steps))
+    run, told = recorded(tmp_path / "run", "finished")
+    for place in ("drumbeat.desk.state.status", "drumbeat.watch.session.status"):
+        monkeypatch.setattr(place, lambda run: told)
+    session = Session(run)
+    session.load()
+    session.tick()
+    head, figures = session.head(), figures_of(run)
+    assert head.mean_step_seconds == pytest.approx(2.0) and head.step_seconds > 2.0
+    assert "2.00 s per step (mean)" in dict(glance(head, session.view))["speed"]
+    assert phase_words(figures).startswith("mean 2000.0 ms") and figures.speed.value == pytest.approx(0.5)
+    short = "its last step was 5 of 10"
+    assert main(["status", run.path]) == 0
+    assert f"exit code 0, but {short}" in capsys.readouterr().out and head.detail == short
+    assert f"  note: {short}" in table([state_of(run)], 120) and any(short in note.text for note in figures.notes)
+
+
+def test_a_queued_run_has_no_elapsed_time(tmp_path, monkeypatch):
+    run, told = recorded(tmp_path / "run", "queued")
+    monkeypatch.setattr("drumbeat.desk.state.status", lambda run: replace(told, detail="Resources"))
+    head, row, waits = table([state_of(run)], 120)
+    assert row.split()[1:] == ["queued", "-", "-", "-"]
+    assert waits.startswith("  waiting for ") and waits.endswith(": Resources")
+
+
 def test_a_hang_is_red_and_a_run_that_goes_on_is_not():
-    red = {word: condition(told, "", "", Course(), "").severity for word, (told, _, _) in STATES.items()}
+    red = {word: condition(told, "", "", Course(), Progress()).severity for word, (told, _, _) in STATES.items()}
     assert red["failed"] == "error" and red["running"] == red["finished"] == "ok"
 
 

@@ -113,7 +113,7 @@ def test_as_somebody_looks_at_it(tmp_path):
             driver.get(page.address)
             assert until(lambda: script(DRAWN) == 7)
             names = "return drumbeat.charts.gpu_use.names.map((each) => each[1])"
-            assert until(lambda: script(names) == ["all nodes", "node 4"]), script(names)
+            assert until(lambda: script(names) == ["mean and range of all nodes", "node 4"]), script(names)
             bands = "return drumbeat.charts.gpu_use.plot.data.filter((trace) => trace.fill).length"
             assert until(lambda: script(bands) == 1)
             assert "Each column is a node" in script("return document.getElementById('heatkey').textContent")

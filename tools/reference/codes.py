@@ -6,7 +6,7 @@ import re
 from typing import Dict, List, Mapping, Tuple
 
 from drumbeat.findings.catalog import entries
-from drumbeat.findings.model import ERROR, WAS
+from drumbeat.findings.model import ERROR, INFO, OK, WAS
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM, Rule, rulebook
 
 _INTRO = """\
@@ -14,7 +14,7 @@ _INTRO = """\
 # Codes of findings
 
 A list to search in: cause, evidence and fix come with the finding itself. Codes are stable, titles may change; `...` stands for
-a value. Notes, because of which nothing fails, are in `drumbeat diagnose --rules`.
+a value. Good news and notes, because of which nothing fails, are left out (`drumbeat diagnose --rules` has those of logs).
 """
 
 # What no rule gives, because it does not rest on one line. A test compares this with the source.
@@ -58,9 +58,14 @@ def page() -> str:
         found: Dict[str, List[Mapping[str, str]]] = {}
         for name, entry in [pair for file in files for pair in entries(file).items()]:
             found.setdefault(name.partition("/")[0], []).append(entry)
-        lines += _list(title, [(code, _of_entries(each)) for code, each in sorted(found.items())])
+        lines += _list(title, [(code, _of_entries(each)) for code, each in sorted(found.items()) if warns(each)])
     lines += _list("Codes of earlier versions", [(old, f"now `{new}`") for old, new in sorted(WAS.items())])
     return "\n".join(lines)
+
+
+def warns(found: List[Mapping[str, str]]) -> bool:
+    """Return false for a code that only ever says that something is right, or notes something."""
+    return any(entry.get("severity") not in (OK, INFO) for entry in found)
 
 
 def _kind(rule: Rule) -> str:

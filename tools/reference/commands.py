@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, List
+from typing import Any, Dict, List
 
 from drumbeat.cli import COMMANDS, parser_for
 from drumbeat.jobfile.fields import keys_of
@@ -29,8 +29,13 @@ def page() -> str:
         "|---|---|",
         *(f"| [`{name}`](#drumbeat-{name}) | {_cell(text)} |" for name, text in COMMANDS.items()),
     ]
+    tables: Dict[str, str] = {}  # options -> the command that has them
     for name in COMMANDS:
-        lines += ["", f"## drumbeat {name}", "", *_table(parser_for(name)[0])]
+        table = _table(parser_for(name)[0])
+        options = "\n".join(row for row in table if row.startswith("| `--"))
+        same = tables.setdefault(options, name) if options else name
+        lines += ["", f"## drumbeat {name}", ""]
+        lines += table if same == name else [f"The arguments of [{same}](#drumbeat-{same})."]
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, Iterable, List, Mapping, Tuple
 
 from drumbeat.plan.argv import WHO
 from drumbeat.plan.variables import COMPUTED, DEAD, DEBUGGING, OLD, SETTINGS
@@ -27,8 +27,7 @@ _TASKS = """
 Those of JAX are left alone if you set JAX_COORDINATOR_ADDRESS, or a launcher starts the ranks.
 Where one task of a scheduler or of mpirun starts several ranks, each gets that task's variables with its own numbers
 ([run.md](run.md)). Below torchrun and accelerate `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` keeps the store of one attempt from the
-next. A script that starts a launcher itself gets `DRUMBEAT_LAUNCHERS`, a longer `PATH`, `BASH_ENV` and shell functions, so that
-the launcher joins this run; the ranks below it do not.
+next.
 
 # What fits the job and the node
 """
@@ -64,24 +63,36 @@ def page() -> str:
     for name in sorted(entries):
         lines.append(f"## `{name}`\n")
         for value, when, why in entries[name]:
-            lines.append(f"- {value}; when: {when}\n  {why[0].upper() + why[1:]}.")
+            lines.append(f"- {value} ({when})\n  {why[0].upper() + why[1:]}.")
         lines.append("")
     lines += ["# Your variables that are checked\n"]
-    for name in sorted(DEAD):
-        dead = DEAD[name]
-        use = f"; use `{dead.use}`" if dead.use else ""
-        lines.append(f"- `{name}`{f' ({_condition(dead.when)})' if dead.when else ''}: {dead.why}{use}")
+    lines += _grouped(
+        (
+            name,
+            f" ({_condition(dead.when)})" if dead.when else "",
+            dead.why + (f"; use `{dead.use}`" if dead.use else ""),
+        )
+        for name, dead in sorted(DEAD.items())
+    )
     old = ", ".join(f"`{name}` (now `{OLD[name]}`)" for name in sorted(OLD))
     lines.append(f"- Old names that are still read: {old}")
     lines.append("\nLeft on after debugging:\n")
-    for name in sorted(DEBUGGING):
-        entry = DEBUGGING[name]
-        off = ", ".join(f"`{value}`" for value in entry.harmless if value)
-        lines.append(f"- `{name}`{f' (not {off})' if off else ''}: {entry.cost}")
+    off = {name: ", ".join(f"`{value}`" for value in entry.harmless if value) for name, entry in DEBUGGING.items()}
+    lines += _grouped(
+        (name, f" (not {off[name]})" if off[name] else "", entry.cost) for name, entry in sorted(DEBUGGING.items())
+    )
     return "\n".join(lines) + "\n"
 
 
+def _grouped(rows: Iterable[Tuple[str, str, str]]) -> List[str]:
+    """Return one line for all variables of which the same is said."""
+    found: Dict[Tuple[str, str], List[str]] = {}
+    for name, condition, why in rows:
+        found.setdefault((condition, why), []).append(f"`{name}`")
+    return [f"- {', '.join(names)}{condition}: {why}" for (condition, why), names in found.items()]
+
+
 def _condition(when: Mapping[str, str]) -> str:
-    nodes = {"many": "more than one node", "one": "one node"}
+    nodes = {"many": "several nodes", "one": "one node"}
     parts = [nodes.get(value) or _WORDS[key].format(value.replace("|", " or ")) for key, value in when.items()]
     return ", ".join(parts) or "always"

@@ -47,6 +47,8 @@ goes to `~/.config/drumbeat/sites/NAME.yaml` (or under `$XDG_CONFIG_HOME`) and w
 give its path: `--site ./my.yaml`. Without `--site` the cluster's name, then the host's, is looked up in every profile's
 `detect`; where none fits, the site is `localhost`. A host that two profiles claim is an error.
 
+Tables such as `env` need a `why`, which is shown wherever the value is; `source` says where that is documented.
+
 On `localhost` several nodes are emulated on one machine, each with its own agent and loopback address.
 
 ```yaml
@@ -75,6 +77,8 @@ def page(which: str) -> str:
 
 def _sections(cls: Any, prefix: str) -> Iterator[str]:
     for name, (field, key) in keys_of(cls).items():
+        if prefix and name in ("why", "source"):
+            continue  # the introduction explains them
         yield f"## `{prefix}{name}`\n"
         yield key.help + "\n"
         facts = (f"`{name}: {key.example}`", _kind(key), _default(cls, name, field, key))

@@ -100,13 +100,15 @@ def table(states: Sequence[State], columns: int) -> List[str]:
     """Lay out the runs so that no line is wider than `columns`, unless an id alone is: such an id gets a line of its own.
     Remarks about a run follow below it."""
 
+    from drumbeat.runfolder.state import QUEUED
+
     told = [
         (
             state.run_id,
             state.condition.word,
             _step(state),
             _speed(state),
-            _time(state.seconds),
+            _time(None if state.condition.word == QUEUED else state.seconds),
             _time(state.seconds_left),
         )
         for state in states
@@ -130,9 +132,14 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 def remarks(state: State) -> List[str]:
     """List what the row cannot show and its reader must know: a hang, a loss that is not a number, ranks that train apart."""
     from drumbeat.runfolder.lines import not_finite_words, quiet_words
+    from drumbeat.runfolder.state import FINISHED, QUEUED
 
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None
     found = [f"hang: {hang.title}"] if hang else []
+    if state.condition.word == QUEUED and state.seconds is not None:
+        found.append(": ".join(filter(None, (f"waiting for {_time(state.seconds)}", state.condition.detail))))
+    if state.condition.word == FINISHED and state.condition.detail:
+        found.append(f"note: {state.condition.detail}")
     found += [quiet_words(state.quiet)] if state.quiet is not None and not hang else []
     found += [f"warning: loss {not_finite_words(state.progress)}"] if state.progress.not_finite else []
     found += [f"warning: {state.world.title}"] if state.world else []

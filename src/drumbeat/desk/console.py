@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
 import time
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence, TextIO, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Set, TextIO, Tuple
 
 from drumbeat.base.order import Order
 from drumbeat.base.ranges import fold, ranges
@@ -187,6 +188,7 @@ class Console:
         self._last_progress = time.monotonic()
         self._said_progress = ""
         self._hangs = self._stops = False  # then the time left is unknown
+        self._said: Set[str] = set()  # findings of this attempt
         self._ends = False  # a rank of this attempt has ended, or all are asked to: no time is left
         self._failed = False  # a rank has failed, and the others are being ended for it
 
@@ -208,6 +210,10 @@ class Console:
             flags = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
             self.say("replaced", f"{flags} (drumbeat sets these itself)")
         self.say("folder", near(order.folder))
+        for text in order.track:
+            tracker, _, place = text.partition("=")
+            place = near(place or RunFolder(order.folder).at(tracker))
+            self.say("tracker", f"tensorboard --logdir {shlex.quote(place)}" if tracker == "tensorboard" else text)
 
     def logs_at(self, node: int, path: str) -> None:
         """Follow node-local logs: this node's ranks write there."""
@@ -327,6 +333,7 @@ class Console:
         elif isinstance(event, kinds.AttemptStarted):
             self.started, self._between, self._hangs, self._ends, self._failed = True, False, False, False, False
             self.progress = Progress()  # steps and speed are this attempt's
+            self._said.clear()
             if event.resized:
                 self.say("smaller", event.resized)
         elif isinstance(event, kinds.Decided) and event.action == "restart":
@@ -366,7 +373,10 @@ class Console:
             self._node_findings.add(event.finding)
         elif isinstance(event, kinds.FindingMade):
             self._hangs = self._hangs or event.finding.code.startswith(HANG)
-            self.say(event.finding.severity, f"{event.finding.title}: {event.finding.fix}")
+            text = f"{event.finding.title}: {event.finding.fix}"
+            if event.finding.node is None or text not in self._said:  # several nodes may find the same
+                self.say(event.finding.severity, text)
+            self._said.add(text)
 
     def _explains(self, event: kinds.Decided) -> bool:
         """Return true if a reader will wonder why the run does not go on: it could, or a node is to blame."""

@@ -90,7 +90,7 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     course = Course(events)
     gpus = gpu_use(run) if told.state == RUNNING else None
     hang, muster = course.hang, course.muster if told.state == RUNNING else None
-    said = condition(told.state, told.detail, summary.outcome if summary else "", course, progress.phase)
+    said = condition(told.state, told.detail, summary.outcome if summary else "", course, progress)
     world = summary.world if summary else world_of(events)
     quiet = progress.quiet(now) if told.state == RUNNING else None
     left = progress.seconds_left(now if told.state == RUNNING else None) if goes_on and hang is None else None

@@ -164,6 +164,7 @@ _COMMON = {
 }
 # Flags as torchrun spells them.
 _ALIASES = {"nodes": ("--nnodes",), "ranks-per-node": ("--nproc-per-node", "--nproc_per_node")}
+_JOINED = ("names", "hosts")  # the kinds of a list: --track a --track b is --track a,b
 _EXPANDED = ("path", "variables")  # the kinds whose text resolve() expands; the user's shell has done it for a flag
 
 
@@ -181,7 +182,7 @@ def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
             options["choices"] = key.allowed
         else:
             options["metavar"] = key.flag
-        if key.kind in ("variables", "lists"):
+        if key.kind in ("variables", "lists", *_JOINED):
             options["action"] = "append"
         action = group.add_argument(f"--{name}", **options)
         action.rare, action.short = name not in _COMMON, _COMMON.get(name)
@@ -210,6 +211,7 @@ def merge(job: Job, args: Any) -> Job:
             changed[field] = {**getattr(job, field), **dict(_values(name, each) for each in given)}
             checker.origins[name] = f"--{name}"
         else:
+            given = ",".join(given) if key.kind in _JOINED else given
             text = literal(given) if key.kind in _EXPANDED else given
             changed[field] = checker.value(key, Text(text, quoted=True), f"--{name}", name)
     after = getattr(args, "after", None)

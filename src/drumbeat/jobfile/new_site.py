@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import json
-from typing import List, Mapping, Optional, Sequence, Union
+from typing import Any, List, Sequence, Tuple
 
-from drumbeat.jobfile.site import Site, SitePath, SiteVariable
+from drumbeat.jobfile.fields import keys_of
+from drumbeat.jobfile.site import Detect, Site
 from drumbeat.machine.model import Facts, Pool
 from drumbeat.plan.network import candidates, slingshot_interfaces
 
+_UNSET: Tuple[Any, ...] = (None, "", (), {}, False, Detect())
+
 
 def site_lines(site: Site) -> List[str]:
-    lines = [f"{site.name}: {site.summary}", f"jobs are started by {site.backend}"]
-    if site.gpus:
-        lines.append(f"{site.gpus} GPUs per node")
-    if site.emulated:
-        lines.append("nodes are emulated on one machine")
-    if site.cpus:
-        reserved = f"cores {site.cpus.reserved} are reserved" if site.cpus.reserved else "no core is reserved"
-        lines += ["", reserved, _reason(site.cpus.why, site.cpus.source)]
-    if site.storage:
-        lines += ["", f"caches: {site.storage.local} on each node, {site.storage.cache or 'no project storage known'}"]
-        lines.append(_reason(site.storage.why, site.storage.source))
-    lines += _entries("variables", site.env) + _entries("submitted with", site.submit) + _entries("paths", site.paths)
-    known = [*site.detect.cluster, *site.detect.hosts]
-    lines += ["", f"known by: {', '.join(known)}" if known else "never detected: name it with --site"]
-    return lines
+    """Return every key that the profile sets, as it is spelled there, each with its reason."""
+    lines = [f"{site.name}: {site.summary}"]
+    for name, (field, key) in keys_of(Site).items():
+        value = getattr(site, field)
+        if name == "summary" or value in _UNSET:
+            continue
+        if key.kind == "tables":
+            lines += ["", f"{name}:"]
+            for entry, table in value.items():
+                lines += _table(f"  {entry}", table)
+        else:
+            lines += ["", *_table(name, value)] if key.kind == "table" else [f"{name}: {_words(value)}"]
+    return lines if site.detect != Detect() else [*lines, "", "never detected: name it with --site"]
 
 
-def _entries(title: str, entries: Mapping[str, Union[SiteVariable, SitePath]]) -> List[str]:
-    if not entries:
-        return []
-    lines = ["", f"{title}:"]
-    for name, entry in entries.items():
-        value = entry.pattern if isinstance(entry, SitePath) else entry.value
-        lines += [f"  {name} = {value}", "  " + _reason(entry.why, entry.source)]
-    return lines
+def _table(title: str, table: Any) -> List[str]:
+    values = {name: getattr(table, field) for name, (field, _) in keys_of(type(table)).items()}
+    why, source = values.pop("why", ""), values.pop("source", None)
+    told = [(name, _words(value)) for name, value in values.items() if value not in _UNSET]
+    alone = len(told) == 1 and told[0][0] in ("value", "pattern")
+    shown = f" = {told[0][1]}" if alone else f": {', '.join(f'{name} {words}' for name, words in told)}"
+    reason = f"{why} ({source})" if source else why
+    return [title + shown] + ([f"      {reason}"] if reason else [])
 
 
-def _reason(why: str, source: Optional[str]) -> str:
-    return f"    {why}{f' ({source})' if source else ''}"
+def _words(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else "true" if value is True else str(value)
 
 
 def new_site(facts: Facts, backend: str, pools: Sequence[Pool] = (), cluster: str = "") -> str:

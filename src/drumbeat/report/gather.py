@@ -42,7 +42,7 @@ from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_w
 from drumbeat.runfolder.progress import Progress, slowest_rank
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
-from drumbeat.runfolder.state import Hang, hangs_of, ranks_seen, seconds_of
+from drumbeat.runfolder.state import Condition, Hang, hangs_of, ranks_seen, seconds_of
 
 # Telemetry of a run's GPUs and network ports, added up over all nodes.
 
@@ -253,7 +253,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         no_slowest=no_slowest,
         phases=phases,
         foreseen=compared(order, facts.get(0), nodes, gpus, phases, ledger),
-        notes=(*_unread(run), *_notes(events, state.failure, hangs_of(events))),
+        notes=(*_unread(run), *_short(state.condition, progress), *_notes(events, state.failure, hangs_of(events))),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
     )
@@ -273,6 +273,12 @@ def _unread(run: Run) -> List[Note]:
     except RecordError as error:
         return [Note(WARNING, f"told from the run's events and metrics: {error}")]
     return []
+
+
+def _short(said: Condition, progress: Progress) -> List[Note]:
+    return (
+        [Note(WARNING, f"finished, but {said.detail}")] if said.detail and said.detail == progress.short_words else []
+    )
 
 
 # Of large runs a part is read, so that a report costs the same however long they were: of each node's metrics the middle
@@ -459,13 +465,9 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
 
 
 def _step_ms(reports: Reports) -> Optional[float]:
-    """Return the duration of one step, without hangs."""
+    """Return the mean of the steps after the first report, without hangs: what the throughput is made of."""
     made = sorted((number, step.t) for number, step in reports.steps.items() if not math.isnan(step.t))
-    if reports.too_close:
-        (first, begin), (last, end) = made[0], made[-1]
-        return _mean_ms(end - begin, last - first, reports)
-    each = [1e3 * (t - before) / (number - first) for (first, before), (number, t) in zip(made, made[1:])]
-    return statistics.median(each) if each else None
+    return _mean_ms(made[-1][1] - made[0][1], made[-1][0] - made[0][0], reports) if made else None
 
 
 def _mean_ms(seconds: float, steps: float, reports: Reports) -> Optional[float]:

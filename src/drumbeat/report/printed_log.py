@@ -68,7 +68,7 @@ def figures_of_log(path: str) -> Figures:
         target_reached=ends.get("target_reached"),
         speed=speed,
         no_utilisation="FLOPs are not in the output",
-        phases=Phases(step=1e3 * statistics.median(steps) if steps else None),
+        phases=Phases(step=1e3 * statistics.fmean(steps) if steps else None),
         setting=Setting(precision=precision_in(_head(path))),
     )
 

@@ -14,6 +14,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
+from drumbeat.runfolder.progress import AS_PRINTED
 
 # Differences between runs besides their size. Pure.
 
@@ -91,7 +92,6 @@ def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
 
 
 STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
-_AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 _SAME = 0.01  # batches closer than this are equal
 _SUPER_LINEAR = 1.05  # efficiency above which it is questioned
 NOT = "not measured"
@@ -152,7 +152,7 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     usable = [run for run in runs if run.name not in left_out]
     units = {run.speed.unit for run in usable if run.speed}
     if (
-        len({unit.replace(_AS_PRINTED, "") for unit in units}) == 1
+        len({unit.replace(AS_PRINTED, "") for unit in units}) == 1
     ):  # one program, which says of some runs whose figure it is
         units = {min(units, key=len)}
     if len(units) > 1:
@@ -293,7 +293,7 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
             "efficiency is not known: steps per second say nothing about it unless the batch is known. Print or report "
             "samples/s or tokens/s, or report the samples of a step (docs/metrics.md)"
         )
-    printed = [run.name for run in runs if run.speed and run.speed.unit.endswith(_AS_PRINTED)]
+    printed = [run.name for run in runs if run.speed and run.speed.unit.endswith(AS_PRINTED)]
     if 0 < len(printed) < len(runs):
         found.append(
             f"{', '.join(printed)}: the program does not say whether its figure is one rank's or the whole job's"

@@ -29,7 +29,7 @@ h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margi
 table { border-collapse: collapse; width: 100%; } td, th { border-bottom: 1px solid var(--line); padding: .3rem .6rem;
   text-align: left; vertical-align: top; overflow-wrap: anywhere; } th { white-space: nowrap; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
+.plots { columns: 26rem; column-gap: 1rem; } .plots > * { display: block; break-inside: avoid; margin-bottom: 1rem; }
 svg { width: 100%; height: auto; } svg .t { fill: var(--text); } svg .g { stroke: var(--line); } svg .e { stroke: var(--text); }
 .bar { display: flex; height: 1.6rem; border-radius: 4px; overflow: hidden; } .bar span { height: 100%; }
 .soft { color: var(--soft); } .scroll { overflow-x: auto; } .scroll td { white-space: nowrap; }

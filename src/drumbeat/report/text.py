@@ -9,12 +9,14 @@ from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
 from drumbeat.runfolder.ledger import QUEUE, TRAINING
-from drumbeat.runfolder.lines import count, duration, ledger_words, speed
+from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, speed
+from drumbeat.runfolder.progress import AS_PRINTED
 from drumbeat.runfolder.state import GOING_ON
 
 NOT = "not measured"
 _LABEL = 11
 _MOST_NOTES = 12
+_COMMAND = 200  # characters: a program may stand in it
 _LONG = 3600.0  # seconds: a shorter run is not compared with what is expected of long ones
 
 
@@ -64,7 +66,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
         found.append(("", f"{len(figures.notes) - _MOST_NOTES} more findings: --json shows them"))
     setting = figures.setting
     code = setting.code or "not known: no git checkout"
-    known = {"command": setting.command, "code": code, "image": setting.image, "precision": setting.precision}
+    command = setting.command if len(setting.command) <= _COMMAND else setting.command[:_COMMAND] + " ... (all: --json)"
+    known = {"command": command, "code": code, "image": setting.image, "precision": setting.precision}
     known["layout"] = setting.layout
     found += [(name, value) for name, value in known.items() if value]
     if setting.hardware:
@@ -136,13 +139,16 @@ def speed_words(figures: Figures) -> str:
     found = figures.speed
     if found is None:
         return NOT
-    size = 0 if found.unit.startswith("steps") else figures.size  # all ranks make each step together
+    size = (
+        0 if found.unit.startswith("steps") or found.unit.endswith(AS_PRINTED) else figures.size
+    )  # all ranks make each step together
     each = (
         f"; {speed(found.value / size, found.unit, rough=found.rough)} per {'GPU' if figures.gpus else 'rank'}"
         if size
         else ""
     )
-    return f"{speed(found.value, found.unit, rough=found.rough)}{each} ({found.how})"
+    how = WHOSE_RATE if found.unit.endswith(AS_PRINTED) else found.how
+    return f"{speed(found.value, found.unit, rough=found.rough)}{each} ({how})"
 
 
 def spread_words(figures: Figures) -> str:
@@ -233,7 +239,7 @@ def phase_words(figures: Figures) -> str:
         ("waiting for slower ranks", phases.waiting),
     )
     parts = [f"{name} {ms:.1f} ms" if ms is not None else f"{name} {NOT}" for name, ms in named]
-    return f"{phases.step:.1f} ms: {', '.join(parts)}" + (f" ({phases.how})" if phases.how else "")
+    return f"mean {phases.step:.1f} ms: {', '.join(parts)}" + (f" ({phases.how})" if phases.how else "")
 
 
 def foreseen_words(foreseen: Foreseen) -> str:

@@ -9,7 +9,7 @@ from typing import Collection, List, Mapping, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
-from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.progress import AS_PRINTED, Progress
 from drumbeat.runfolder.run import Log, Run, lost_spares
 from drumbeat.runfolder.summary import Affected, Summary
 
@@ -75,6 +75,7 @@ _NO_METRICS = (
     "none recognised in what was printed: print lines such as `step 5 loss 0.31`, "
     "or call drumbeat.metrics.report (docs/metrics.md)"
 )
+WHOSE_RATE = "as printed: whether it is per rank or of all ranks, its lines do not say"
 _LONGEST = 300  # characters of a line
 
 
@@ -132,7 +133,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if summary.throughput:
         size = f"{count(summary.nodes, 'node')}, {count(summary.ranks, 'rank')}"
         told = summary.throughput
-        after.append(("speed", f"{speed(told.value, told.unit, rough=progress.rough)} on {size}"))
+        unsure = f"; {WHOSE_RATE}" if told.unit.endswith(AS_PRINTED) else ""
+        after.append(("speed", f"{speed(told.value, told.unit, rough=progress.rough)} on {size}{unsure}"))
     if summary.gpus:
         after.append(("GPUs", _gpus_words(run, summary)))
     if summary.ledger:
@@ -220,7 +222,8 @@ def end_words(summary: Summary) -> str:
         return f"doubtful: finished in {took}, {why}; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":
         return f"time-limit reached after {took}, exit code {summary.exit_code}"
-    return f"{summary.outcome} in {took}, exit code {summary.exit_code}"
+    short = summary.progress.short_words if summary.outcome == "finished" else ""
+    return f"{summary.outcome} in {took}, exit code {summary.exit_code}" + (f", but {short}" if short else "")
 
 
 def _gpus_words(run: Run, summary: Summary) -> str:

@@ -11,6 +11,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.records import Metric, is_count
 
+AS_PRINTED = " as printed"  # after the unit of a figure whose scope (rank or job) is unknown
 STAGE = "stage"  # a metric's kind: a script has started another launcher
 BETWEEN_STAGES = "between stages"  # of `spent`: from the last step before that to the first one after it
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
@@ -193,6 +194,11 @@ class Progress:
         return self.steps - self.step > max(1, self.widest or self.first_step or 0)
 
     @property
+    def short_words(self) -> str:
+        """Name the last step and the number that was announced, if `short_of_steps`; else ''."""
+        return f"its last {self.counts} was {self.step} of {self.steps}" if self.short_of_steps else ""
+
+    @property
     def counts(self) -> str:
         """Name what the step numbers count."""
         return self.step_is or "step"
@@ -221,13 +227,20 @@ class Progress:
                 return self.samples / trained, "samples/s"
         if self.reported_rate:
             return self.reported_rate, self.reported_unit
+        mean = self.step_seconds
+        return (1 / mean, f"{self.counts}s/s") if mean else None
+
+    @property
+    def step_seconds(self) -> Optional[float]:
+        """Mean time of the steps after the first report; None if that is not known."""
         if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # how many steps an epoch has is not known
             return None
         if self.step_is == "sample":  # one rank's, or all that the ranks have seen: the line does not say
             return None
-        if self.seconds > 0 and self.step is not None and self.first_step is not None and self.step > self.first_step:
-            return (self.step - self.first_step) / (trained if trained > 0 else self.seconds), f"{self.counts}s/s"
-        return None
+        if self.step is None or self.first_step is None or self.step <= self.first_step:
+            return None
+        trained = self.seconds - self.spent.get(BETWEEN_STAGES, 0.0)
+        return (trained if trained > 0 else self.seconds) / (self.step - self.first_step)
 
     @property
     def rough(self) -> bool:

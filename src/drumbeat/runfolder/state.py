@@ -84,11 +84,11 @@ class Course:
         return Muster(len(here), started.nodes, missing, started.t)
 
 
-QUEUED, WAITING, RUNNING, SAVING = "queued", "waiting for node", "running", "saving"
+QUEUED, WAITING, RUNNING, SAVING, FINISHED = "queued", "waiting for node", "running", "saving", "finished"
 HANGING, STOPPING, RESTARTING = "hanging", "stopping", "restarting"
 GOING_ON = (QUEUED, WAITING, RUNNING, SAVING, HANGING, STOPPING, RESTARTING)
 _SAY_MORE = ("doubtful", "time-limit")  # outcomes that say more than `finished` and `failed`
-_SEVERITY = {"finished": OK, "failed": ERROR, HANGING: ERROR, QUEUED: INFO, WAITING: INFO, RUNNING: OK, SAVING: OK}
+_SEVERITY = {FINISHED: OK, "failed": ERROR, HANGING: ERROR, QUEUED: INFO, WAITING: INFO, RUNNING: OK, SAVING: OK}
 SAVES = "checkpoint"  # the kind of report with which a rank announces that it saves
 
 
@@ -101,12 +101,13 @@ class Condition:
     detail: str = ""
 
 
-def condition(told: str, detail: str, outcome: str, course: Course, phase: str) -> Condition:
+def condition(told: str, detail: str, outcome: str, course: Course, progress: Progress) -> Condition:
     """Say a run's state. `told` is what its folder and its scheduler say (queued, running, or how it ended); `outcome` is its
-    summary's; `phase` is the kind of work that its ranks have announced last."""
+    summary's."""
     word = told
     if told not in (QUEUED, RUNNING):
         word = outcome if outcome in _SAY_MORE else told
+        detail = progress.short_words or detail if word == FINISHED else detail
     elif told == RUNNING:
         muster = course.muster
         if course.stopping:
@@ -117,7 +118,7 @@ def condition(told: str, detail: str, outcome: str, course: Course, phase: str) 
             word, detail = RESTARTING, course.next if course.next != RESTARTING else detail
         elif muster:
             word, detail = WAITING, muster.words
-        elif phase == SAVES:
+        elif progress.phase == SAVES:
             word = SAVING
         elif course.stalled:
             return Condition(word, WARNING, course.stalled.words)

@@ -54,7 +54,8 @@ class Head:
     step_is: str  # `epoch` where the script counts nothing but epochs
     steps_of: str  # stage, `epoch or stage`: where the step number begins anew with each of them
     recent_rate: Optional[float]  # over the last minute
-    step_seconds: Optional[float]
+    step_seconds: Optional[float]  # of the lowest rank's latest steps, smoothed
+    mean_step_seconds: Optional[float]  # since the first step, as `rate`
     seconds_left: Optional[float]
     quiet: Optional[float]  # seconds without a step, where that is unusually long
     elapsed: Optional[float]  # since the lead's start, or how long it took; waiting time while it is queued
@@ -87,7 +88,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
     reporter = min(view.ranks, default=None)
     step_seconds = view.ranks[reporter].step_seconds if reporter is not None else None
     outcome = view.summary.outcome if view.summary else ""
-    said = condition(standing.state, standing.detail, outcome, view.course, progress.phase)
+    said = condition(standing.state, standing.detail, outcome, view.course, progress)
     return Head(
         run_id=standing.run_id,
         name=standing.name,
@@ -111,6 +112,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         steps_of=progress.lap,
         recent_rate=view.recent_rate() if standing.goes_on else None,
         step_seconds=None if progress.rough else step_seconds,
+        mean_step_seconds=None if progress.rough else progress.step_seconds,
         seconds_left=progress.seconds_left(now) if standing.goes_on and not view.course.hang else None,
         quiet=progress.quiet(now) if standing.state == RUNNING else None,
         elapsed=_elapsed(view, standing, now),

@@ -36,7 +36,7 @@ _STEADY = 0.02  # a change of speed below this is none
 def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     """Return label and text of each line; unknown values are left out, or say so."""
     lines = [("run", _title(head)), ("progress", _progress(head))]
-    if head.rate is not None or head.step_seconds is not None:
+    if head.rate is not None or head.mean_step_seconds is not None:
         lines.append(("speed", _speed(head)))
     if head.predicted:
         lines.append(("predicted", head.predicted))
@@ -101,8 +101,8 @@ def _speed(head: Head) -> str:
         parts.append(speed(head.rate, head.rate_unit, rough=head.rate_rough))
         if head.recent_rate is not None:
             parts.append(f"last minute {speed(head.recent_rate, '').strip()} {trend(head)}")
-    if head.step_seconds is not None:
-        parts.append(f"{step_time(head.step_seconds)} per step")
+    if head.mean_step_seconds is not None:
+        parts.append(f"{step_time(head.mean_step_seconds)} per step (mean)")
     return "  ".join(parts)
 
 
@@ -147,7 +147,7 @@ def slowest_words(head: Head) -> str:
     if not slow.stands_out:
         return f"none stands out (rank {slow.rank}: +{slow.spread:.0%})"
     behind = f", {count(slow.behind, 'step')} behind" if slow.behind > 1 else ""
-    times = f"{step_time(slow.step_seconds)} per step, median {step_time(slow.median_seconds)}"
+    times = f"{step_time(slow.step_seconds)} per step lately, median rank {step_time(slow.median_seconds)}"
     return f"rank {slow.rank} (node {slow.node}): {times} (+{slow.spread:.0%}){behind}"
 
 

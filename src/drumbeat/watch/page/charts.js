@@ -132,7 +132,7 @@ export class Chart {
     const shapes = this.shownMarks(span).map(([t, kind]) => ({ type: "line", xref: "x", yref: "paper", x0: place(t), x1: place(t), y0: 0, y1: QUIET_MARKS.has(kind) ? 0.06 : 1,
       line: { width: kind === "failed" || kind === "lost" ? 2 : 1, dash: kind === "failed" || kind === "lost" || QUIET_MARKS.has(kind) ? "solid" : "dot", color: css(MARK_COLOURS[kind] || "--quiet") } }));
     const axis = { gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickfont: { size: 11 }, fixedrange: false };
-    const named = traces.filter((trace) => trace.name).length > 1;
+    const named = traces.filter((trace) => trace.name).length > (this.band ? 0 : 1);
     const byStep = along.what === "step", y = typeof this.unit === "function" ? this.unit() : this.unit;
     const ticks = byStep ? "~s" : span < 180e3 ? "%H:%M:%S" : span < 72e6 ? "%H:%M" : "%b %-d %H:%M";
     const layout = {

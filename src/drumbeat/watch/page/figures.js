@@ -30,7 +30,7 @@ function figuresOf(head) {
     ["step", "step", head.step, [number(head.step), ""], done],
     lossOf(head),
     ["rate", head.rate_rough ? "throughput, about" : "throughput", head.rate, scaled(head.rate, head.rate === null ? "" : ` ${head.rate_unit}`), ...trend(head)],
-    ["step_seconds", "time per step", head.step_seconds, stepTime(head.step_seconds), head.slowest ? `median rank ${stepTime(slow.median_seconds).join(" ")}` : ""],
+    ["step_seconds", "time per step, mean", head.mean_step_seconds, stepTime(head.mean_step_seconds), head.step_seconds === null ? "" : `latest ${stepTime(head.step_seconds).join(" ")}`],
     head.seconds_left !== null ? ["left", "time left", head.seconds_left, [duration(head.seconds_left), ""], `after ${duration(head.elapsed)}`]
       : ["elapsed", { queued: "waiting", running: "elapsed" }[head.state] || "took", head.elapsed, [duration(head.elapsed), ""],
         [head.quiet === null ? "" : `no step for ${duration(head.quiet)}`, head.attempt ? `attempt ${head.attempt + 1}` : ""].filter(Boolean).join(", "), head.quiet === null ? "" : "warn"],
@@ -38,7 +38,7 @@ function figuresOf(head) {
     ["nodes", "nodes", head.nodes_here, [`${number(head.nodes_here)}`, head.nodes ? ` of ${number(head.nodes)}` : ""], [head.world ? `${number(head.world)} ranks` : "", ended].filter(Boolean).join(", "), head.state === "running" && away > 0 ? "warn" : ""],
     gpus ? ["gpu_use", "GPU use", head.gpu_use, [head.gpu_use === null ? "–" : head.gpu_use.toFixed(0), " %"], `${number(gpus)} GPUs` + (head.throttled ? `, ${number(head.throttled)} slowed down` : ""), head.throttled ? "warn" : ""] : null,
     gpus && head.gpu_memory !== null ? ["gpu_memory", "GPU memory", head.gpu_memory, [head.gpu_memory.toFixed(0), " %"], ""] : null,
-    head.power !== null ? ["power", "GPU power", head.power, scaled(head.power, "W"), head.energy ? `${scaled(head.energy / 3600, "Wh").join(" ")} so far` : ""] : null,
+    head.power !== null ? ["power", "GPU power", head.power, scaled(head.power, "W"), head.energy ? `${scaled(head.energy / 3600, "Wh").join(" ")} ${head.state === "running" ? "so far" : "in all"}` : ""] : null,
     head.received !== null || head.sent !== null ? ["received", "network in", head.received, scaled(head.received, "B/s"), `out ${scaled(head.sent, "B/s").join(" ")}`]
       : head.network_why ? ["received", "network", null, ["not measured", ""], head.network_why.split(": ")[1]] : null,
   ].filter(Boolean);

@@ -42,7 +42,7 @@ function nameNodes(curves, nodes) {
   for (const name of ["gpu_use", "power", "memory", "network"]) {
     const own = Object.keys(curves).filter((key) => key.startsWith(`${name}:`)).sort((a, b) => a.split(":")[1] - b.split(":")[1]);
     const lines = own.map((key) => [key, `node ${key.split(":")[1]}`, ""]);
-    charts[name].names = own.length > 1 && own.length >= nodes ? lines : [[name, "all nodes", "--accent"], ...(nodes > 1 ? lines : [])];
+    charts[name].names = own.length > 1 && own.length >= nodes ? lines : [[name, nodes > 1 ? "mean and range of all nodes" : "", "--accent"], ...(nodes > 1 ? lines : [])];
   }
 }
 
@@ -80,12 +80,12 @@ function showHead(head) {
   setText($("state"), head.word);
   $("state").className = `chip ${head.severity}`;
   document.body.dataset.state = head.severity;
-  setText($("detail"), head.detail);
   document.body.classList.toggle("live", head.state === "running");
   const share = head.steps && head.step !== null ? Math.min(100, (100 * head.step) / head.steps) : 0;
   $("bar").firstElementChild.style.transform = `scaleX(${share / 100})`;
   $("bar").setAttribute("aria-valuenow", Math.round(share));
   const failure = head.failure || (head.word === "hanging" && head.findings.findLast((finding) => finding.title === head.detail)) || null;
+  setText($("detail"), failure && failure.title === head.detail ? "" : head.detail); // the box below says it
   $("failure").hidden = !failure;
   if (failure) {
     const where = failure.rank !== null && !failure.title.startsWith(`rank ${failure.rank}`) ? `Rank ${failure.rank}${failure.host ? ` on ${failure.host}` : ""}: ` : "";
