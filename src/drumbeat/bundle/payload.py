@@ -45,20 +45,14 @@ def packed(bundle: str) -> bytes:
                 text = without_docstrings(data) if name.endswith(".py") else data
                 if name.startswith("drumbeat/logs/rules/") and name.endswith(".json"):
                     text = _without_sources(data)
-                elif name == "drumbeat/logs/meaning/words.json":  # nodes read by rows, the desk by all cues
-                    text = _without_cues(data)
+                elif name == "drumbeat/logs/meaning/weights.json":  # nodes read by the grammar alone
+                    text = json.dumps(dict.fromkeys(json.loads(data), "")).encode()
                 target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL + 1)  # gzip without a time
     whole = packer.compress(plain.getvalue()) + packer.flush()
     if len(whole) > LARGEST:
         raise Problem(f"drumbeat.pyz is {len(whole)} bytes packed, more than travels to pods ({LARGEST})")
     return whole
-
-
-def _without_cues(data: bytes) -> bytes:
-    return json.dumps(
-        {**json.loads(data), "cues": {}, "families": {}, "like": {}, "kinds": []}, separators=(",", ":")
-    ).encode()
 
 
 def _without_sources(data: bytes) -> bytes:

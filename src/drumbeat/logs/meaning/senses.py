@@ -79,21 +79,9 @@ _HTTP = regex(
     r"(?: with| error| status| code)*\W{1,3}(?P<http>[45]\d\d)\b(?! ?(?:[a-z]?i?b|ms|s|steps|samples)\b)"
 )
 
-_LETTERS = regex(r"[a-z+]+")
 _APOSTROPHE = regex(r"(?<=\w)n['\u2019]t\b")
 
 _DO = r"(?:\w+ ){0,3}?"  # what may stand between `not` and its verb
-
-
-@dataclass(frozen=True)
-class Cues:
-    """What words speak for, one by one."""
-
-    weights: Mapping[str, Mapping[str, float]]  # stem -> code -> how much it speaks for it
-    befall: Mapping[str, Set[str]]  # stem -> families of what may befall a thing
-    families: Mapping[str, Sequence[str]]  # code -> those that go with it
-    kinds: Sequence[Tuple[re.Pattern[str], str]]  # of numbers and names
-    like: Mapping[str, str]  # code without words of its own -> the code whose words are its
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ class Words:
     spellings: Sequence[Tuple[re.Pattern[str], str]]
     concepts: Mapping[str, re.Pattern[str]]
     rows: Sequence[Tuple[str, Sequence[str]]]  # code and concepts
-    cues: Cues
+    like: Mapping[str, str]  # code -> the code of which it is a kind
 
 
 @functools.lru_cache(maxsize=1)
@@ -113,32 +101,13 @@ def words() -> Words:
     names, spellings = ([(regex(_joined(one)), word) for one, word in data[key]] for key in ("names", "spellings"))
     patterns = {name: regex(rf"(?<![\w-])(?:{_joined(text)})(?!\w|-\d)") for name, text in concepts.items()}
     rows = [(code, row.split()) for each in data["rows"] for code, rows in each.items() for row in rows]
-    return Words(names, spellings, patterns, rows, _cues(data))
-
-
-def _cues(data: Mapping[str, Any]) -> Cues:
-    """A stem counts the less, the more causes it goes with."""
-    parts = {code: [part.split() for part in (text + "||").split("|")[:3]] for code, text in data["cues"].items()}
-    telling = Counter(stem for strong, _, _ in parts.values() for stem in strong)
-    shared = Counter(stem for _, weak, _ in parts.values() for stem in weak)
-    weights: Dict[str, Dict[str, float]] = {}
-    for code, (strong, weak, _) in parts.items():
-        for stem in weak:
-            weights.setdefault(stem, {})[code] = _WEAK if shared[stem] <= 4 else _WEAK / 2
-        for stem in strong:
-            weights.setdefault(stem, {})[code] = telling[stem] ** -0.5
-    befall: Dict[str, Set[str]] = {}
-    for family, text in data["families"].items():
-        for stem in text.split():
-            befall.setdefault(stem, set()).add(family)
-    kinds = [(regex("(?i)" + pattern), word) for pattern, word in data["kinds"]]
-    return Cues(weights, befall, {code: befalls for code, (_, _, befalls) in parts.items()}, kinds, data["like"])
+    return Words(names, spellings, patterns, rows, data["like"])
 
 
 def senses() -> FrozenSet[str]:
-    """Every code that the grammar can give."""
+    """Every code that the grammar or the model of likely.py can give."""
     known = (*OF_ERRNO.values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows))
-    return frozenset((*known, *words().cues.families)) - {PROGRAM}
+    return frozenset((*known, *load("drumbeat.logs.meaning", "weights"))) - {PROGRAM}
 
 
 def _joined(text: str) -> str:
@@ -160,19 +129,19 @@ _SET = regex(
     r"(?: the)?(?: environment)?(?: variable)? [`'\"]?(?P<name>[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)[`'\"]?"
     r"(?: to |=)[`'\"]?(?P<value>[\w./:-]*\w)"
 )
-_MAX = 600  # characters of an error that are read
+MAX = 600  # characters of an error that are read
 
 
 @functools.lru_cache(maxsize=4096)
 def sense(text: str) -> str:
     """The code of what this error means; empty where its words do not tell."""
-    text = text[:_MAX]
+    text = text[:MAX]
     found = _ERRNO.search(text)
     exact = (OF_ERRNO.get(int(found["number"])) if found["number"] else _NAMES[found["name"]]) if found else None
     if exact is None:
         said = _TEXT.search(text)
         exact = _TEXTS[said[0].lower()] if said else None
-    meant = "" if _OF_CODE.match(text) else _row(text)[0]
+    meant = "" if _OF_CODE.match(text) else row_of(text)[0]
     if "os error" in text and "peer-lost" in (exact, meant):  # Rust's words, of a client that fetches something
         return "connect-failed"
     if exact and meant not in _NAMES_OBJECT.get(exact, ()):
@@ -244,72 +213,12 @@ def death_in(text: str) -> Tuple[str, bool]:
 
 
 PROGRAM = "exception"  # the program's own fault: a code that no rule has
-_WEAK = 0.3  # of a stem that only supports a cause; one that no other cause has counts 1
-_MOST = 2.5  # points of all stems of a cause: long lines hold many
-_OWN = 0.4  # points of a cause's own stems, before what befalls them counts
-_BEFALLS, _AGAIN = 0.6, 0.2  # for what befalls the things of a cause, said once and once more
-_FEWEST = 0.75  # points of the best cause
-_OF_A_ROW, _OF_A_WEAK_ROW, _EXACT = 1.3, 0.5, 3.0
-_SUFFIX = 6  # letters behind a stem
-_SHORTEST = 4  # letters of a stem that others may follow
-
-
-def likely_sense(text: str) -> Tuple[str, float]:
-    """The code of what the words of a failed run mean most likely, and how much speaks for it: rows and cues together."""
-    text = text[:_MAX]
-    if words().concepts["unrelated"].search(_spelt(text)):
-        return "", 0.0
-    meant, row, points = sense(text), _row(text), _points(text)
-    if meant:
-        exact = meant != row[0]
-        weight = _EXACT if exact else _OF_A_WEAK_ROW if row[1] else _OF_A_ROW
-        points[meant] = points.get(words().cues.like.get(meant, meant), 0.0) + weight
-    best = max(points.values(), default=0.0)
-    if best < _FEWEST:
-        return meant, points.get(meant, 0.0)
-    return max(points, key=points.__getitem__), best
-
-
-def _points(text: str) -> Dict[str, float]:
-    cues = words().cues
-    for pattern, word in cues.kinds:
-        text = pattern.sub(word, text)
-    words_of = [_stems(word) for word in _LETTERS.findall(_spelt(text))]
-    points: Dict[str, float] = {}
-    for stem in _found(words_of, cues.weights):
-        for code, weight in cues.weights[stem].items():
-            points[code] = min(points.get(code, 0.0) + weight, _MOST)
-    befalls = Counter(family for stem in _found(words_of, cues.befall) for family in cues.befall[stem])
-    for code, own in points.items():
-        if own < _OWN:
-            continue
-        said = max((befalls[family] for family in cues.families[code]), default=0)
-        points[code] += (_BEFALLS + _AGAIN * (said > 1)) if said else 0.0
-    return points
-
-
-def _found(words_of: Sequence[Sequence[str]], known: Container[str]) -> Set[str]:
-    """The stems of these words that are known, and the known pairs of words that stand together."""
-    found = {stem for stems in words_of for stem in [next((each for each in stems if each in known), "")] if stem}
-    for place, stems in enumerate(words_of):
-        beside = [each for others in words_of[place + 1 : place + 3] for each in others]
-        found.update(pair for stem in stems for each in beside if (pair := f"{stem}_{each}") in known)
-    return found
-
-
-def _stems(word: str) -> List[str]:
-    plural = [word[:-1]] if word.endswith("s") else []
-    return [
-        word,
-        *plural,
-        *(word[:length] for length in range(len(word) - 1, max(len(word) - _SUFFIX, _SHORTEST) - 1, -1)),
-    ]
 
 
 @functools.lru_cache(maxsize=4096)
-def _row(text: str) -> Tuple[str, bool]:
+def row_of(text: str) -> Tuple[str, bool]:
     """The code of the first row that fits, and whether that only says that something is bad."""
-    text, patterns = _spelt(text), words().concepts
+    text, patterns = spelt(text), words().concepts
     spans: Dict[str, List[Tuple[int, int]]] = {}
 
     def find(name: str) -> List[Tuple[int, int]]:
@@ -331,7 +240,7 @@ def _together(places: Sequence[Sequence[Tuple[int, int]]]) -> bool:
     )
 
 
-def _spelt(text: str) -> str:
+def spelt(text: str) -> str:
     """In small letters and plain words."""
     text = _APOSTROPHE.sub(" not", text)
     for pattern, word in words().names:

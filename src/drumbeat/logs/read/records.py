@@ -15,7 +15,8 @@ from drumbeat.base.regex import regex
 from drumbeat.causes.events import LOST_PEER, TIMED_OUT
 from drumbeat.causes.table import NOBODYS_FAULT, kind_of
 from drumbeat.logs.meaning.grammar import is_quoted
-from drumbeat.logs.meaning.senses import STATUS, likely_sense, sense
+from drumbeat.logs.meaning.likely import likely_sense
+from drumbeat.logs.meaning.senses import STATUS, sense
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
 MAX_LINES = 5_000  # a copy from a terminal is hardly longer
