@@ -432,7 +432,8 @@ class _Judge:
         pairs += [(self.tiers.in_order(event, SYMPTOM), event) for event in symptoms]
         record = self.tiers.record
         if record is not None and any(
-            each.kind == OUTSIDE and not each.place.differs(record.place) for each, _ in pairs
+            (each.kind == OUTSIDE or event.code == "oom-kill") and not each.place.differs(record.place)
+            for each, event in pairs
         ):
             record = replace(record, kind=RECORD)  # the lines themselves tell of that death
         found = earliest([*(each for each, _ in pairs), *([record] if record else ())], NOTICED)
