@@ -127,7 +127,8 @@ _CLAUSE = regex(
 _LIVED = (
     r"if|unless|when(?! \w+ing\b)|until|in case|successful\w*|ignor\w+|skip\w*|retry(?:ing)?(?! (?:\w+ )?(?:exceed|limit|count))"
     r"|re-?start\w*|re-?connect(?:ed|ing)"
-    r"|re-?cover\w*|resum(?:ed|ing)|(?<!not )(?<!able to )continu\w+|fall\w* ?back|may(?! not)|might|should|would|will(?! now| be (?:taken|stop|kill"
+    r"|re-?cover\w*|resum(?:ed|ing)|(?<!not )(?<!able to )continu\w+"
+    r"|fall\w* ?back|may(?! not)|might|should|would|will(?! now| be (?:taken|stop|kill"
     r"|terminat|remov|reclaim|evict|end|shut|cancel))|deprecat\w*"
     r"|as expected|warn\w*"
     r"|tr(?:y|ying) again|trying (?!to)|instead|using|starting (?:from|anew|over|fresh)|set to|protection|enabled"
@@ -182,7 +183,7 @@ def speaks_of_failure(text: str) -> bool:
 
 
 class Work:
-    """Has anything worked? Looks at lines until one shows it."""
+    """Signs of work. Looks at lines until one shows it."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -235,7 +236,8 @@ _BAD_END = regex(
     r"(?i)\bnot ok\b|\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false"
     r"|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
     r"|\b(?:no result|without (?:a )?result|nothing (?:was )?(?:saved|written|produced)|unfinished|prematurely"
-    r"|(?:did not|never|not) (?:finish(?:ed)?|complete(?:d)?)|giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
+    r"|(?:did not|never|not) (?:finish(?:ed)?|complete(?:d)?)"
+    r"|giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
     r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
     r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
 )
@@ -274,7 +276,7 @@ _VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)|\d ?%|\d/\d")
 
 
 def outcome(texts: Sequence[str]) -> Tuple[str, int]:
-    """How the program ended, by its last lines: GOOD, BAD or STOPPED, and how many lines stand behind the one that says so;
+    """Return how the program ended (GOOD, BAD or STOPPED) and how many lines follow the one that says so;
     empty where none does. What was done in the end
     (`cleaned up, done`) does not make up for what went wrong right before; success does."""
     ended = "", 0
@@ -449,7 +451,7 @@ def _words(
     plain: Callable[[str], str],
     failed: bool,
 ) -> Iterator[Words]:
-    """What each line says, without those that were tried again, were read already, or are source text."""
+    """Yield the words of each line, without lines that were tried again, were read already, or are source text."""
     last = {(speaker(number), _template(text)): number for number, text in texts}
     speakers: Dict[str, Set[Optional[int]]] = {}
     for number, text in texts:
