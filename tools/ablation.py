@@ -3,9 +3,10 @@
     python tools/ablation.py [--rules] [--largest BYTES] [LOG or JSONL ...]
 
 Examples are the rules' own, tests/logs/data, the corpus (see tools/corpus.py) and the given files; a line of a .jsonl file has
-its log under `text`. Patterns are left out one by one, for good where every answer stays as it was: code, fix, rank and decisive line, or
-for a rule's own example code, fix and notes. An example is read again only if the pattern decided one of its lines. --rules: leave out
-whole rules instead. Each line shows how many examples were read again, and how many of their answers are no longer certain.
+its log under `text`. Patterns are left out one by one, for good where every answer stays as it was: code, fix, rank and
+decisive line, or for a rule's own example code, fix and notes. An example is read again only if the pattern decided one of
+its lines. --rules: leave out whole rules instead. Each line shows how many examples were read again, and how many of their
+answers are no longer certain.
 """
 
 import argparse
@@ -18,7 +19,6 @@ from dataclasses import replace
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import corpus  # noqa: E402 - it finds drumbeat
-
 from drumbeat.desk.log_sources import Source, lines  # noqa: E402
 from drumbeat.logs.meaning import rules as matching  # noqa: E402
 from drumbeat.logs.reader import Reader  # noqa: E402

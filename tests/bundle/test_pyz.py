@@ -1,7 +1,6 @@
 """drumbeat.pyz: one file, any Python from 3.9, nothing installed; older ones get a line that helps."""
 
 import ast
-import dataclasses
 import glob
 import json
 import os

@@ -14,7 +14,10 @@ def rule_examples():
     files = sorted((Path(__file__).parent / "data" / "rules").glob("*.yaml"))
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     entries = {key: each for file in files for key, each in yaml.load(file.read_text("utf-8"), loader).items()}
-    return {key: SimpleNamespace(examples=listed(each, "examples"), near=listed(each, "near")) for key, each in entries.items()}
+    return {
+        key: SimpleNamespace(examples=listed(each, "examples"), near=listed(each, "near"))
+        for key, each in entries.items()
+    }
 
 
 def listed(entry, key):

@@ -179,3 +179,55 @@ def test_the_table_says_who_was_first_where_another_rank_has_the_only_words():
     assert (alike.finding.rank, alike.confidence) == (1, "certain")
     killed = read(f"{raised}\n{table.format(-9)}").failure  # recorded as the first; rank 0's words are not about it
     assert (killed.answer, killed.finding.rank, killed.confidence) == ("killed", 1, "likely")
+
+
+def test_torchruns_of_two_nodes_within_the_noise_of_clocks_leave_it_to_the_log():
+    """Each table speaks for its own node: the order of the lines decides, and a task number that is a node's names no rank."""
+    raised = (
+        "{0}: [rank{1}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.94 GiB. GPU 0 has 39 GiB\n"
+    )
+    table = (
+        "{0}: Root Cause (first observed failure):\n{0}: [0]:\n{0}:   time      : 2026-03-24_14:46:{1}\n{0}:   host      : n{0}\n"
+        "{0}:   rank      : {2} (local_rank: 0)\n{0}:   exitcode  : 1 (pid: 7)\n{0}:   error_file: <N/A>\n{0}: =====\n"
+    )
+    lines = "".join(raised.format(*each) for each in ((0, 0), (1, 4)))
+    close = read(lines + table.format(1, 35, 4) + table.format(0, 40, 0)).failure
+    assert (close.answer, close.finding.rank) == ("gpu-out-of-memory", 0)
+    apart = read(lines + table.format(1, 15, 4) + table.format(0, 40, 0)).failure
+    assert (apart.finding.rank, apart.why_first) == (4, "torchrun saw rank 4 fail first")
+
+
+def test_an_indented_log_keeps_its_ranks():
+    raised = (
+        'Traceback (most recent call last):\n  File "/u/t.py", line 3, in <module>\n    raise KeyError(1)\nKeyError: 1'
+    )
+    indented = "\n".join(f"      [rank3]: {line}" for line in raised.split("\n"))
+    assert read("step 1\n" + indented + "\nn1.hsn: rank 6 exited with code 1").failure.finding.rank == 3
+
+
+def test_what_a_batch_script_met_before_srun_is_not_why_a_task_failed():
+    script = 'Traceback (most recent call last):\n  File "/u/h.py", line 3, in <module>\n'
+    script += "ModuleNotFoundError: No module named 'yaml'\n"
+    task = (
+        '52: Traceback (most recent call last):\n52:   File "/u/t.py", line 3, in <module>\n52: AssertionError: sizes\n'
+    )
+    failure = read(script + "0: reading the settings\n" * 40 + task).failure
+    assert (failure.answer, failure.finding.rank) == ("exception", 52)
+    assert read(script + "0: step 1 loss 2.0").failure.answer == "import-error"
+
+
+def test_a_scheduler_that_cancels_is_named_before_the_signal_that_it_sent():
+    signal = "W0403 16:13:10.341000 7 torch/distributed/elastic/agent/server/api.py:704] "
+    signal += "Received 15 death signal, shutting down workers\n"
+    cancel = "slurmstepd: error: *** STEP 1364.0 ON n1 CANCELLED AT 2026-04-03T16:13:10 ***"
+    assert read(f"step 1 loss 2.0\n{signal}{cancel}").failure.answer == "cancelled"
+
+
+def test_the_kernels_word_says_why_torchrun_saw_a_rank_killed():
+    table = (
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-02-13_13:17:58\n  host      : n1\n"
+        "  rank      : 0 (local_rank: 0)\n"
+        "  exitcode  : -9 (pid: 7)\n  error_file: <N/A>\n  traceback : Signal 9 (SIGKILL) received by PID 7\n=====\n"
+    )
+    said = "[2026-02-13T13:17:58.734] error: Detected 1 oom_kill event in StepId=9.0. Some tasks have been OOM Killed."
+    assert read(table + said).failure.answer == "oom-kill"

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from drumbeat.base.data import load
-
 from drumbeat.logs.meaning.rules import Match, Prefilter, Rulebook, RuleError, check, rulebook
 from drumbeat.logs.meaning.senses import senses
 from drumbeat.logs.reader import Reader
@@ -19,9 +18,7 @@ except ImportError:  # before Python 3.11
     import sre_parse as parser
 
 RULES = rulebook().rules
-REMOVED = {
-    entry["id"]: re.search(entry["python"], entry["bad"])[0] for entry in load("drumbeat.lint", "removed")
-}
+REMOVED = {entry["id"]: re.search(entry["python"], entry["bad"])[0] for entry in load("drumbeat.lint", "removed")}
 EXAMPLES = {
     **rule_examples(),
     **{
@@ -62,7 +59,12 @@ def test_examples(rule):
 def test_the_prefilter_lets_each_literal_through_by_itself(rule):
     for literal in rule.find + rule.seen + rule.unseen:
         alone = Prefilter([literal])
-        for line in (line for text in EXAMPLES[rule.id].examples + EXAMPLES[rule.id].near for line in text.splitlines() if literal in line):
+        for line in (
+            line
+            for text in EXAMPLES[rule.id].examples + EXAMPLES[rule.id].near
+            for line in text.splitlines()
+            if literal in line
+        ):
             assert alone(line.encode()), f"'{literal}' begins or ends inside a word; write the whole word"
 
 

@@ -37,7 +37,7 @@ class Place:
     host: str = ""
 
     def differs(self, other: Place) -> bool:
-        """Are these known to be two ranks?"""
+        """Return True if these are known to be two ranks."""
         return self.rank is not None and other.rank is not None and self.rank != other.rank
 
 
@@ -55,8 +55,8 @@ class Event:
     named_first: bool = False  # whoever recorded it says that it was the first
 
     def precedes(self, other: Event, noise: float = 0.0) -> bool:
-        """Is it known that this came first, by more than `noise` seconds? Lines that several ranks write into one source are
-        in order only ROUGHLY; those of one rank are, and what stands behind a record came after it."""
+        """Return True if this is known to come first, by more than `noise` seconds. Lines that several ranks write into one
+        source are in order only ROUGHLY; those of one rank are, and what stands behind a record came after it."""
         if self.end is not None and other.begin is not None:
             return self.end + noise < other.begin
         if self.source != other.source or self.order >= other.order:
@@ -65,7 +65,7 @@ class Event:
         return own or bool(self.record) or other.order - self.order > ROUGHLY
 
     def stands_before(self, other: Event) -> bool:
-        """Does it come first in time or, where a time is missing, in the order of their source?"""
+        """Return True if it comes first in time or, without times, in the order of their source."""
         if self.end is not None and other.begin is not None:
             return self.end < other.begin
         return self.source == other.source and self.order < other.order
@@ -87,10 +87,10 @@ _PEERS = re.compile(
 
 
 def may_follow(exception: str) -> bool:
-    """Does an exception's name say that it may well be the consequence of something else?"""
+    """Return True if an exception's name says that it may be the consequence of something else."""
     return bool(_FOLLOWS.match(exception.split(":", 1)[0].rsplit(".", 1)[-1]))
 
 
 def in_communication(text: str) -> bool:
-    """Does an exception's name or message speak of the job's other ranks, or of the connection to them?"""
+    """Return True if an exception speaks of the job's other ranks or the connection to them."""
     return bool(_OF_PEERS.match(text.split(":", 1)[0].rsplit(".", 1)[-1]) or _PEERS.search(text))

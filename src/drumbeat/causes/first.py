@@ -82,7 +82,7 @@ def _follows(event: Event, death: Event, noise: float) -> bool:
 
 
 def _says_why(words: Event, death: Event) -> bool:
-    """Do these words say why a process died? They do if they may be its own, or if a launcher may have killed it for them."""
+    """Return True if these words may say why a process died: they may be its own, or a launcher killed it for them."""
     if words.kind == OUTSIDE or death.kind != OUTSIDE or death.precedes(words):
         return False
     if not words.place.differs(death.place) or not death.record:
@@ -132,7 +132,7 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
 
 
 def _is_unexplained(event: Event, chosen: Event, noise: float, follows: bool) -> bool:
-    """Did another process's error come before the chosen one, and not as the loss of a peer that was just failing? An error of
+    """Return True for another process's error before the chosen one that is not the loss of a peer. An error of
     its own may have, unless it is known to be later; and who closed a connection to the chosen one did."""
     if event is chosen or event.kind in (LEFT, RECORD) or event.place.rank == chosen.place.rank is not None:
         return False

@@ -1,4 +1,4 @@
-"""Why attempts end, as far as what follows depends on it: a table, one line per cause, each with its reason.
+"""Table of the causes for which attempts end, with what follows from each and why.
 
 The codes are those of findings (docs/diagnose.md). A code that stands nowhere here is a failure of the program.
 """
@@ -48,7 +48,7 @@ LONGEST_WAIT = 600.0  # seconds between two attempts
 
 @dataclass(frozen=True)
 class Cause:
-    """What attempts that ended for this reason have in common."""
+    """Properties of attempts that ended for this reason."""
 
     name: str
     why: str  # why it is treated like this

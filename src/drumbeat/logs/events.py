@@ -1,4 +1,4 @@
-"""What the rules and tracebacks found, line by line: bounded, in the order of the log."""
+"""Finds of the rules and tracebacks, line by line: bounded, in the order of the log."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Event:
 
     @property
     def sense(self) -> str:
-        """What an exception that no rule knows means, as a rule's code."""
+        """Return the meaning of an exception that no rule knows, as a rule's code."""
         if self.match or self.of_launcher or self.meant == PROGRAM:
             return ""
         return self.meant or sense(self.exception)
@@ -200,7 +200,7 @@ class Events:
         self._keep((name, evidence.file or "", line.rank, ""), event)
 
     def add_traceback(self, raised: Raised, line: Line, file: str, number: int) -> None:
-        """Where it ends; and all of it, if its lines are those of one process: of a known rank, or of such a file."""
+        """Note where it ends; and all of it, if its lines are one process's: of a known rank, or of such a file."""
         if len(self.raised) < MAX_SOURCES:
             ends = self.raised.setdefault(file, [])
             if len(ends) < MAX_EVENTS:
@@ -212,7 +212,7 @@ class Events:
             self.tracebacks.append(Span(file, rank, number - raised.lines + 1, number, raised))
 
     def locate(self, file: str, number: int, where: str) -> None:
-        """What was found on this line happened there: `raised at train.py:12`."""
+        """Note where in the program it happened: `raised at train.py:12`."""
         if where and ((file, number) in self._where or len(self._where) < MAX_EVENTS):
             self._where[(file, number)] = where
 
@@ -234,7 +234,7 @@ class Events:
         )
 
     def forget(self, file: str, number: int) -> None:
-        """What was found on this line did not end anything: Python itself calls the exception ignored."""
+        """Drop what was found on this line: Python itself calls the exception ignored."""
         self._only(lambda event: (event.evidence.file, event.number) != (file, number))
 
     def ends_of_run(self, file: str) -> None:
@@ -322,7 +322,7 @@ class RankOf:
         return RankOf(processes, devices, first)
 
     def local(self, event: Event) -> bool:
-        """Whether `rank` counts on the event's node only."""
+        """Return True if `rank` counts on the event's node only."""
         return event.local and not self._in_table(event)
 
     def _in_table(self, event: Event) -> bool:

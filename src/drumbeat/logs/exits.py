@@ -1,4 +1,4 @@
-"""Why did a rank, or a run, end? The same judgement live, for the agent at every rank's end, and offline.
+"""Judge why a rank or a run ended: live, for the agent at every rank's end, and offline.
 
 What the ranks wrote (the last lines of both streams, torchrun's own table among them) is read by the same reader as
 `drumbeat diagnose`; exit codes and signals say what is left. The codes are stable: the agent's decisions (restart, next
@@ -60,7 +60,7 @@ _BY_SIGNAL = {signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT}  # whose rules s
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended and the last lines that it wrote."""
+    """One rank's end and the last lines that it wrote."""
 
     rank: Optional[int]  # none for a launcher that starts ranks itself: its own table names them
     exit_code: Optional[int]
@@ -79,7 +79,7 @@ class RankEnd:
 
 
 def explain_run(ends: Sequence[RankEnd], command: Sequence[str] = ()) -> Failure:
-    """What failed first among all ranks, from all their streams and exit codes."""
+    """Find what failed first among all ranks, from all their streams and exit codes."""
     failed = sorted((end for end in ends if end.failed), key=lambda end: (end.time is None, end.time or 0.0))
     failure = _read(ends, failed[0] if failed else None)
     if not failed or failure.answer not in (NO_FAILURE, NOT_KNOWN):
@@ -218,7 +218,7 @@ def _rule(name: str) -> Optional[Rule]:
 
 
 def _own(finding: Finding) -> Finding:
-    """Which host and file it was, the agent knows better. A rank is kept where the lines or torchrun's table name one."""
+    """Leave out host and file, which the agent knows better. A rank is kept where the lines or torchrun's table name one."""
     return replace(finding, host=None, evidence=tuple(Evidence(item.text) for item in finding.evidence))
 
 

@@ -1,4 +1,4 @@
-"""What `judge` reads beside the events, and its answer: which failure came first, how sure that is, what else was seen."""
+"""Input of `judge` beside the events, and its answer: the first failure, how sure that is, and what else was seen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EARLIER = "earlier-attempt"  # the code of a note: an attempt before the last on
 
 @dataclass(frozen=True)
 class Log:
-    """What was read, beside the events: it decides what an event means."""
+    """Everything read beside the events; it decides what an event means."""
 
     lines: int = 0
     ends: Mapping[str, int] = field(default_factory=dict)  # file -> number of its last line
@@ -54,26 +54,26 @@ class Log:
     labels: Labels = field(default_factory=Labels)  # of ranks, by the lines' own words
 
     def after(self, event: Event) -> int:
-        """How many lines its file goes on behind it."""
+        """Return the number of lines that follow it in its file."""
         return max(self.ends.get(event.evidence.file or "", 0) - event.number, 0)
 
     def good_end_after(self, event: Event) -> bool:
-        """Does whoever wrote it say behind it that the work was done?"""
+        """Return True if its writer says later that the work was done."""
         who = speaker(event.evidence.text, event.rank, event.host)
         return self.good_ends.after(event.evidence.file or "", event.number, who)
 
     def trains_on(self, event: Event) -> bool:
-        """Does its file show steps of training behind it?"""
+        """Return True if its file shows training steps after it."""
         return self.steps.goes_on(event.evidence.file or "", event.number)
 
     def is_raised(self, event: Event, above: int) -> bool:
-        """Does it end a traceback, or stand in the message of one that ends up to `above` lines before it?"""
+        """Return True if it ends a traceback, or stands in the message of one that ends up to `above` lines before."""
         ends = self.raised.get(event.evidence.file or "", ())
         place = bisect_right(ends, event.number)
         return place > 0 and event.number - ends[place - 1] <= above
 
     def trained_between(self, event: Event, later: Event) -> bool:
-        """Does its file show steps of training between the two?"""
+        """Return True if its file shows training steps between the two."""
         return self.steps.trained(event.evidence.file or "", event.number, later.number)
 
     def last_error(self) -> Optional[Evidence]:
@@ -94,7 +94,7 @@ class Log:
 
 
 def with_unseen(failure: Failure, unseen: Sequence[str], mixed: bool = False) -> Failure:
-    """Where not all was read, `none` is not certain; where runs may be `mixed`, nothing is."""
+    """Lower the confidence: of `none` where not all was read, of any answer where runs may be `mixed`."""
     unsure = mixed or (unseen and failure.answer == NO_FAILURE)
     sure = LIKELY if unsure and failure.confidence == CERTAIN else failure.confidence
     return replace(failure, confidence=sure, unseen=(*failure.unseen, *unseen))

@@ -1,4 +1,4 @@
-"""What failed first, and why: the earliest error that is nobody's consequence.
+"""Judge what failed first, and why: the earliest error that is nobody's consequence.
 
 tiers.py says which events count: known causes and uncaught exceptions, symptoms (a watchdog's timeout, a signal), what
 launchers report, consequences. The judge of order (drumbeat.causes) picks the first of them; here it becomes an answer.
@@ -178,7 +178,7 @@ class NamedRank:
         return finding
 
     def _host(self, rank: Optional[int], events: Sequence[Event]) -> Optional[str]:
-        """Where that rank ran, as these lines name it."""
+        """Return the host of that rank, as these lines name it."""
         hosts = {event.host for event in events if self._ranks.rank(event) == rank} - {None, ""}
         return hosts.pop() if len(hosts) == 1 else None
 
@@ -253,7 +253,7 @@ def _waited_for(finding: Finding, ranks: List[int]) -> Finding:
 
 
 def without_itself(failure: Failure) -> Failure:
-    """The other failures, without what says again what the answer says: the launcher's record of the same end."""
+    """Remove from the other failures those that only repeat the answer, such as the launcher's record of the same end."""
     finding = failure.finding
     if finding is None:
         return failure
@@ -268,7 +268,7 @@ def without_itself(failure: Failure) -> Failure:
 
 
 def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Failure:
-    """What the answer rests on; and a certainty without any of that is none. `unheard`: ranks without a word about it."""
+    """Add the lines that the answer rests on; without any, it is not certain. `unheard`: ranks without a word about it."""
     unseen = []
     if log.missing_ranks:
         unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
@@ -432,7 +432,8 @@ class _Judge:
         pairs += [(self.tiers.in_order(event, SYMPTOM), event) for event in symptoms]
         record = self.tiers.record
         if record is not None and any(
-            each.kind == OUTSIDE and not each.place.differs(record.place) for each, _ in pairs
+            (each.kind == OUTSIDE or event.code == "oom-kill") and not each.place.differs(record.place)
+            for each, event in pairs
         ):
             record = replace(record, kind=RECORD)  # the lines themselves tell of that death
         found = earliest([*(each for each, _ in pairs), *([record] if record else ())], NOTICED)
@@ -516,7 +517,7 @@ class _Judge:
         return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
 
     def _ended(self, event: Event) -> bool:
-        """Did this exception end its process, by itself? A launcher says so, or nothing much was written after it."""
+        """Return True if this exception ended its process: a launcher says so, or little was written after it."""
         if event.caught or not names_itself(event.exception):
             return False
         return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
@@ -602,7 +603,7 @@ class _Judge:
         return said or ([] if lost else self.tiers[SAID])
 
     def _stands_above(self, said: Event, exceptions: List[Event]) -> bool:
-        """Was it said right before one of these tracebacks, whose end nobody saw?"""
+        """Return True if it was said right before one of these cut tracebacks."""
         return any(
             said.evidence.file == cut.evidence.file and 0 < cut.number - said.number <= ABOVE_CUT for cut in exceptions
         )

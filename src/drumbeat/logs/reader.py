@@ -61,7 +61,7 @@ from drumbeat.logs.tiers import is_own_failure
 
 
 def add_cut_tracebacks(events: Events, rules: Rulebook, sequence: int, file: str, tracebacks: Tracebacks) -> None:
-    """What a rule says about it is likely at best: the message was never seen."""
+    """Add them as events, likely at best: their messages were never seen."""
     for rank, number, raised in tracebacks.unfinished():
         frame, _, at = raised.frame.rpartition(":")
         place = f'File "{frame}", line {at}' if frame else HEADER
@@ -146,7 +146,7 @@ class Reader:
         return not (self.lines or self.dumps or self.pasted or self.recorded)
 
     def name_file(self, file: str, rank: Optional[int], host: Optional[str]) -> None:
-        """Whose log this file is, where the caller knows it better than its name tells."""
+        """Note the owner of this file, where the caller knows it better than its name tells."""
         if len(self.events.owners) < MAX_FILES:
             self.events.owners[file] = (rank, host)
 
@@ -192,9 +192,7 @@ class Reader:
             self._end(file, first + len(lines) - 1)
             self._tails.add(file, first, lines)
 
-    def _feed_chunk(
-        self, file: str, first: int, lines: Sequence[bytes], shapes: Sequence[bytes], before: int
-    ) -> None:
+    def _feed_chunk(self, file: str, first: int, lines: Sequence[bytes], shapes: Sequence[bytes], before: int) -> None:
         """`before`: how many lines were fed before the file's first one."""
         chunk = self._nccl.without_calls(file, first, lines)
         shapes = shapes if chunk is lines else [raw.translate(SHAPE) for raw in chunk]
@@ -212,7 +210,8 @@ class Reader:
             raw, number = chunk[place], first + place
             plain = without_escapes(raw)
             known = not waiting and (
-                plain is not raw and plain.translate(SHAPE) in dull
+                plain is not raw
+                and plain.translate(SHAPE) in dull
                 or self._nccl.is_known(file, number, plain)
                 or self._came_often(shapes[place])
             )
@@ -226,7 +225,7 @@ class Reader:
                 place = places[later] if later < len(places) else len(chunk)
 
     def _came_often(self, shape: bytes) -> bool:
-        """Have many lines of a file with many tracebacks begun with the same words?"""
+        """Return True if many lines of a file with many tracebacks have begun with the same words."""
         if self._dull is not self._dull_later:
             return False
         kind = tuple(shape[:MAX_TEXT].split(None, SAME_WORDS)[:SAME_WORDS])
@@ -348,7 +347,7 @@ class Reader:
             self._say(file, *said)
 
     def _is_known(self, text: str) -> bool:
-        """Does a rule know this line, or is it an exception's? Then it is an event already."""
+        """Return True for a line of a rule or an exception: it is an event already."""
         return is_bare(text) or any(not match.rule.fallback for match in self.rules.match(text))
 
     def _several_jobs(self) -> List[str]:
@@ -357,7 +356,7 @@ class Reader:
         return [f"{file} holds {len(jobs)} jobs ({', '.join(jobs[:8])}): {what}" for file, jobs in several.items()]
 
     def _last_runs(self) -> Tuple[Dict[str, int], Tuple[Finding, ...]]:
-        """Where the last run of a file begins, if it holds several, and a line about each of the others; what was found in
+        """Return where the last run of each file begins, and a line about each earlier one; what was found in
         them is forgotten."""
         self.runs.finish(self._ends)
         for file, first in self.elastic.begins.items():
@@ -375,7 +374,7 @@ class Reader:
         return begins, earlier
 
     def _stands_alone(self, file: str, first: int) -> bool:
-        """Do the lines from this one on tell of another run: a good end, steps, or a failure of its own? Else they may be
+        """Return True if the lines from this one on show another run: a good end, steps, or its own failure. Else they may be
         another rank's of the same run, and so they may where that fails in the same words as one before."""
         if self._good_ends.last(file) >= first or self.steps.goes_on(file, first):
             return True
@@ -438,7 +437,7 @@ class Reader:
         self._dull.remember(shapes)
 
     def _look(self, lines: Sequence[bytes]) -> None:
-        """Is it the log of a run, and has anything worked in it?"""
+        """Note whether it is the log of a run and whether anything worked in it."""
         self.of_a_run = self.of_a_run or any(map(OF_A_RUN.search, lines))
         self.work.look(lines)
 
@@ -486,7 +485,7 @@ class Reader:
             self._nccl = communicators.NcclLines()  # the transport, too, is that of the last run
 
     def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> bool:
-        """Was the line an exception's?"""
+        """Feed a line to its file's tracebacks; return True for an exception's."""
         tracebacks = self._tracebacks.get(file)
         if self._dull is self._dull_later:
             return False

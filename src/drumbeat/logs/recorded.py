@@ -29,7 +29,7 @@ _ENDS = {"cancelled": "cancelled", "time-limit": "time-limit", "requeue": "preem
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run folder says of the run's end."""
+    """A run folder's record of the run's end."""
 
     source: str  # the file that says so, as it can be pasted
     outcome: str = ""  # as in summary.json; '': nothing says that it has ended
@@ -59,7 +59,7 @@ def with_record(failure: Failure, recorded: Recorded) -> Failure:
 
 
 def _of_one_ended_by_us(found: Optional[Finding], own: Finding, recorded: Recorded) -> bool:
-    """Whether the logs' finding blames a rank that was well when another one failed. Those that wait for others (a lost
+    """Return True if the logs' finding blames a rank that was well when another one failed. Those that wait for others (a lost
     peer, a timeout) fail after the one that stands still, and drumbeat ends that one too."""
     return bool(found and own.code in _OWN_END and found.rank != own.rank and found.rank in recorded.ended_by_us)
 
@@ -139,6 +139,6 @@ def _answer(failure: Failure, own: Finding, recorded: Recorded) -> Failure:
 
 
 def _is_same(found: Finding, own: Finding) -> bool:
-    """Whether the logs' finding is about what was recorded: of the same kind, or about the very line that the record quotes."""
+    """Return True if the logs' finding is of the recorded kind, or about the very line that the record quotes."""
     quoted = own.evidence[0].text if own.evidence else ""
     return found.code == own.code or bool(quoted and any(each.text == quoted for each in found.evidence))

@@ -47,7 +47,7 @@ def _worst_first(findings: Iterable[Finding]) -> List[Finding]:
 
 
 def _dump(dump: PastedDump, lines: List[str], width: int) -> None:
-    """What a pasted dump shows, and what that means for a job."""
+    """Render what a pasted dump shows, and what that means for a job."""
     _put("dump", f"{dump.kind} ({dump.file})", lines, width)
     for fact in dump.facts[:MAX_FACTS]:
         _put("", fact, lines, width)
@@ -137,7 +137,7 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
 
 
 def _record(seen: Tuple[str, ...], unseen: Tuple[str, ...], lines: List[str], width: int) -> None:
-    """What the answer rests on, and what could not be looked at."""
+    """Render what the answer rests on, and what could not be looked at."""
     if seen:
         shown = [text if len(text) <= MAX_SEEN else text[: MAX_SEEN - 3] + "..." for text in seen[:MAX_LIST]]
         more = f" and {len(seen) - MAX_LIST} more files" if len(seen) > MAX_LIST else ""

@@ -1,4 +1,4 @@
-"""Which tier an event belongs to: cause, symptom, report, consequence, note; and which exceptions count for nothing.
+"""Sort events into tiers (cause, symptom, report, consequence, note), and leave out exceptions that count for nothing.
 
 What only a warning says, what a rank lived through, and what every healthy run prints at its end is no failure by itself.
 """
@@ -180,11 +180,11 @@ class Tiers:
         return self.log.good_end_after(event)
 
     def _ends(self, event: Event) -> bool:
-        """Is it the last word of a file that never says that its work was done?"""
+        """Return True for the last word of a file that never says that its work was done."""
         return self.log.after(event) == 0 and not self.log.good_ends and not self.log.trains_on(event)
 
     def _done_before(self, event: Event) -> bool:
-        """When the work is done the ranks leave one by one, and the last ones see closed connections."""
+        """Return True behind a good end: the ranks leave one by one, and the last ones see closed connections."""
         return 0 < self.log.good_ends.last(event.evidence.file or "") < event.number
 
     def _went_on(self, event: Event) -> bool:
@@ -201,7 +201,7 @@ class Tiers:
         return self.log.after(event) > lines or self._good_end_after(event) or self._handled(event)
 
     def nobody_else(self) -> bool:
-        """Does nothing but causes say that anything failed: no launcher, no signal, no lost peer? A cancelled job or a time limit
+        """Return True if only causes say that anything failed: no launcher, signal or lost peer. A cancelled job or a time limit
         says nothing about what was written before."""
         symptoms = [event for event in self.tiers[SYMPTOM] if event.code not in NOBODYS_FAULT]
         others = symptoms or self.tiers[REPORT] or self.tiers[CONSEQUENCE]
@@ -287,7 +287,7 @@ class Tiers:
                 self.tiers[tier] = []
 
     def went_on_to_a_good_end(self, event: Event) -> bool:
-        """Where a launcher reports a failed rank, steps behind that may be those that the others had still to write."""
+        """Return True for a run that went on long and ended well. Steps behind a launcher's report may be other ranks'."""
         goes_on = self.log.after(event) > CAUGHT_LINES or (self.log.trains_on(event) and not self.tiers[REPORT])
         return goes_on and self._good_end_after(event)
 
@@ -297,7 +297,7 @@ class Tiers:
         return {event.evidence.file or "": event for event in failing}
 
     def trained_behind(self) -> bool:
-        """Do steps of training, or words of a good end, follow the last line in every file that says that something failed?"""
+        """Return True if steps, or words of a good end, follow the last failing line of every file."""
         last = self._last_words()
         return bool(last) and all(self.log.trains_on(event) or self._good_end_after(event) for event in last.values())
 
@@ -369,7 +369,7 @@ def _kind(event: Event, tier: str) -> str:
 
 
 def is_own_failure(event: Event) -> bool:
-    """Does it tell of a failure that needs no other rank's, whatever else was seen?"""
+    """Return True for a failure that needs no other rank's failure."""
     rule = event.match.rule if event.match else None
     if (
         event.level in ("I", "W")
@@ -446,7 +446,7 @@ def without_survived(causes: List[Event]) -> List[Event]:
 
 
 def most_specific(events: List[Event]) -> List[Event]:
-    """Where several rules match one line, those that another one stands over are dropped, and signs beside a cause."""
+    """Drop rules that another one on the same line stands over, and signs beside a cause."""
     by_line: Dict[int, List[Event]] = {}
     for event in events:
         by_line.setdefault(event.sequence, []).append(event)  # 0: rules on the whole log

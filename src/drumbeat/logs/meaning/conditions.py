@@ -24,7 +24,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Whole:
-    """What the conditions are asked of."""
+    """Facts about a whole log that conditions look at."""
 
     transport: Transport
     settings: Mapping[str, FrozenSet[str]]  # NCCL_* -> values seen

@@ -1,4 +1,4 @@
-"""Is a line an error, or does it only talk about one? `so that CUDA out of memory is avoided` failed at nothing, and neither did
+"""Tell errors from lines that only talk about one. `so that CUDA out of memory is avoided` failed at nothing, and neither did
 a model that answers a question about `CUDA out of memory`, a diff of a test, or a field of a data set."""
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ _TOLD = re.compile(
 
 
 def is_exception(text: str) -> bool:
-    """Does the line begin as an exception's own last line does?"""
+    """Return True if the line begins as an exception's own last line does."""
     return bool(_EXCEPTION.match(text))
 
 
 def is_talk(text: str, start: int, end: int) -> bool:
-    """Do the words around `text[start:end]` say that the error is guarded against, expected or possible, or replaced?"""
+    """Return True if the words around `text[start:end]` say that the error is avoided, expected, possible or replaced."""
     around = text[:start], text[end : end + _AFTER]
     if _INSTEAD.search(text, start) and not is_exception(text):
         return True
@@ -75,7 +75,7 @@ def is_talk(text: str, start: int, end: int) -> bool:
 
 
 def is_quoted(text: str, start: int) -> bool:
-    """Does the error at `start` stand in a conversation, a diff, grep's output, code, or a longer line's string?"""
+    """Return True if the error at `start` stands in a conversation, a diff, grep's output, code, or a string."""
     if any(form.match(text) for form in (_DIFF, _GREP, _CODE)):
         return True
     if _SETTING.match(text, 0, start) or _CHAT.search(text, 0, start):
@@ -91,7 +91,7 @@ def is_quoted(text: str, start: int) -> bool:
 
 
 def is_in_prose(text: str, start: int) -> bool:
-    """Do plain words lead to the error at `start`, without any that says that something failed?"""
+    """Return True if plain words lead to the error at `start`, none of which says that something failed."""
     header = _HEADER.search(text)
     header = header if header and header.start() <= start else None
     before = text[: header.start() if header else start]
@@ -148,12 +148,12 @@ _FAULTS = re.compile(
 
 
 def is_listed(text: str) -> bool:
-    """Does the line begin with a name or with words that only exceptions have?"""
+    """Return True if the line begins with a name or words that only exceptions have."""
     return bool(_FOREIGN.match(text)) or text.split(":", 1)[0].rsplit(".", 1)[-1] in _LISTED
 
 
 def names_itself(text: str) -> bool:
-    """Does the exception's own name (for an assertion: a name without a message) say what went wrong?"""
+    """Return True if the exception's own name (for an assertion: without a message) says what went wrong."""
     return bool(_FAULTS.match(text.strip()))
 
 
@@ -165,7 +165,7 @@ def may_be_bare(raw: bytes) -> bool:
 
 
 def is_bare(text: str) -> bool:
-    """Is this an exception's last line, outside of a traceback? Of a name that nobody knows it must also say something
+    """Return True for an exception's last line outside of a traceback. Of an unknown name it must also say something
     (`MeanSquaredError: 0.05` is a measurement), or stand in a module as exceptions do."""
     if _FOREIGN.match(text):
         return True

@@ -159,7 +159,7 @@ class Rule:
 
     @property
     def conditional(self) -> bool:
-        """Does it depend on more than its own line?"""
+        """Return True if it depends on more than its own line."""
         return bool(self.when or self.seen or self.unseen or self.not_near or self.versions or self.library)
 
 
@@ -283,7 +283,7 @@ def rulebook() -> Rulebook:
 
 
 def _removed_apis(entries: Any) -> List[Rule]:
-    """What `lint` knows of names that newer versions no longer have, as rules about the errors that they lead to."""
+    """Make rules of the names in `lint`'s table that newer versions no longer have."""
     rules = []
     for entry in entries:
         missing = "(?:cannot import name|No module named|has no attribute)"
@@ -305,7 +305,7 @@ def _removed_apis(entries: Any) -> List[Rule]:
 
 
 def check(entries: Any, file: str) -> List[Rule]:
-    """What a rule file holds, every key checked."""
+    """Return the rules of a file, every key checked."""
     if not isinstance(entries, list):
         raise RuleError(f"{file}: expected a list of rules")
     return [_rule(entry, file, number) for number, entry in enumerate(entries, 1)]

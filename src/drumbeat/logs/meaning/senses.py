@@ -1,4 +1,4 @@
-"""What an error means, whatever program words it.
+"""Meaning of an error, whatever program words it.
 
 An error's words become concepts: things (a GPU, a port, a file) and what befell them (missing, exhausted, refused). A row
 of the table gives the code of each combination; numbers and names with a fixed meaning (errno, signals, exit statuses, HTTP)
@@ -59,10 +59,12 @@ _WORD_OF_SIGNAL = {
 }
 _WORDS_OF_SIGNALS = "Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception"
 _DEATH = regex(
-    rf"(?:: line \d+:\s+\d+|\btasks? [\d,-]+:|[Ss]ignal(?: termination)?:|[Ss]ignal \(\d+(?:\.\d+)?\):|Python error:)\s+(?P<a>{_WORDS_OF_SIGNALS})"
+    r"(?:: line \d+:\s+\d+|\btasks? [\d,-]+:|[Ss]ignal(?: termination)?:|[Ss]ignal \(\d+(?:\.\d+)?\):|Python error:)"
+    rf"\s+(?P<a>{_WORDS_OF_SIGNALS})"
     rf"|(?P<b>{_WORDS_OF_SIGNALS})\s*\((?:core dumped|signal|\d+\))|(?:^|[^\w\s]|\d)(?P<c>{_WORDS_OF_SIGNALS})$"
     rf"|^\[\d+\]\s+[+-]?\s*\d+ (?P<d>(?i:{_WORDS_OF_SIGNALS}))\s{{3,}}"
-    r"|(?:[Gg]ot|[Cc]aught|[Rr]eceived|[Bb]y|[Ff]rom|[Ww]ith|[Ss]ignal:?|\*\*\*|[<(]) ?(?:signal |Signals\.)?SIG(?P<name>KILL|SEGV|BUS|ABRT|ILL|FPE)\b"
+    r"|(?:[Gg]ot|[Cc]aught|[Rr]eceived|[Bb]y|[Ff]rom|[Ww]ith|[Ss]ignal:?|\*\*\*|[<(]) ?"
+    r"(?:signal |Signals\.)?SIG(?P<name>KILL|SEGV|BUS|ABRT|ILL|FPE)\b"
     r"|(?i:\b(?:from|on|by|caught|with) signal:? |^signal )(?P<number>\d{1,2})\b|Signal (?P<upper>\d{1,2}) \("
     r"|(?i:exit ?code\"?|exit status|return code|exited with code)\s{0,4}[:=]?\s{0,4}"
     r"(?:-(?P<minus>\d{1,2})\b|1(?P<plus>[2-5]\d)(?=[\s.,;:)]*(?:$|\()))|^=\s+EXIT CODE: (?P<hydra>\d{1,2})$"
@@ -179,7 +181,7 @@ def rank_in(text: str) -> Optional[int]:
 
 
 def is_about(concept: str, word: str) -> bool:
-    """Is this one of the words for a thing of the grammar?"""
+    """Return True for one of the words for a thing of the grammar."""
     return bool(words().concepts[concept].fullmatch(word))
 
 
@@ -197,7 +199,7 @@ def signal_of(text: str) -> Optional[int]:
 
 @functools.lru_cache(maxsize=64)
 def death_in(text: str) -> Tuple[str, bool]:
-    """The code of the signal that a process died from, where this line says so, and whether a status above 128 is all that does."""
+    """Return the code of the signal that a process died from, if any, and whether only a status above 128 says so."""
     found = _DEATH.search(text)
     if found is None:
         return "", False
@@ -233,7 +235,7 @@ def row_of(text: str) -> Tuple[str, bool]:
 
 
 def _together(places: Sequence[Sequence[Tuple[int, int]]]) -> bool:
-    """Does one span of each concept stand no further than _NEAR from the first one's?"""
+    """Return True if one span of each concept stands no further than _NEAR from the first one's."""
     return any(
         all(any(start - _NEAR <= end and begin <= stop + _NEAR for begin, end in others) for others in places[1:])
         for start, stop in places[0]

@@ -1,4 +1,4 @@
-"""Who talks to whom: processes, communicators and connections, gathered from observations as they come.
+"""Processes, communicators and connections, gathered from observations as they come.
 
 A Channel line does not name its communicator (RCCL's does). It is given to the communicator that the same thread is
 building, or else to the youngest one of the process in which it has the right rank: NCCL connects late since 2.22.
@@ -90,12 +90,12 @@ class Process:
 
     @property
     def speaks_of_networks(self) -> bool:
-        """Has it written which networks it found or chose? NCCL_DEBUG_SUBSYS can leave those lines out."""
+        """Return True if it wrote which networks it found or chose; NCCL_DEBUG_SUBSYS can leave those lines out."""
         return bool(self.network or self.interfaces or self.sockets or self.devices or self.no_ib or self.provider)
 
 
 def network_seen(process: Process, seen: records.Observation, evidence: Evidence) -> None:
-    """What a line says about the networks of the process that wrote it."""
+    """Note what a line says about the networks of its process."""
     if isinstance(seen, records.Network):
         process.network, process.network_evidence = seen.name, evidence
     elif isinstance(seen, records.Devices):
@@ -354,7 +354,7 @@ def group(processes: List[Process]) -> List[List[Member]]:
 
 
 def _with_nameless(groups: List[List[Member]]) -> List[List[Member]]:
-    """Where only one communicator has a name, connections of nameless ones are its own, as far as their ranks fit: the
+    """Give connections of nameless communicators to the only one that has a name, as far as their ranks fit: the
     lines that named it in those processes were torn."""
     named = [members for members in groups if any(member.nranks for member in members)]
     if len(named) != 1:
@@ -393,7 +393,7 @@ class NcclLines:
         self.warned: Optional[Tuple[str, int, bytes]] = None  # the last WARN, if the next line may go on with it
 
     def feed(self, file: str, number: int, raw: bytes) -> bool:
-        """Was there something to learn from this line?"""
+        """Read one line; return True if there was something to learn from it."""
         if self.warned is not None:
             self._continue(self.warned, file, number, raw)
         worth = b"CCL" in raw or b"] INFO " in raw
@@ -430,7 +430,7 @@ class NcclLines:
         return rest
 
     def is_known(self, file: str, number: int, raw: bytes) -> bool:
-        """Is this, letter by letter, a connection that was read before? Then only its place is new."""
+        """Return True for a connection that was read before, letter by letter; only its place is new."""
         if raw not in self._again:
             return False
         self._connects(file, number)

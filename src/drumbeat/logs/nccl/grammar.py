@@ -254,12 +254,12 @@ def may_be_headless(raw: bytes) -> bool:
 
 
 def looks_headless(raw: bytes) -> bool:
-    """May this line be NCCL's own, quoted without its head?"""
+    """Return True if this line may be NCCL's own, quoted without its head."""
     return raw.lstrip().startswith(HEADLESS_STARTS)
 
 
 def worth(message: bytes) -> bool:
-    """May this message say something? Its first word decides that, and no digit in it."""
+    """Return True if this message may say something; its first word decides that, and no digit in it."""
     word = message.split(b" ", 1)[0]
     if word[:1].isdigit():  # 0[0] -> 8[0] via NET/IB/0; lines of the tuner begin with a number too
         return b" via " in message
@@ -267,7 +267,7 @@ def worth(message: bytes) -> bool:
 
 
 def observe(record: Record) -> Optional[Observation]:
-    """What one record says, if it says anything about communicators, networks or settings."""
+    """Return what one record says about communicators, networks or settings, if anything."""
     message = record.message
     if message.startswith(("Channel", "Ring")) or " -> " in message[:20]:
         return _channel(message, record.torn) or _failed_in(record)

@@ -19,7 +19,7 @@ MAX_LISTED = 64  # communicators, devices and pairs in the answer; the rest is c
 
 @dataclass(frozen=True)
 class Path:
-    """What carried something: `answer` with its details. GDR is none when it is not known or does not apply."""
+    """Carrier of some traffic: `answer` with its details. GDR is None if unknown or not applicable."""
 
     answer: str
     gdr: Optional[bool] = None
@@ -58,7 +58,7 @@ class Path:
 
 
 def family(name: str, provider: str) -> str:
-    """What a network's name in `via NET/<name>/` means."""
+    """Return the meaning of a network's name in `via NET/<name>/`."""
     low = name.lower()
     if low in ("socket", "fastsocket"):
         return TCP

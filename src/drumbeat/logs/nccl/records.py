@@ -1,4 +1,4 @@
-"""What a line of NCCL or RCCL can say: small records that the grammar makes and the communicators gather."""
+"""Contents of NCCL's and RCCL's lines: small records that the grammar makes and the communicators gather."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Init:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a communicator lies over the nodes."""
+    """Layout of a communicator over the nodes."""
 
     comm: str
     rank: int
@@ -54,7 +54,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Devices:
-    """What a network found: names with the link type of each. Empty is an answer too."""
+    """Devices that a network found, with the link type of each; may be empty."""
 
     network: str  # IB or Socket
     devices: Tuple[Tuple[int, str, str], ...]  # index, name, link
@@ -74,7 +74,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Gdr:
-    """Is GPUDirect possible (by driver, by distance), or proven unused?"""
+    """GPUDirect: possible (by driver, by distance), or proven unused."""
 
     possible: bool
     scope: str  # hca, gpu, ring, plugin

@@ -1,4 +1,4 @@
-"""Which network carried the traffic: a verdict per communicator, per pair of nodes, and for the whole log."""
+"""Verdict on the network that carried the traffic, per communicator, per pair of nodes, and for the whole log."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _has_end(text: bytes) -> bool:
 
 
 class Runs:
-    """Where the runs of each file begin."""
+    """First lines of the runs in each file."""
 
     def __init__(self) -> None:
         self.starts: Dict[str, List[int]] = {}  # file -> first lines of its runs but the first
@@ -134,7 +134,7 @@ class Runs:
 
     @property
     def is_guess(self) -> bool:
-        """Does a last run begin where only the file's opening says so?"""
+        """Return True if a last run is known by the file's opening alone."""
         return any(begin in self.begins.items() for begin in self.by_opening)
 
     def withdraw(self, file: str) -> None:
@@ -142,7 +142,7 @@ class Runs:
         self.starts[file] = [start for start in self.starts.get(file, ()) if (file, start) not in self.by_opening]
 
     def feed(self, raw_text: str, file: str, number: int) -> bool:
-        """Does another run begin here, or may one begin behind this line?"""
+        """Return True if another run begins here, or may begin after this line."""
         if not any(words in raw_text for words in WORDS):
             return False
         if _REPORT.match(raw_text):
@@ -248,13 +248,13 @@ _LABEL = re.compile(r"\[(?!(?i:debug|info|warn(?:ing)?|error|critical|fatal)\])(
 
 
 def is_good_end(text: str) -> bool:
-    """Does this line say that the program has done what it was started for?"""
+    """Return True if this line says that the program has done its work."""
     named = any(words in text for words in GOOD_ENDS) and bool(_PATTERN.search(text))
     return named and not _NOT_YET.search(text) and not _NOT_GOOD.search(text)
 
 
 def speaker(text: str, rank: Optional[int], host: Optional[str]) -> str:
-    """Whose line it is, as far as it says so: a rank, a host or pod, a job's label; empty where it does not."""
+    """Return the line's own word for its writer: a rank, host, pod or job label; empty if it has none."""
     label = _LABEL.match(text)
     return f"rank {rank}" if rank is not None else host or (label[1] if label else "")
 
@@ -290,7 +290,7 @@ class GoodEnds:
         return any(first <= number < behind for number in self._all.get(file, ()))
 
     def after(self, file: str, number: int, who: str) -> bool:
-        """Does a good end follow that may be said by the one who wrote line `number`?"""
+        """Return True if a good end follows that the writer of line `number` may have said."""
         return any(
             at > number and (not each or not who or each == who) for each, at in self._last.get(file, {}).items()
         )

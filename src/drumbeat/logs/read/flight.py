@@ -106,7 +106,7 @@ def parse(file: str, data: bytes) -> Dump:
 
 
 def compare(dumps: List[Dump]) -> List[Finding]:
-    """Where the ranks part: different calls under one number, or ranks that the others wait for."""
+    """Find where the ranks part: different calls under one number, or ranks that the others wait for."""
     found: List[Finding] = []
     positions: Dict[Group, Dict[int, Position]] = {}
     by_rank = {dump.rank: dump for dump in dumps if dump.rank is not None}

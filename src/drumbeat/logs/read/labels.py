@@ -46,7 +46,7 @@ class Label:
     world: int  # ranks that the job has, at least
 
     def names(self, word: str) -> bool:
-        """May this word stand for the label's in a sentence: `neighbour 5` for worker.5?"""
+        """Return True if this word may stand for the label in a sentence: `neighbour 5` for worker.5."""
         return word in self.words or is_about("member", word)
 
 
@@ -68,7 +68,7 @@ class _Numbers:
         self.values.add(value)
 
     def is_label(self, world: int) -> bool:
-        """Are they ranks that take turns?"""
+        """Return True for ranks that take turns."""
         most = max(self.values)
         begins = min(self.values) <= 1 or most < world
         turns = self.falls >= FALLS * (self.ups + self.falls) if self.falls else self.alike and most < world

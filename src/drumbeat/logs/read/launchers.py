@@ -47,11 +47,13 @@ class FirstFailure:
     who: str = TORCHRUN  # says so
     local: Optional[int] = None  # its rank on its node
     time: str = ""  # 2026-03-29_22:03:17, as torchrun writes it
-    alone: bool = True  # False: at about that time another host's torchrun saw a failure of its own, so neither knows the first
+    alone: bool = (
+        True  # False: at about that time another host's torchrun saw a failure of its own, so neither knows the first
+    )
 
     @property
     def by_signal(self) -> bool:
-        """Did the rank die from a signal that no other rank's failure explains?"""
+        """Return True if the rank died from a signal that no other rank's failure explains."""
         code = self.exit_code or 0
         return (-code if code < 0 else code - 128) in _DEATHS
 
@@ -65,7 +67,7 @@ class FirstFailure:
         return OWN_LOG if self.who == TORCHRUN else ""
 
     def tells_of(self, report: Finding) -> bool:
-        """Is this table of the same torchrun, and about the same rank, as that report without a cause?"""
+        """Return True if that report without a cause is of the same torchrun and about the same rank."""
         of_same = bool(report.evidence) and report.evidence[0].file == self.evidence.file
         return self.who == TORCHRUN and of_same and report.code == "child-failed" and report.rank in (None, self.rank)
 
@@ -144,7 +146,7 @@ class ElasticSummary:
             self._compare(found)
 
     def _compare(self, found: FirstFailure) -> None:
-        """Has this host's torchrun ended before, in another run?"""
+        """Note where this host's torchrun had ended before, in another run."""
         file = found.evidence.file or ""
         before = self._ended.get((file, found.host))
         self._ended[(file, found.host)] = found
@@ -166,7 +168,9 @@ class ElasticSummary:
         for table in self._tables:
             first = table if first is None or _before(table, first) else first
         others = [table for table in self._tables if first and table.host != first.host and table.rank != first.rank]
-        close = any(each.exit_code == 1 and _seconds_apart(each.time, first.time) <= NOTICED for each in others if first)
+        close = any(
+            each.exit_code == 1 and _seconds_apart(each.time, first.time) <= NOTICED for each in others if first
+        )
         return replace(first, alone=False) if first is not None and first.exit_code == 1 and close else first
 
 
@@ -219,7 +223,7 @@ class Enqueued:
 
 @dataclass(frozen=True)
 class Late:
-    """What the timeouts of one process group show together, and who was waited for: ranks that did not wait themselves."""
+    """The timeouts of one process group taken together, and the ranks that were waited for."""
 
     finding: Finding
     ranks: Tuple[int, ...] = ()

@@ -81,7 +81,7 @@ class _Machine:
         self.stack.append(value)
 
     def items(self) -> List[Any]:
-        """What was put on the stack since the last mark."""
+        """Return what was put on the stack since the last mark."""
         place = len(self.stack) - 1
         while not isinstance(self.stack[place], _Mark):
             place -= 1

@@ -1,4 +1,4 @@
-"""Does a log show steps of training behind an error? Then its program may have handled it.
+"""Steps of training after an error: where a log shows them, its program may have handled it.
 
 A few are no sign: the other ranks write on until they miss the one that failed, which is at most a step or two later.
 """
@@ -73,19 +73,19 @@ class Steps:
             self._handled.setdefault(file, set()).add(error)
 
     def handled(self, file: str, number: int) -> bool:
-        """Does the program say that it goes on after the error on line `number`?"""
+        """Return True if the program says that it goes on after the error on line `number`."""
         return number in self._handled.get(file, ())
 
     def tries(self, file: str, number: int) -> bool:
-        """Does the program try something else after the error on line `number`?"""
+        """Return True if the program tries something else after the error on line `number`."""
         return (file, number) in self._tried
 
     def goes_on(self, file: str, number: int) -> bool:
-        """May training go on behind the error on line `number`?"""
+        """Return True if training may go on after the error on line `number`."""
         return self.trained(file, number) or (self.handled(file, number) and bool(self._between(file, number)))
 
     def trained(self, file: str, number: int, before: int = sys.maxsize) -> bool:
-        """Does training go on behind the error on line `number`, for more steps than other ranks may still make?"""
+        """Return True if training goes on after line `number`, for more steps than other ranks may still make."""
         steps = self._between(file, number, before)
         return len(steps) > FEW_LINES or len({step for _, step in steps if step}) > FEW_STEPS
 

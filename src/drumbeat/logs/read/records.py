@@ -126,15 +126,17 @@ _CLAUSE = regex(
 )
 # What is only possible, or lived through; and what is denied, where a subject and a verb alone say that something failed.
 _LIVED = (
-    r"if|unless|when|until|in case|successful\w*|ignor\w+|skip\w*|retry(?:ing)?(?! (?:\w+ )?(?:exceed|limit|count))"
+    r"if|unless|when(?! \w+ing\b)|until|in case|successful\w*|ignor\w+|skip\w*|retry(?:ing)?(?! (?:\w+ )?(?:exceed|limit|count))"
     r"|re-?start\w*|re-?connect(?:ed|ing)"
-    r"|re-?cover\w*|resum(?:ed|ing)|continu\w+|fall\w* ?back|may(?! not)|might|should|would|will(?! now| be (?:taken|stop|kill"
+    r"|re-?cover\w*|resum(?:ed|ing)|(?<!not )(?<!able to )continu\w+"
+    r"|fall\w* ?back|may(?! not)|might|should|would|will(?! now| be (?:taken|stop|kill"
     r"|terminat|remov|reclaim|evict|end|shut|cancel))|deprecat\w*"
     r"|as expected|warn\w*"
     r"|tr(?:y|ying) again|trying (?!to)|instead|using|starting (?:from|anew|over|fresh)|set to|protection|enabled"
     r"|so far|is o(?:n|ff)"
 )
 _HEDGED = regex(rf"(?i)\b(?:{_LIVED})\b|^#\s|^\s*--?\w")
+_REMARK = regex(r"(?<!\w)\"[^\"]{1,200}\"")  # what somebody else said, or a name
 _DENIED = regex(
     rf"(?i)\b(?:no|not|never|none|0|zero|without|any|could|can|{_LIVED})\b"
     r"(?! (?:more|respond|heartbeat|response|answer|reply|sign|contact|be reached))|^#\s|^\s*--?\w|\?\s*$"
@@ -182,7 +184,7 @@ def speaks_of_failure(text: str) -> bool:
 
 
 class Work:
-    """Has anything worked? Looks at lines until one shows it."""
+    """Signs of work. Looks at lines until one shows it."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -234,13 +236,15 @@ _STATUS_AT_END = regex(
 _BAD_END = regex(
     r"(?i)\bnot ok\b|\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false"
     r"|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
-    r"|\b(?:giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
+    r"|\b(?:no result|without (?:a )?result|nothing (?:was )?(?:saved|written|produced)|unfinished|prematurely"
+    r"|(?:did not|never|not) (?:finish(?:ed)?|complete(?:d)?)"
+    r"|giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
     r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
     r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
 )
 _GOOD = r"(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well|done|completed?|finished)\b"
 _WELL = regex(
-    r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well|pass)\b"
+    r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|(?:ended|went) (?:well|fine|smoothly)|pass)\b"
     r"|\b(?:verdict|result|outcome|state|status|leaving)\W{1,3}(?:is )?(?:good|fine|green|normal)\w*"
 )
 _TIDIED = regex(r"(?i)\b(?:clean|tear|tore|shut|exit|stop|abort|half|clos|un)\w*|\b(?:could|can) ?not\b|\bnot\b")
@@ -252,6 +256,7 @@ _DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
 # A good word that is denied or counted as zero, and a bad one that is counted as more.
 _NOT_WELL = regex(
     rf"(?i)(?:\b(?:not|never|hardly|0)|n't)(?: yet| been| be| have| \w+ly){{0,2}} {_GOOD}"
+    rf"|(?<![\d.])0 ?(?:/|of|out of) ?[1-9]\d*(?: \w+){{0,2}} {_GOOD}"
     rf"|\b{_GOOD}['\"]?\s?[=:]\s?['\"]?(?:0|no(?:ne)?|false)\b"
     r"|\b(?:bad|failed|failures?|lost|dead|crashed|died|killed)['\"]?\s?[=:]\s?[1-9]"
     r"|(?<![\w.=:-])[1-9]\d*(?: of \d+)?(?: \w+)? (?:were |was |have |has )?(?:lost|failed|dead|crashed|died)\b"
@@ -272,7 +277,7 @@ _VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)|\d ?%|\d/\d")
 
 
 def outcome(texts: Sequence[str]) -> Tuple[str, int]:
-    """How the program ended, by its last lines: GOOD, BAD or STOPPED, and how many lines stand behind the one that says so;
+    """Return how the program ended (GOOD, BAD or STOPPED) and how many lines follow the one that says so;
     empty where none does. What was done in the end
     (`cleaned up, done`) does not make up for what went wrong right before; success does."""
     ended = "", 0
@@ -282,7 +287,7 @@ def outcome(texts: Sequence[str]) -> Tuple[str, int]:
             len(line.text) > MAX_LENGTH
             or line.only_warns
             or COMMAND.match(line.text)
-            or _HEDGED.search(_COMMENT.sub("", line.text))
+            or _is_hedged(line.text)
             or _ASIDE.match(line.text)
         ):
             continue
@@ -300,6 +305,11 @@ def outcome(texts: Sequence[str]) -> Tuple[str, int]:
         said = GOOD if done else STOPPED if _STOPS.search(line.text) else ""
         ended = ended if ended[0] else (said, behind)
     return ended
+
+
+def _is_hedged(text: str) -> bool:
+    """Return True where the line only tells of something possible, or lived through."""
+    return bool(_HEDGED.search(_REMARK.sub("", _COMMENT.sub("", text))))
 
 
 def _template(text: str) -> str:
@@ -442,7 +452,7 @@ def _words(
     plain: Callable[[str], str],
     failed: bool,
 ) -> Iterator[Words]:
-    """What each line says, without those that were tried again, were read already, or are source text."""
+    """Yield the words of each line, without lines that were tried again, were read already, or are source text."""
     last = {(speaker(number), _template(text)): number for number, text in texts}
     speakers: Dict[str, Set[Optional[int]]] = {}
     for number, text in texts:
@@ -458,7 +468,7 @@ def _words(
         failing = logged or speaks_of_failure(_COMMENT.sub("", text))
         if _WAITS.search(line.text) and not failing and not _BAD_END.search(line.text):
             continue
-        hedged = bool(_HEDGED.search(_COMMENT.sub("", line.text)))
+        hedged = _is_hedged(line.text)
         source = _SOURCE.match(line.text) and ('File "' in above or 'File "' in line.text)
         if source or hedged and not failed and not failing:
             continue

@@ -122,7 +122,7 @@ class _Open:
 
     @property
     def about_to_raise(self) -> str:
-        """What a traceback that is cut off was about to say, by the source text of its last frame."""
+        """Return what a cut traceback was about to say, by the source text of its last frame."""
         match = _RAISES.match(self.source)
         if not match:
             return ""
@@ -135,7 +135,7 @@ class _Open:
 
 
 def is_library(path: str) -> bool:
-    """Is this file of Python or an installed package, not of the user's program?"""
+    """Return True for a file of Python or an installed package."""
     return bool(_LIBRARY.search(path))
 
 
@@ -159,7 +159,7 @@ class Tracebacks:
         return replace(line, text=line.text[label.end() :], rank=int(label[1]))
 
     def inside(self, line: Line) -> bool:
-        """Is this line the source text that Python shows below a frame?"""
+        """Return True for the source text that Python shows below a frame."""
         state = self._open.get(line.rank)
         return bool(state and state.source_next and state.own(line.text).startswith("    " + " " * state.indent))
 
