@@ -396,10 +396,9 @@ def telling(
     works = _works(texts, speaker)
     worked = max(works, default=-1) + 1
     workers = {speaker(texts[place][0]) for place in works}
-    before = [texts[place] for place in range(max(worked - BEFORE, 0), worked) if place not in works]
     late = {speaker(texts[place][0]) for place in works if place >= worked - BEFORE} | {None}
     last_words = texts[worked:] if worked else texts[-TOLD:]
-    texts = [each for each in before if speaker(each[0]) not in late] + last_words
+    texts = [each for place, each in enumerate(texts) if place not in works]
     ended, behind = outcome([text for _, text in last_words])
     blamed = blame(last_words[0][0]) if last_words else None
     if ended == GOOD or not last_words:
@@ -407,25 +406,16 @@ def telling(
     failed = ended == BAD or ended and (blamed is not None or ended == STOPPED and not worked)
     ended = ended or ("" if blamed is None and began else STOPPED)
     least = _LEAST if failed else _STOPPED if ended else _STRONG
-    found = [
-        each
-        for each in _words(texts, is_known, speaker, plain, failed or bool(ended and blamed is not None))
-        if each.number == last_words[0][0] or each.number > last_words[0][0] or each.points >= _STRONG
-    ]
+    found = list(_words(texts, is_known, speaker, plain, failed or bool(ended and blamed is not None)))
     scored: List[Tuple[float, Words]] = []
     for each in found:
         needed = _LEAST if each.failing or failed else _STRONG if each.code in NOBODYS_FAULT else least
         if not each.code or each.points < needed:
             continue
-        stops = any(
-            each.who in (None, speaker(n)) and _STOPS.search(t) for n, t in texts if each.number < n <= each.number + 2
-        )
-        named = blamed is None or each.who in (None, blamed) or f"rank {blamed} " in plain(each.line.text)
-        kind = kind_of(each.code, "")
-        points = min(each.points, _CONSEQUENCE) - 0.7 if kind in (LOST_PEER, TIMED_OUT) else each.points
-        points += each.failing + (each.who is not None and each.who == blamed) + 0.5 * stops
-        points -= 0.1 * len(scored) + each.hedged + (not named)
-        points -= (not each.negative and each.code not in NOBODYS_FAULT) * (1 + (each.number == 1))
+        points = each.points / 2 if kind_of(each.code, "") in (LOST_PEER, TIMED_OUT) else each.points
+        points += (each.who is not None and each.who == blamed) / 2 - each.hedged
+        if each.number < last_words[0][0] and each.who in late:
+            points /= 2  # it worked on
         scored.append((points, each))
     best = max(scored, key=lambda each: (each[0], -each[1].number), default=None)
     if best is not None and best[0] >= _LEAST:
@@ -477,16 +467,16 @@ def _words(
                 yield Words(number, line, who, failing=True)
             continue
         words = plain(f"{line.text} {line.fields}".rstrip())
-        code, points = "", 0.0
         sentence = logged or not _TABLE.search(line.text)
         sentence = sentence and (logged or bool(_SENTENCE.search(line.text)) or not _COLUMNS.search(line.text))
-        if sentence and (failed or failing or not _MEASURED.search(line.text)):
-            code, points = likely_sense(words)
+        code, points = likely_sense(words)
+        if points < _STRONG and not (sentence and (failed or failing or not _MEASURED.search(line.text))):
+            code = ""
             code = "" if points < _STOPPED + 0.5 and STATUS.search(line.text) and not sense(words) else code
         negative = failing or bool(_NEGATIVE.search(words))
         alone = who is not None and speakers[_template(text)] == {who}
-        if not failing and (_A_VALUE.search(line.text) or _CALL.search(line.text) and not _SENTENCE.search(line.text)):
-            code = ""
-        if not (failed or failing or negative or code in NOBODYS_FAULT and _STOPS.search(text)):
+        told = failed or failing or negative or code in NOBODYS_FAULT and _STOPS.search(text)
+        value = _A_VALUE.search(line.text) or _CALL.search(line.text) and not _SENTENCE.search(line.text)
+        if points < _STRONG and (not told or value and not failing):
             code = ""
         yield Words(number, line, who, code, points, failing, negative, hedged, alone)
