@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.proc import Ports
+from drumbeat.base.proc import Closed, Ports
 from drumbeat.base.processes import die_with_parent, fork
 from drumbeat.base.signals import EXIT_NOT_FOUND, plain_signals
 from drumbeat.findings.model import Finding
@@ -88,7 +88,7 @@ class End:
     finding: Optional[Finding] = None  # where the reason is known already
     by_launcher: bool = False  # its launcher ended it, because another rank had failed
     links: Tuple[Ports, ...] = ()  # TCP connections that it is known to have had
-    closed: Tuple[Ports, ...] = ()  # those of them that it closed, and not its peer
+    closed: Tuple[Closed, ...] = ()  # those of them that it closed before its peer did
 
 
 def plain_end(rank: int, status: int, at: float) -> End:
