@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.proc import Closed, Ports
-from drumbeat.base.processes import die_with_parent, fork
+from drumbeat.base.processes import die_with_parent, fork, redacting
 from drumbeat.base.signals import EXIT_NOT_FOUND, plain_signals
 from drumbeat.findings.model import Finding
 
@@ -18,8 +18,9 @@ NO_WORKDIR = "drumbeat: cannot start: the working directory cannot be entered:"
 
 
 def start(
-    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]] = None
-) -> int:
+    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]] = None,
+    redacted: bool = False,
+) -> int:  # fmt: skip
     """Fork and exec; the pid. What goes wrong between the two is written to the process's own standard error.
 
     The new process opens its logs itself: storage that hangs holds it, and not the agent.
@@ -29,7 +30,7 @@ def start(
     sys.stderr.flush()
     pid = fork()
     if pid == 0:
-        _become(argv, env, workdir, out, err, cpus, agent)
+        _become(argv, env, workdir, out, err, cpus, agent, redacted)
     return pid
 
 
@@ -42,7 +43,8 @@ def _bind(cpus: Sequence[int]) -> None:
 
 
 def _become(
-    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]], agent: int
+    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]], agent: int,
+    redacted: bool,
 ) -> None:  # fmt: skip
     """Run in the child; never returns: whatever happens, it ends here."""
     code = EXIT_NOT_FOUND
@@ -52,6 +54,10 @@ def _become(
         die_with_parent(agent)
         for path, number in ((err, 2), (out, 1)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), number)
+        if redacted:
+            pipe = redacting(1)
+            os.dup2(pipe, 1)
+            os.dup2(pipe, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if cpus:
             _bind(cpus)
