@@ -50,7 +50,7 @@ while True:
 
 @pytest.fixture
 def looks(tmp_path):
-    """Yield what a look shows of three ranks of that kind since the look before it, a minute long: a busy machine can spoil one."""
+    """Yield what looks show of three ranks of that kind, each since the look before it: a busy machine can spoil one."""
     import socket
 
     processes = []

@@ -264,7 +264,7 @@ class Progress:
     def snapshot(self, paced: bool = True) -> Dict[str, Any]:
         """Return all that `restored` needs to count on from here. `paced`: with the pace of each rank, unless there are many."""
         return {
-            **({PACES: [to_plain(each) for each in self.paces.values()]} if paced else {}),
+            **({PACES: [list(to_plain(each).values()) for each in self.paces.values()]} if paced else {}),
             **self.to_plain(),
             "reporting": sorted(self._reporting),
             "lowest": self._lowest,
@@ -282,7 +282,7 @@ class Progress:
         progress._reporting = set(reporting)
         paces = data.get(PACES)
         for each in paces if isinstance(paces, list) else ():
-            pace = from_plain(RankPace, each)
+            pace = from_plain(RankPace, dict(zip(_PACE, each)) if isinstance(each, list) else None)
             if not (is_count(pace.reports) and is_count(pace.exposed[0])):
                 raise RecordError(f"{PACES}: no number of reports")
             progress.paces[pace.rank] = pace
@@ -383,6 +383,9 @@ class RankPace:
         whole, made = _smoothed(self.gap[0], seconds), _smoothed(self.gap[1], float(steps))
         self.gap = (whole, made)
         self.step_seconds = whole / made if whole is not None and made else self.step_seconds
+
+
+_PACE = [item.name for item in dataclasses.fields(RankPace)]
 
 
 def _smoothed(before: Optional[float], latest: Optional[float]) -> Optional[float]:

@@ -162,7 +162,7 @@ class RankProgress:
 
 _LOOK_EVERY = 0.25  # seconds between two looks at what ranks print
 _SO_FAR_EVERY = 8 << 10  # bytes of metrics; readers of large runs look at no less than the last 12 KiB of a file
-_PACES_EVERY = 4  # times their own size, in bytes of metrics
+_PACES_EVERY = 8  # times their own size, in bytes of metrics
 _LAST_LOOK = 10.0  # seconds for the last one
 _CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
 
