@@ -105,9 +105,13 @@ class Devices:
                     total, measured = total + joules * (high - low) / (second - first), True
         return total * self.of if measured else None
 
+    @property
+    def nodes(self) -> int:
+        return len({node for node, _ in self._gpus})
+
     def energy_how(self) -> str:
         if self.of > 1:
-            return f"measured on {len({node for node, _ in self._gpus})} nodes, times {self.of:.4g}"
+            return f"measured on {self.nodes} nodes, times {self.of:.4g}"
         counters = sum(_counts(readings) for readings in self._gpus.values())
         sensors = sum(any(gpu.power is not None for _, gpu in readings) for readings in self._gpus.values())
         if counters == len(self._gpus):
@@ -192,10 +196,11 @@ def compare_named(wanted: Sequence[str], environ: Mapping[str, str]) -> Comparis
 
 def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     now = lead_now(run) if now is None else now
-    state, events, order = state_of(run, now), run.run_events(), _order(run)
+    parts = run.parts(paced=True)
+    state, events, order = state_of(run, now, parts), run.run_events(), _order(run)
     progress, summary = state.progress, state.summary
     ledger = run.ledger(now, progress)
-    reports = _reports(run, events, progress)
+    reports = _reports(run, events, progress, parts)
     devices = _devices(run)
     nodes_here = run.nodes()
     facts = {node: run.facts(node) for node in nodes_here[:: 1 + len(nodes_here) // _MANY]}
@@ -317,12 +322,12 @@ def _lines(run: Run, parts: Mapping[int, Progress], lowest: Optional[int]) -> It
                 yield metric
 
 
-def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
+def _reports(run: Run, events: Sequence[Event], progress: Progress, parts: Mapping[int, Progress]) -> Reports:
     starts = [event.t for event in events if isinstance(event, kinds.AttemptStarted)]
     since = starts[-1] if starts else 0.0
     over = [event for event in events if isinstance(event, kinds.Resumed) and event.t > since]
     hangs = tuple((event.t - event.seconds, event.t) for event in over if not event.ended)
-    offsets, parts = run.clock_offsets(), run.parts(paced=True)
+    offsets = run.clock_offsets()
     paces = {
         rank: replace(pace, mean_t=pace.mean_t + shift, marks=tuple((many, mean + shift) for many, mean in pace.marks))
         for shift, part in ((offsets.get(node, 0.0), part) for node, part in parts.items())
@@ -413,6 +418,7 @@ def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus:
         training / work if training is not None and work else None,
         unit if work else "",
         devices.slowed(),
+        devices.nodes if devices.of > 1 else None,
     )
 
 

@@ -19,6 +19,7 @@ from typing import (
     Iterable,
     Iterator,
     List,
+    Mapping,
     Optional,
     Sequence,
     Tuple,
@@ -378,10 +379,10 @@ class Run:
         started += sum(len(each or ()) for each in logged.values())
         return Ranks(started, in_order, len(commands), counted, ranks_seen(self.run_events()))
 
-    def progress(self) -> Progress:
-        """Return how far the run is, and its speed in this attempt."""
-        nodes, offsets, first = self.nodes(), self.clock_offsets(), Progress()
-        parts = self.parts()
+    def progress(self, parts: Optional[Mapping[int, Progress]] = None) -> Progress:
+        """Return how far the run is, and its speed in this attempt. `parts`: if they were read already."""
+        parts, offsets, first = parts or self.parts(), self.clock_offsets(), Progress()
+        nodes = sorted(parts)
         for node in nodes:
             if len(nodes) > _MANY and first.first_loss is not None:
                 break
@@ -402,11 +403,14 @@ class Run:
 
     def _counted(self, node: int, paced: bool) -> Progress:
         size, whole, part = _HEAD, False, None
-        while part is None and not whole:
+        while part is None:
             text, whole = self.files.end(_AT.node(node).metrics, size)
-            part = _part(text.split("\n")[:-1], node, paced and size < _FAR, whole)
+            lines = text.split("\n")[:-1]
+            part = _part(lines, node, paced)
+            if part is None and (whole or size >= _FAR):  # an earlier drumbeat kept no paces, or nothing was added up yet
+                part = _part(lines, node, paced=False) or (_added(Progress(), lines, node) if whole else None)
             size *= 8
-        return part or Progress()
+        return part
 
     def ledger(self, now: float, progress: Progress) -> Dict[str, float]:
         """Return the time spent in each part of ledger.py: by the summary, else as far as the events tell at `now`."""
@@ -451,18 +455,20 @@ def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
         return None
 
 
-def _part(lines: Sequence[str], node: int, paced: bool, whole: bool) -> Optional[Progress]:
-    """Return what a node's last lines add up to; None if none of them says what came before, and that is not all."""
-    part, begin = Progress() if whole else None, 0
+def _part(lines: Sequence[str], node: int, paced: bool) -> Optional[Progress]:
+    """Return what a node's metrics add up to, by their last lines; None if none of those says what came before."""
     for at in range(len(lines) - 1, -1, -1):
         so_far = parse_so_far(decode(lines[at]) or {}, node) if SO_FAR in lines[at] else None
         if so_far and (not paced or PACES in so_far.progress):
             try:
-                part, begin = Progress.restored(so_far.progress), at + 1
-                break
+                return _added(Progress.restored(so_far.progress), lines[at + 1 :], node)
             except RecordError:
                 continue
-    for metric in _metrics(lines[begin:], node) if part else ():
+    return None
+
+
+def _added(part: Progress, lines: Iterable[str], node: int) -> Progress:
+    for metric in _metrics(lines, node):
         part.add(metric)
     return part
 
