@@ -96,7 +96,11 @@ def _remove_left(held: str) -> None:
         try:
             found = os.fstat(file)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not unsafe(found) and not unsafe(os.lstat(os.path.dirname(held))) and found.st_mtime < time.time() - _NEW:
+            if (
+                not unsafe(found)
+                and not unsafe(os.lstat(os.path.dirname(held)))
+                and found.st_mtime < time.time() - _NEW
+            ):
                 shutil.rmtree(os.path.dirname(held), ignore_errors=True)
         finally:
             os.close(file)
