@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import queue
 import resource
 import secrets
 import selectors
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -58,6 +60,7 @@ from drumbeat.machine.replay import FolderHost
 RANKS = 8
 SETTLE = 3.0  # seconds after the last start that do not count as its steady state
 WORK = 15.0  # seconds of beats between that and the failure
+DIALLERS = 16  # at a time
 SILENCE = 60.0  # seconds in which a silent member must be named
 DEADLINE = 15.0  # the guard's
 
@@ -153,25 +156,33 @@ class Members:
         self.hello_bytes = 0
         self.redialled = 0
         self.silent: set[int] = set()
+        self.to_dial: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.dialled: queue.SimpleQueue[Tuple[int, socket.socket]] = queue.SimpleQueue()
 
     def connect(self) -> None:
         for number in range(1, self.order.nodes):
-            self._dial(number)
-            if number % 64 == 0:
-                self.serve(0.0)
+            self.to_dial.put(number)
+        for _ in range(DIALLERS):
+            threading.Thread(target=self._dial, daemon=True).start()
+        while len(self.channels) < self.order.nodes - 1:
+            self.serve(0.02)
 
-    def _dial(self, number: int) -> None:
+    def _dial(self) -> None:
+        """In threads of their own: a connection that waits for the lead must not hold the others up."""
         address = ("127.0.0.1", self.order.muster_ports[0])
         while True:
+            number = self.to_dial.get()
             try:
-                sock = socket.create_connection(address, timeout=30)
-                break
-            except ConnectionRefusedError:  # the lead is not up yet
+                self.dialled.put((number, socket.create_connection(address, timeout=30)))
+            except OSError:  # the lead is not up yet, or busy
                 time.sleep(0.05)
-        self.channels[number] = Channel(sock, self.token, lead=False)
-        self.selector.register(sock, selectors.EVENT_READ, number)
+                self.to_dial.put(number)
 
     def serve(self, timeout: float) -> None:
+        while not self.dialled.empty():
+            number, sock = self.dialled.get()
+            self.channels[number] = Channel(sock, self.token, lead=False)
+            self.selector.register(sock, selectors.EVENT_READ, number)
         for count, (key, _) in enumerate(self.selector.select(timeout)):
             self._receive(key.data)
             if count % 64 == 63:
@@ -209,7 +220,7 @@ class Members:
             self.selector.unregister(sock)
             if number not in self.greeted:  # too late with its proof: as a real member would, it tries again
                 self.redialled += 1
-                self._dial(number)
+                self.to_dial.put(number)
             elif number not in self.started:
                 raise SystemExit(f"member {number} lost its connection before its start")
             else:

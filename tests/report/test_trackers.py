@@ -143,7 +143,7 @@ def test_wandb_without_a_key_keeps_the_figures_for_later(tmp_path):
 def test_what_a_tracker_prints_is_kept_without_secrets(tmp_path):
     log = str(tmp_path / "log")
     prints = "echo 'api key: 0123456789abcdef0123'; echo plain; printf 'HF_TOKEN=hf_abcdefghijklmnopqrstuv' >&2"
-    pid = process_start(["sh", "-c", prints], dict(os.environ), str(tmp_path), log, log, redacted=True)
+    pid = process_start(["sh", "-c", prints], dict(os.environ), str(tmp_path), log)
     assert os.waitpid(pid, 0)[1] == 0
     wait_for(lambda: "HF_TOKEN=" in (tmp_path / "log").read_text(), 60, "all that was printed")
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["HF_TOKEN=…", "api key: …", "plain"]

@@ -18,19 +18,20 @@ NO_WORKDIR = "drumbeat: cannot start: the working directory cannot be entered:"
 
 
 def start(
-    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]] = None,
-    redacted: bool = False,
+    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str = "",
+    cpus: Optional[Sequence[int]] = None,
 ) -> int:  # fmt: skip
     """Fork and exec; the pid. What goes wrong between the two is written to the process's own standard error.
 
-    The new process opens its logs itself: storage that hangs holds it, and not the agent.
+    The new process opens its logs itself: storage that hangs holds it, and not the agent. Without `err`, both streams go to
+    `out`, without secrets.
     """
     agent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = fork()
     if pid == 0:
-        _become(argv, env, workdir, out, err, cpus, agent, redacted)
+        _become(argv, env, workdir, out, err, cpus, agent)
     return pid
 
 
@@ -43,8 +44,7 @@ def _bind(cpus: Sequence[int]) -> None:
 
 
 def _become(
-    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]], agent: int,
-    redacted: bool,
+    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]], agent: int
 ) -> None:  # fmt: skip
     """Run in the child; never returns: whatever happens, it ends here."""
     code = EXIT_NOT_FOUND
@@ -52,9 +52,9 @@ def _become(
         os.setsid()
         plain_signals()
         die_with_parent(agent)
-        for path, number in ((err, 2), (out, 1)):
+        for path, number in ((err or out, 2), (out, 1)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), number)
-        if redacted:
+        if not err:
             pipe = redacting(1)
             os.dup2(pipe, 1)
             os.dup2(pipe, 2)

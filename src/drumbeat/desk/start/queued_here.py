@@ -69,8 +69,8 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
     if environ is not None:
         try:
             with open(redacting(2), "wb") as pipe:
-                environ = before_ranks(foreground, environ, output=pipe.fileno())
-            return foreground.run(environ)
+                given = before_ranks(foreground, environ, output=pipe.fileno())
+            return foreground.run(given)
         except Problem as problem:  # on-start did not reach its end
             os.write(2, f"{problem}\n".encode())
             if not foreground.signals:
