@@ -260,7 +260,7 @@ class Expander:
             plain = [
                 unknown
                 for unknown in self.marks.of(text)
-                if unknown.text == "${" + name + "}" and unknown.kind == SUBMIT
+                if unknown.text in (f"${{{name}}}", f"${{ARG_{name}}}") and unknown.kind == SUBMIT
             ]
             if plain and len(text) == 1:  # not of the script: what the submitting shell has
                 taken = self._unset(name, rest)

@@ -168,15 +168,15 @@ class Shell:
         return True
 
     def _argument(self, name: str) -> Value:
+        if name == "0":
+            return self.zero or self.mark("$0", JOB)
         if self.arguments is None:
             if name in ("@", "*"):  # nobody gave any
                 self.defaults.setdefault("$@", "")
                 return []
-            return self.mark(f"${{{name}}}", SUBMIT)
+            return self.mark(f"${{ARG_{name}}}", SUBMIT)
         if name in ("@", "*"):
             return list(self.arguments)
-        if name == "0":
-            return self.zero or self.mark("$0", JOB)
         return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""
 
     def mark(self, text: str, kind: str, stable: bool = True) -> str:
@@ -457,12 +457,14 @@ class Shell:
                 self._look_inside(*node.bodies[1:])
                 return None
             fresh = set(self.defaults) - defaults
-            if result and fresh and any(_name(each) == "exit" for each in body):  # it does not go on without them
+            if result and fresh and _ends(body):  # it does not go on without them
                 self.required = self.required | fresh
                 for name in fresh:
                     del self.defaults[name]
                 continue
             if result is None:
+                if self.arguments is None and "$#" in self.text[node.start : body[0].start] and _ends(body):
+                    continue  # it asks for arguments, which whoever submits the job gives
                 del self.events[events:]
                 self.variables = before.variables
                 self._keep(node)
@@ -786,8 +788,8 @@ class Shell:
         found = self.marks.get(text) if MARK.fullmatch(text) else None
         if found and (found.kind == HEAD or found.text == "${SLURM_JOB_ID}"):
             return "1"  # not empty
-        name = re.fullmatch(r"\$\{(\w+)\}", found.text) if found and found.kind == SUBMIT else None
-        return "" if name and not name[1].isdigit() and self.unset(name[1], "") else text
+        name = re.fullmatch(r"\$\{(?:ARG_(?=\d))?(\w+)\}", found.text) if found and found.kind == SUBMIT else None
+        return "" if name and self.unset(name[1], "") else text
 
     def _test(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         double = words[0] == "[["
@@ -873,6 +875,10 @@ def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:
         number = calculated(f"({one or 0}){numbers[op]}({other or 0})")
         return None if number is None else bool(number)
     return None
+
+
+def _ends(body: Sequence[Node]) -> bool:
+    return any(_name(each) == "exit" for each in body)
 
 
 def _name(node: Node) -> str:

@@ -13,7 +13,7 @@ from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import SUBMIT, at_submission, without_marks
 from drumbeat.convert.compare import absolute, differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
-from drumbeat.convert.draft import Difference, Draft, job_file
+from drumbeat.convert.draft import Difference, Draft, LeftOut, job_file
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
     AS_TEXT,
@@ -34,7 +34,7 @@ from drumbeat.lint.engine import lint
 
 MAX_LINES = 10_000
 _AFTERWARDS = re.compile(r"eval|infer|(?<!pre)test|convert|merge|export|plot|visuali|upload|generate|summar")
-_ARGUMENT = re.compile(r"\$(?:\{[0-9]+\}|[0-9#])")
+_ARGUMENT = re.compile(r"\$[0#]")
 
 
 def convert(
@@ -45,7 +45,7 @@ def convert(
     if text.count("\n") > MAX_LINES:
         raise Problem(f"more than {MAX_LINES:,} lines", "no batch script has so many: is it the right file?")
     script = read(text)
-    draft = Draft()
+    draft = Draft(arguments=None if arguments is None else list(arguments))
     read_directives(draft, script.directives)
     for line, words in foreign_directives(text):
         draft.question(
@@ -162,6 +162,9 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     ranks = _ranks(draft, launch, tasks)
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
     draft.lines.setdefault("command", launch.line)
+    for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if batch.arguments is None else ():
+        why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
+        draft.to_export.append(LeftOut(launch.line, name, why))
     _compare(draft, launch, ranks, batch.known)
 
 
@@ -183,12 +186,10 @@ def _check_sourced(draft: Draft, launch: Launch, line: int, words: str, used: Se
 
 
 def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
-    """Put a word in place of the script's own arguments, which nobody gave."""
-    used = [word for word in launch.words if any(_ARGUMENT.search(each.text) for each in draft.marks.of(word))]
+    """Put a placeholder where the command has the script's own name, or the number of its arguments."""
+    used = [word for word in launch.words if any(_ARGUMENT.fullmatch(each.text) for each in draft.marks.of(word))]
     if used:
-        draft.question(
-            launch.line, " ".join(used), "an argument of the batch script: give it to convert, after the script's name"
-        )
+        draft.question(launch.line, " ".join(used), "name, or number of arguments, of the batch script: write it")
         marks = draft.marks
         launch.words = [
             marks.shown(word, lambda unknown: _ARGUMENT.sub("ARGUMENT", unknown.text)) if word in used else word
@@ -302,6 +303,8 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[
     if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
     cores, tasks = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0), 1 if launch.launcher else ranks or 1
+    if launch.alone and tasks == 1:
+        cores = 0  # a process of the batch script itself may use all cores of the job
     if cores and job.cpus and job.cpus // tasks != cores:
         draft.differences.append(Difference("cores per task", str(cores), str(job.cpus // tasks)))
 
@@ -331,4 +334,5 @@ def _asked(draft: Draft, finding: Finding, line: int) -> bool:
     """Return lines with a question of their own: a secret, an open quote."""
     known: Dict[str, str] = {"secret-in-script": "looks secret", "quote-unclosed": "never closed"}
     words = known.get(finding.code)
-    return bool(words) and any(note.line == line and str(words) in note.why for note in draft.to_check)
+    notes = [*draft.to_check, *draft.to_export]
+    return bool(words) and any(note.line == line and str(words) in note.why for note in notes)

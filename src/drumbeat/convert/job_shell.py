@@ -79,9 +79,10 @@ class JobShell(Shell):
     def unset(self, name: str, default: str) -> Optional[bool]:
         if _SITE.fullmatch(name):
             return None
-        if name in self.required:
+        shown = f"${name}" if name.isdigit() else name
+        if shown in self.required:
             return False
-        self.defaults.setdefault(f"${name}" if name.isdigit() else name, default)
+        self.defaults.setdefault(shown, default)
         return True
 
     def with_names(self, text: str, line: int) -> str:

@@ -80,6 +80,7 @@ class Launch:
     container: bool = False
     alone: bool = False  # the batch script starts it itself, on the first node
     options: List[Tuple[int, str, bool]] = field(default_factory=list)  # of the batch script: Shell.options
+    arguments: Sequence[str] = ()  # of the batch script; empty: nobody gave any, or it changes them
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
     as_text: FrozenSet[str] = (
         frozenset()
@@ -146,6 +147,7 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     shell.variables = {name: each for name, each in started.variables.items() if each.exported}
     shell.cwd = started.cwd
     launch = Launch(started.line, list(started.words), shell, events, len(events), options=batch.options)
+    launch.arguments = draft.arguments if batch.arguments == draft.arguments and draft.arguments else ()
     launch.alone = unwrapped(started.words)[0].rsplit("/", 1)[-1] not in STARTERS
     _give(launch, started.prefix)
     while launch.words:
