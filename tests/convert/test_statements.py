@@ -186,3 +186,33 @@ def test_what_ran_outside_of_a_container_stays_outside():
     draft = convert(text)
     assert not draft.to_check and draft.setup == ["ulimit -c 0"]
     assert draft.on_start == ["module use /my", "module load bindings"]
+
+
+def test_a_list_with_comments_and_continued_lines_keeps_all_its_items():
+    text = script("ARGS=(\n  --lr 1  # of the paper\n  --wd 2 \\\n  --steps=3\n)", 'srun python train.py "${ARGS[@]}"')
+    assert convert(text).keys["command"] == ["python", "train.py", "--lr", "1", "--wd", "2", "--steps=3"]
+
+
+def test_a_program_that_is_read_from_a_heredoc_is_carried_over():
+    inside = convert(script("srun bash <<EOF", "cd src", "python train.py $X", "EOF"))
+    assert job_file(inside, "x").count("command: python train.py $X") == 1 and inside.keys["workdir"].endswith("src")
+    assert convert(script("srun python - <<'EOF'", "print(1)", "EOF")).keys["command"] == ["python", "-c", "print(1)\n"]
+    for fed in ('<<< "$X"', "<<EOF\na\nEOF"):
+        assert any("no standard input" in note.why for note in convert(script(f"srun python train.py {fed}")).to_check)
+
+
+def test_functions_that_a_kept_statement_calls_are_kept_too():
+    body = ("log() { echo $*; }", "timed() { $*; log done; }")
+    text = script(*body, "if [ -d data ]; then log there; mkdir out; fi", "timed make data", "srun python train.py")
+    on_start = "\n".join(convert(text).on_start)
+    assert "log() {" in on_start and "timed() {" in on_start and "timed make data" in on_start
+
+
+def test_a_number_that_is_compared_with_nothing_is_an_error_and_not_zero():
+    draft = convert(script("if [ $NODES -le 4 ]; then : ${TP:=4}; fi", "srun python train.py --tp $TP"))
+    assert "command: python train.py --tp $TP" in job_file(draft, "x")
+
+
+def test_uv_run_starts_the_training():
+    draft = convert(script("uv sync", "uv run python -m lab.train --lr 1", "uv run python eval.py"))
+    assert draft.keys["command"] == ["uv", "run", "python", "-m", "lab.train", "--lr", "1"]

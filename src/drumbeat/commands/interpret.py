@@ -16,6 +16,7 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optiona
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.commands.expand import MAX_VALUE, Expander, Value, calculated
+from drumbeat.commands.shell import Lexer
 from drumbeat.commands.syntax import Node, assignment, names_read, parse
 from drumbeat.commands.values import (
     HEAD,
@@ -220,13 +221,8 @@ class Shell:
         name, index, more, raw = parts
         value: Value
         if raw.startswith("(") and raw.endswith(")"):
-            items = [
-                each
-                for node in parse("_ " + raw[1:-1].replace("\n", " \\\n"))
-                for word in node.words[1:]
-                for each in self.words.fields(word.raw)
-            ]
-            value = items
+            words = [token.word for token in Lexer(raw[1:-1], line).run().tokens if token.kind == "word" and token.word]
+            value = [each for word in words for each in self.words.fields(word.raw)]
         else:
             value = self.words.text(raw)
         before = self.lookup(name) if more or index else ""
@@ -337,9 +333,18 @@ class Shell:
         result = self._simple(node, piped) if node.kind == "simple" else _COMPOUND[node.kind](self, node)
         return (not result if result is not None else None) if node.negated else result
 
-    def _written(self, node: Node) -> str:
-        """Return a command as a statement of its own: what runs in the background stays there."""
-        return self.text[node.start : node.end] + (" &" if node.background else "")
+    def _written(self, node: Node, words: Sequence[str] = ()) -> str:
+        """Return a command as a statement of its own: what runs in the background stays there, and `words` stand for the
+        arguments of a function that it is in."""
+        text = self.text[node.start : node.end]
+        if words and self.depth and re.search(r"\$\{?[@*\d]", text) and not (node.redirects or node.assigned):
+            text = " ".join(map(self.marks.quoted, words))
+        return text + (" &" if node.background else "")
+
+    def _reads(self, text: str) -> FrozenSet[str]:
+        """Return the variables that a statement reads, and the functions that it calls."""
+        called = {f"{name}()" for name in self.functions if re.search(rf"(?<![\w$-]){re.escape(name)}(?![\w=-])", text)}
+        return names_read(text) | called
 
     def _keep(self, node: Node) -> None:
         """Leave a command as it stands; what it may assign is unknown from here on."""
@@ -352,7 +357,7 @@ class Shell:
         )
         quiet = names <= self.prints and not writes and not any(_into_file(each) for each in inside)
         kind = "print" if quiet else "shell" if state and node.kind not in ("subshell", "pipeline") else "once"
-        self.events.append(Event(kind, node.line, text, names_read(text), writes))
+        self.events.append(Event(kind, node.line, text, self._reads(text), writes))
         for name in writes:
             old = self.variables.get(name)
             is_list = old is not None and not isinstance(old.value, str)
@@ -557,9 +562,6 @@ class Shell:
         kept.kind = "shell" if writes or "shell" in kinds or "cd" in kinds else kept.kind
         kept.kind = "once" if kept.kind == "print" and "once" in kinds else kept.kind
         kept.writes |= writes
-        kept.reads |= frozenset(
-            f"{name}()" for name in self.functions if re.search(rf"\b{re.escape(name)}\b", kept.text)
-        )
         for name in writes:
             if name in self.variables and not isinstance(self.variables[name].value, str):
                 continue
@@ -572,8 +574,9 @@ class Shell:
     def _function(self, node: Node) -> Optional[bool]:
         name = node.words[0].text
         text = self.text[node.start : node.end]
+        reads = self._reads(text) - {f"{name}()"}
         self.functions[name] = (node.bodies[0][0], self.text)
-        self.events.append(Event("assign", node.line, text, names_read(text), frozenset((f"{name}()",))))
+        self.events.append(Event("assign", node.line, text, reads, frozenset((f"{name}()",))))
         return True
 
     def _call(self, name: str, words: List[str], node: Node) -> Optional[bool]:
@@ -616,12 +619,14 @@ class Shell:
             if not self.task:
                 words = [self.with_names(word, node.line) for word in words]
                 prefix = {name: self.with_names(value, node.line) for name, value in prefix.items()}
+            fed = self._fed(words, node)
             started = Started(
-                node.line, words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
+                node.line, fed or words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
             )
-            started.piped, started.background, started.redirected = piped, node.background, _files(node)
+            started.piped, started.background = piped, node.background
+            started.redirected = " ".join([_files(node), *("<< ..." for _ in node.heredocs[: not fed])]).strip()
             self.started.append(started)
-            written = self._written(node)
+            written = self._written(node, words)
             self.events.append(Event("started", node.line, written, names_read(text), words=tuple(words)))
             return None
         reads = names_read(text)
@@ -633,9 +638,18 @@ class Shell:
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
         else:
             quiet = (name in self.prints and not _into_file(node)) or node.background and name in self.prints
-            written = self._written(node)
+            written = self._written(node, words)
             self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))
         return None if name not in ("echo", "printf", "mkdir", "export") else True
+
+    def _fed(self, words: List[str], node: Node) -> List[str]:
+        """Return the command with the program that it reads from a heredoc as an argument; empty if it reads none."""
+        found = re.fullmatch(r"(?:\S*/)?(?:python[\d.]*|(?:ba)?sh)(?: (?:-|-s))?", " ".join(words[-1 - (words[-1][:1] == "-") :]))
+        if not node.heredocs or not found:
+            return []
+        document = node.heredocs[-1]
+        text = document.text if document.literal else self.words.heredoc(document.text)
+        return [*words[: len(words) - (words[-1][:1] == "-")], "-c", text]
 
     def _remember_file(self, words: List[str], node: Node) -> None:
         """Remember the text of a file that the script writes with a heredoc."""
@@ -871,6 +885,8 @@ def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:
         same = fnmatch.fnmatchcase(one, other) if double and not words[2][1] else one == other
         return same == (op != "!=")
     numbers = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
+    if op in numbers and not double and not (one and other):
+        return False  # `[ "" -gt 0 ]` is an error
     if op in numbers:
         number = calculated(f"({one or 0}){numbers[op]}({other or 0})")
         return None if number is None else bool(number)
@@ -889,7 +905,9 @@ def _files(node: Node) -> str:
     """Return the redirections of a command to and from files, as they are written."""
     given = [(each.text, each.word.raw) for each in node.redirects if each.word]
     return " ".join(
-        f"{sign} {name}" for sign, name in given if not sign.endswith("&") and "<<" not in sign and name != "/dev/null"
+        f"{sign} {name}"
+        for sign, name in given
+        if not sign.endswith("&") and sign not in ("<<", "<<-") and name != "/dev/null"
     )
 
 

@@ -107,7 +107,8 @@ def starts_training(words: Sequence[str]) -> bool:
         if not rest:
             return False
     elif name not in _CONTAINERS + _LAUNCHERS and not re.fullmatch(r"python[\d.]*", name):
-        return False
+        inner = off(tuple(rest))  # uv run, nsys profile, numactl: wrappers of the program itself
+        return inner is not None and bool(inner.inner) and starts_training(inner.inner)
     text = " ".join(rest)
     if rest[0].rsplit("/", 1)[-1] in _SHELLS and len(rest) > 2 and runs_text(rest[1]):
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
