@@ -180,7 +180,10 @@ def test_a_check_of_the_number_of_arguments_passes_when_they_are_given():
 def test_arguments_that_a_kept_statement_reads_reach_it():
     body = ('mkdir -p "out/$2"', "srun python train.py $1")
     draft = convert(script(*body))
-    assert draft.on_start[0] == "set -- ${ARG_1?} ${ARG_2?}" and {note.text for note in draft.to_export} == {"ARG_1", "ARG_2"}
+    assert draft.on_start[0] == "set -- ${ARG_1?} ${ARG_2?}" and {note.text for note in draft.to_export} == {
+        "ARG_1",
+        "ARG_2",
+    }
     assert convert(script(*body), ["a b", "c"]).on_start[0] == "set -- 'a b' c"
 
 
@@ -191,7 +194,10 @@ def test_all_resources_of_a_gres_list_are_kept():
 
     assert of("--gres=gpu:a100:4,nvme:1") == (4, ("--gres=gpu:a100:4,nvme:1",))
     assert of("--gres=nvme:1,gpu:4") == (4, ("--gres=nvme:1,gpu:4",)) and of("--gres=gpu:4") == (4, ())
-    assert of("--gres=gpu:h100") == (1, ("--gres=gpu:h100:1",)) and of("--gres=craynetwork:0") == (None, ("--gres=craynetwork:0",))
+    assert of("--gres=gpu:h100") == (1, ("--gres=gpu:h100:1",)) and of("--gres=craynetwork:0") == (
+        None,
+        ("--gres=craynetwork:0",),
+    )
     assert of("--gpus=h100:8") == (4, ("--gpus-per-node=h100:4",))
 
 

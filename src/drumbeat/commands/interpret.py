@@ -63,6 +63,16 @@ class Event:
     soft: bool = False  # shell: brings an environment, and leaves the script's own variables alone
 
 
+class Statement(NamedTuple):
+    """A statement of the script itself, and the shell before it."""
+
+    start: int  # its place in the text
+    line: int
+    events: int  # before it
+    variables: Dict[str, Variable]
+    cwd: str
+
+
 @dataclass
 class Started:
     """A command that the caller asked for, with what reaches it."""
@@ -78,6 +88,8 @@ class Started:
     piped: str = ""
     background: bool = False
     redirected: str = ""  # files that it reads or writes: > log 2> err
+    within: Optional[Statement] = None  # the statement of the script that starts it
+    whole: bool = False  # several statements: `bash -c` with their text
 
 
 class _Exit(Exception):
@@ -125,6 +137,7 @@ class Shell:
         self.exports_all = False
         self.options: List[Tuple[int, str, bool]] = []  # of `set`: from which event on each holds, or no longer
         self.certain = True
+        self.statement: Optional[Statement] = None
         self.steps, self.depth = [0], 0
         self.text = ""
         self.words = Expander(self.marks, self.lookup, self._substitute, self.unset, self._assign_default)
@@ -133,7 +146,9 @@ class Shell:
         """Read a text. Marks in it are what an outer shell has put in."""
         self.text = text
         try:
-            self._body(parse(self.text, line))
+            for node in parse(self.text, line):
+                self.statement = Statement(node.start, node.line, len(self.events), dict(self.variables), self.cwd)
+                self._command(node)
         except (_Exit, _Return):
             pass
         return self
@@ -229,10 +244,10 @@ class Shell:
         if index:
             place = calculated(self.words.text(index[1:-1]))
             items = list(before) if isinstance(before, list) else []
-            if place is None or isinstance(value, list) or not 0 <= place <= len(items):
-                value = [self.mark(f"${{{name}[@]}}", JOB, False)]
-            else:
-                value = [*items[:place], value, *items[place + 1 :]]
+            if place is None or isinstance(value, list) or not 0 <= place <= len(items) or MARK.search("".join(items)):
+                self._leave(name, f"{name}{index}{'+' * more}={raw}", line)
+                return
+            value = [*items[:place], value, *items[place + 1 :]]
             raw = f"({' '.join(map(self.marks.quoted, value))})"
         elif more:
             if isinstance(before, list) or isinstance(value, list):
@@ -243,6 +258,11 @@ class Shell:
                 raw = f"${{{name}}}{raw}" if before else raw
                 value = (before or "") + value
         self._assign(name, value, raw, line, exported)
+
+    def _leave(self, name: str, text: str, line: int) -> None:
+        """Leave a statement about a list, such as one with names for its items, as it stands."""
+        self.events.append(Event("shell", line, text, self._reads(text) | {name}, frozenset((name,))))
+        self.variables[name] = Variable([self.mark(f"${{{name}[@]}}", JOB, False)], False, len(self.events) - 1)
 
     # Substitutions
 
@@ -623,11 +643,11 @@ class Shell:
             started = Started(
                 node.line, fed or words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
             )
-            started.piped, started.background = piped, node.background
+            started.piped, started.background, started.within = piped, node.background, self.statement
             started.redirected = " ".join([_files(node), *("<< ..." for _ in node.heredocs[: not fed])]).strip()
             self.started.append(started)
             written = self._written(node, words)
-            self.events.append(Event("started", node.line, written, names_read(text), words=tuple(words)))
+            self.events.append(Event("started", node.line, written, names_read(text), words=tuple(started.words)))
             return None
         reads = names_read(text)
         environment = self.environments.match(text)
@@ -644,7 +664,9 @@ class Shell:
 
     def _fed(self, words: List[str], node: Node) -> List[str]:
         """Return the command with the program that it reads from a heredoc as an argument; empty if it reads none."""
-        found = re.fullmatch(r"(?:\S*/)?(?:python[\d.]*|(?:ba)?sh)(?: (?:-|-s))?", " ".join(words[-1 - (words[-1][:1] == "-") :]))
+        found = re.fullmatch(
+            r"(?:\S*/)?(?:python[\d.]*|(?:ba)?sh)(?: (?:-|-s))?", " ".join(words[-1 - (words[-1][:1] == "-") :])
+        )
         if not node.heredocs or not found:
             return []
         document = node.heredocs[-1]
@@ -666,6 +688,10 @@ class Shell:
         exports = words[0] == "export" or "x" in flags
         if words[0] == "export" and "n" in flags:
             exports = False
+        if "A" in flags:  # a mapping
+            for name in re.findall(r"^[A-Za-z_]\w*", "\n".join(word.raw for word in node.words[1:]), re.M):
+                self._leave(name, text, node.line)
+            return True
         for word in node.words[1:]:
             parts = assignment(word)
             if parts:

@@ -8,9 +8,10 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence,
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
 from drumbeat.commands.interpret import Shell, Started, options_at
+from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
-from drumbeat.commands.values import SUBMIT, at_submission, without_marks
+from drumbeat.commands.values import SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import absolute, differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, LeftOut, job_file
@@ -26,7 +27,7 @@ from drumbeat.convert.launch import (
     starts_training,
     unwrapped,
 )
-from drumbeat.convert.residue import keep
+from drumbeat.convert.residue import OF_TASKS, changed, keep
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.lint.context import rules
@@ -100,6 +101,9 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     wide = [each for each in candidates if not _one_task(each)] or candidates
     trains = [each for each in wide if not _AFTERWARDS.search(_program(each))] or wide
     chosen = next((each for each in trains[::-1] if each.certain), trains[0])
+    whole = _whole(chosen, batch, draft)
+    if whole:
+        return whole
     if not chosen.certain:
         draft.question(
             chosen.line, chosen.text, "starts only under a condition, or in a loop, that is decided when the job runs"
@@ -107,8 +111,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     seen = [(chosen.line, list(map(draft.marks.resolved, chosen.words)))]
     for other in batch.started:
         if other.before < chosen.before + (not other.certain) and chosen.certain and not other.background:
-            if other.certain:
-                batch.events[other.before].kind = "once"
+            _run_before(other, batch)
             if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS:
                 why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
                 draft.question(other.line, other.text, why, advice=True)
@@ -118,6 +121,52 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
             words = " ".join(other.words) if again else other.text
             draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
     return chosen
+
+
+def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
+    """Return all statements from the training on as one command, if there are more and the batch script runs them itself:
+    a loop of trainings, a training and its evaluation. On one node that is the same wherever it runs."""
+    others = [
+        each
+        for each in batch.started
+        if each is not chosen
+        and not (each.before < chosen.before + (not each.certain) and chosen.certain and not each.background)
+    ]
+    rounds = [each for each in batch.started if not each.certain and _is_event(each, batch)]  # of a loop
+    parts = [each for each in [chosen, *rounds, *(other for other in others if other.background)] if each.within]
+    if not parts or chosen.certain and not others + rounds or draft.keys.get("nodes", 1) != 1:
+        return None
+    first = min((each.within for each in parts if each.within), key=lambda each: each.start)
+    text = batch.text[first.start :].rstrip("\n")
+    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0|\bray\s+start\b", text):
+        return None
+    if any(each.background and each.before < first.events for each in batch.started) or _launchers(batch.started):
+        return None
+    for other in batch.started:
+        if other.before < first.events:
+            _run_before(other, batch)
+    del batch.events[first.events :]
+    said = f"all from line {first.line} on"
+    return Started(first.line, ["bash", "-c", text], first.variables, first.cwd, first.events, True, said, whole=True)
+
+
+def _is_event(started: Started, batch: Shell) -> bool:
+    """Return true for a command that the script starts in any case; others are in a statement that is kept whole."""
+    place = started.before
+    return place < len(batch.events) and batch.events[place].words == tuple(started.words)
+
+
+def _run_before(started: Started, batch: Shell) -> None:
+    if _is_event(started, batch):
+        batch.events[started.before].kind = "once"
+
+
+def _launchers(started: Sequence[Started]) -> bool:
+    """Return true if one of the commands starts ranks of its own, whose number the job file has to say."""
+    try:
+        return any(find_launcher(unwrapped(each.words)) for each in started)
+    except Problem:
+        return True
 
 
 def _program(started: Started) -> str:
@@ -161,6 +210,9 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     tasks = tasks_per_node(script.directives)
     ranks = _ranks(draft, launch, tasks)
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
+    for line in [*draft.on_start, *draft.setup]:
+        if redact(line) != line:
+            draft.question(launch.line, line, "its value looks secret and was left out: write what the line needs")
     draft.lines.setdefault("command", launch.line)
     for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if batch.arguments is None else ():
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
@@ -200,6 +252,8 @@ def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
 def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
     """Write the command. Return the variables that it reads, which must be exported for it."""
     marks, words = draft.marks, launch.words
+    if launch.whole is not None:
+        return _statements(draft, launch)
     unknown = [each for word in words for each in marks.of(word)]
     lists = {
         name: _list_of(launch, name)
@@ -237,6 +291,42 @@ def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
     text += "exec " + quoted(words)
     draft.keys["command"] = ["bash", "-c", text]
     return frozenset(assigned)
+
+
+def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
+    """Write a command of several statements, with the shell that they find: options, functions, variables, arguments."""
+    text, variables = launch.words[2], launch.shell.variables
+    assert launch.whole is not None
+    reads = names_read(text)
+    functions: List[str] = []
+    for event in launch.events[::-1]:
+        name = next((each[:-2] for each in event.writes if each.endswith("()")), "")
+        if name and re.search(rf"(?<![\w$-]){re.escape(name)}(?![\w=-])", "\n".join([text, *functions])):
+            functions.insert(0, event.text)
+            reads |= event.reads
+    given = {name for name in reads - OURS if any(name in each.writes for each in launch.events)}
+    launch.as_text = frozenset(
+        name for name in given if name not in launch.whole or not isinstance(launch.whole[name].value, str)
+    )
+    private = sorted(name for name in given - launch.as_text if name not in variables or not variables[name].exported)
+    options = options_at(launch.options, launch.outside)
+    before = [f"set {changed(frozenset(), options)}"] if options else []
+    before += [f"export -n {' '.join(private)}"] if private else []
+    before += [f'eval "${AS_TEXT}{name}"; unset {AS_TEXT}{name}' for name in sorted(launch.as_text)]
+    before += [
+        f"{name}={launch.shell.known[name]}" for name in OF_TASKS if name in reads and launch.shell.known.get(name)
+    ]
+    numbers = [int(each) for each in re.findall(r"\$\{?([1-9])(?!\w)", text)]
+    arguments = list(launch.arguments) or [
+        draft.marks.mark(Unknown(f"${{ARG_{number}}}", SUBMIT)) for number in range(1, max(numbers, default=0) + 1)
+    ]
+    draft.keys["command"] = [
+        "bash",
+        "-c",
+        "\n".join([*before, *functions, text]),
+        *(["bash", *arguments] if arguments else []),
+    ]
+    return frozenset(given)
 
 
 def _list_of(launch: Launch, name: str) -> Optional[List[str]]:

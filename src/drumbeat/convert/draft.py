@@ -142,9 +142,16 @@ def _entry(key: str, value: Any, comment: str) -> List[str]:
         return [f"{key}: |-{comment}", *(f"  {line}" for line in value.split("\n"))]
     if isinstance(value, dict):
         return [f"{key}:{comment}", *(f"  {name}: {_scalar(text)}" for name, text in value.items())]
-    if key == "command" and value[:2] == ["bash", "-c"] and len(value) == 3 and "\n" in value[2]:
+    if key == "command" and value[:2] == ["bash", "-c"] and "\n" in value[2]:
         block = _entry("-", value[2], "")
-        return [f"{key}:{comment}", "- bash", "- -c", "- " + block[0][3:], *block[1:]]
+        return [
+            f"{key}:{comment}",
+            "- bash",
+            "- -c",
+            "- " + block[0][3:],
+            *block[1:],
+            *(f"- {_scalar(each)}" for each in value[3:]),
+        ]
     if key == "command" and all(re.fullmatch(r"[\w@%+=:,./$-]+", word) for word in value):
         return [f"{key}: {_scalar(' '.join(value))}{comment}"]
     return [f"{key}: {_scalar(value)}{comment}"]

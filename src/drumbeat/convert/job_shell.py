@@ -33,7 +33,7 @@ _PRINTS = _words(
 )
 _STATE = _words("ulimit umask shopt stty alias hash enable complete trap_ unset pushd popd dirs let")
 _ENVIRONMENTS = re.compile(
-    r"(?:source|\.)\s+\S*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
+    r"(?:source|\.)\s+(?:\$\([^()]*\)|\S)*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
     r"|(?:conda|mamba|micromamba|pyenv|spack|module|ml|source\s+activate)\b|eval\s.*(?:conda|mamba|spack|pyenv)"
 )
 _ASKING = _words("[ [[ test command which type grep egrep pgrep nvidia-smi ping nc hash cmp diff")

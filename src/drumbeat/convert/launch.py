@@ -78,6 +78,9 @@ class Launch:
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
     workdir: str = ""
     container: bool = False
+    whole: Optional[Mapping[str, Variable]] = (
+        None  # of a command that is several statements: all variables of their shell
+    )
     alone: bool = False  # the batch script starts it itself, on the first node
     options: List[Tuple[int, str, bool]] = field(default_factory=list)  # of the batch script: Shell.options
     arguments: Sequence[str] = ()  # of the batch script; empty: nobody gave any, or it changes them
@@ -150,8 +153,9 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     launch = Launch(started.line, list(started.words), shell, events, len(events), options=batch.options)
     launch.arguments = draft.arguments if batch.arguments == draft.arguments and draft.arguments else ()
     launch.alone = unwrapped(started.words)[0].rsplit("/", 1)[-1] not in STARTERS
+    launch.whole = started.variables if started.whole else None
     _give(launch, started.prefix)
-    while launch.words:
+    while launch.words and not started.whole:
         program = launch.words[0].rsplit("/", 1)[-1]
         if program in STARTERS:
             _starter(draft, launch, program)
@@ -175,7 +179,8 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
         draft.question(launch.line, image, "an image known only in the job: write its name, or export it and submit")
     _binds(draft, launch)
     launch.words = [_met_at(draft.marks, word, before) for before, word in zip(["", *launch.words], launch.words)]
-    _launcher(draft, launch)
+    if not started.whole:
+        _launcher(draft, launch)
     return launch
 
 

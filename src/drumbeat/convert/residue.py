@@ -24,7 +24,7 @@ _VERBS = (
     "spider", "show", "refresh", "try-load", "--force", "-q",
 )  # fmt: skip
 _LIMITS = ("ulimit", "umask", "stty")  # of a process: they do not come back from on-start
-_OF_TASKS = (
+OF_TASKS = (
     "SLURM_NTASKS",
     "SLURM_NTASKS_PER_NODE",
     "SLURM_CPUS_PER_TASK",
@@ -49,7 +49,9 @@ class _Residue:
         self.places = {id(event): place for place, event in enumerate(launch.events)}
         self.once = bool(launch.in_binds)  # what the batch script runs goes into on-start
         self.given = dict(draft.env)
-        self.arguments = " ".join(map(draft.marks.quoted, launch.arguments or ()))  # of the script; empty: nobody gave any
+        self.arguments = " ".join(
+            map(draft.marks.quoted, launch.arguments or ())
+        )  # of the script; empty: nobody gave any
         self.elsewhere = "workdir" in draft.keys  # the script does not begin where it is submitted
 
     def write(self) -> None:
@@ -253,7 +255,7 @@ class _Residue:
             wanted = there if acts else there - {"e"} | now & {"e"}
             if wanted != now and (acts or event.kind not in ("assign", "export") or "$" in text):
                 first = wanted < now == {"e"} and not any(line.startswith("set ") for line in lines)
-                lines.insert(0 if first else len(lines), f"set {_changed(now, wanted)}  # as in the script")
+                lines.insert(0 if first else len(lines), f"set {changed(now, wanted)}  # as in the script")
                 now = wanted
             lines.append(text)
         written = "\n".join(lines)
@@ -268,11 +270,13 @@ class _Residue:
         step = any(event.words[:1] == ("srun",) or re.search(r"\bsrun\b", event.text) for event in events)
         reads = names_read(written)
         known = self.launch.shell.known
-        tasks = [f"{name}={known[name]}  # as in the script" for name in _OF_TASKS
+        tasks = [f"{name}={known[name]}  # as in the script" for name in OF_TASKS
                  if self.once and known.get(name) and (step or name in reads)]  # fmt: skip
         used = {each for event in events if self._outside(event) for each in _arguments(event)}
         if used:
-            tasks.insert(0, f"set -- {self.arguments or ' '.join(f'${{ARG_{n}?}}' for n in range(1, int(max(used)) + 1))}")
+            tasks.insert(
+                0, f"set -- {self.arguments or ' '.join(f'${{ARG_{n}?}}' for n in range(1, int(max(used)) + 1))}"
+            )
         return [line for text in [*tasks, *lines] for line in self.marks.shown(text).split("\n")]
 
     def _assignment(self, event: Event, moved: bool) -> str:
@@ -309,7 +313,7 @@ class _Residue:
 _PRINTING = frozenset("xv")
 
 
-def _changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
+def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
     """Return the words of `set` that lead from one set of options to another."""
     words = []
     for sign, names in (("-", sorted(after - before)), ("+", sorted(before - after))):
