@@ -152,8 +152,8 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
 
 def _is_event(started: Started, batch: Shell) -> bool:
     """Return true for a command that the script starts in any case; others are in a statement that is kept whole."""
-    place = started.before
-    return place < len(batch.events) and batch.events[place].words == tuple(started.words)
+    events = batch.events[started.before : started.before + 1]  # that of a pipeline has no words
+    return any(each.line == started.line and each.words in ((), tuple(started.words)) for each in events)
 
 
 def _run_before(started: Started, batch: Shell) -> None:
