@@ -228,11 +228,11 @@ class Expander:
         if value is None:
             return ""
         if isinstance(value, list) and op == ":":  # a part of the list; arguments count from 1
-            first, count = (self.arithmetic(each, "") if each.strip() else "" for each in rest.partition(":")[::2])
-            if not first.isdigit() or count and not count.isdigit() or MARK.search("".join(value)):
+            first, length = (self.arithmetic(each, "") if each.strip() else "" for each in rest.partition(":")[::2])
+            if not first.isdigit() or length and not length.isdigit() or MARK.search("".join(value)):
                 return self.unknown(written, stable=False)
             start = max(0, int(first) - (name in ("@", "*")))
-            return value[start : start + int(count)] if count else value[start:]
+            return value[start : start + int(length)] if length else value[start:]
         if isinstance(value, list):
             edited = [self._edited(each, op, rest, written) for each in value]
             return edited if index[1:-1] == "@" or name == "@" else " ".join(edited)

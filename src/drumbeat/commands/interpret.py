@@ -366,16 +366,20 @@ class Shell:
         called = {f"{name}()" for name in self.functions if re.search(rf"(?<![\w$-]){re.escape(name)}(?![\w=-])", text)}
         return names_read(text) | called
 
-    def _keep(self, node: Node) -> None:
-        """Leave a command as it stands; what it may assign is unknown from here on."""
+    def _keep(self, node: Node, trial: Optional[Shell] = None) -> None:
+        """Leave a command as it stands; what it may assign, also in a trial of it, is unknown from here on."""
         text = self._written(node)
-        inside = list(node.walk())
-        names = {_name(each) for each in inside if each.kind == "simple"}
+        inside, fresh = list(node.walk()), trial.events[len(self.events) :] if trial else []
+        names, kinds = {_name(each) for each in inside if each.kind == "simple"}, {event.kind for event in fresh}
         writes = frozenset() if node.kind in ("subshell", "pipeline") or node.background else node.writes()
-        state = writes or names & (
-            self.state | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"}
+        writes |= frozenset(name for event in fresh for name in event.writes)
+        state = (
+            writes
+            or kinds & {"shell", "cd"}
+            or names
+            & (self.state | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"})
         )
-        quiet = names <= self.prints and not writes and not any(_into_file(each) for each in inside)
+        quiet = names <= self.prints and "once" not in kinds and not writes and not any(map(_into_file, inside))
         kind = "print" if quiet else "shell" if state and node.kind not in ("subshell", "pipeline") else "once"
         self.events.append(Event(kind, node.line, text, self._reads(text), writes))
         for name in writes:
@@ -383,13 +387,14 @@ class Shell:
             is_list = old is not None and not isinstance(old.value, str)
             written = f"${{{name}[@]}}" if is_list else f"${{{name}}}"
             mark = self.marks.mark(Unknown(written, JOB, frozenset((name,)), False, text))
-            before = bool(old and old.exported) or self.exports_all or name in self.exports
-            maybe = not before and _exports(inside, name)
+            tried = trial.variables.get(name) if trial else None
+            before = any(each and each.exported for each in (old, tried)) or self.exports_all or name in self.exports
+            maybe = not before and exports(inside, name)
             sure = (
                 maybe
                 and node.kind == "if"
                 and len(node.bodies) % 2
-                and all(_exports(body, name) for body in [*node.bodies[1:-1:2], node.bodies[-1]])
+                and all(exports(body, name) for body in [*node.bodies[1:-1:2], node.bodies[-1]])
             )
             self.variables[name] = Variable(
                 [mark] if is_list else mark,
@@ -398,6 +403,11 @@ class Shell:
                 not sure and (maybe or bool(old and old.maybe)),
             )
         self.foreign = self.foreign or bool(names & {"source", ".", "eval"})
+
+    def _undecided(self, node: Node) -> Optional[bool]:
+        self._keep(node)
+        self._look_inside(*_bodies(node))
+        return None
 
     def _look_inside(self, *bodies: Sequence[Node]) -> None:
         """Look for what is started inside a command that is left as it stands."""
@@ -464,9 +474,7 @@ class Shell:
                     continue
                 del self.events[events:]
                 self.variables = before.variables
-                self._keep(node)
-                self._look_inside(*_bodies(node))
-                return None
+                return self._undecided(node)
             taken = result is not False
             if (joint == "&&") == taken:
                 result = self._command(node.bodies[place + 1][0])
@@ -492,9 +500,7 @@ class Shell:
                     continue  # it asks for arguments, which whoever submits the job gives
                 del self.events[events:]
                 self.variables = before.variables
-                self._keep(node)
-                self._look_inside(*_bodies(node))
-                return None
+                return self._undecided(node)
             if result:
                 return self._body(body)
         return self._body(node.bodies[-1]) if len(node.bodies) % 2 else True
@@ -503,9 +509,7 @@ class Shell:
         value = self.words.text(node.words[0].raw) if node.words else ""
         patterns = [[self.words.text(each) for each in joint.split("\n")] for joint in node.joints]
         if MARK.search(value) or any(MARK.search(each) for some in patterns for each in some):
-            self._keep(node)
-            self._look_inside(*_bodies(node))
-            return None
+            return self._undecided(node)
         for some, body in zip(patterns, node.bodies):
             if any(fnmatch.fnmatchcase(value, each) for each in some):
                 return self._body(body)
@@ -526,16 +530,12 @@ class Shell:
                     shell._body(node.bodies[1])
 
             return self._inline(node, rounds)
-        self._keep(node)
-        self._look_inside(*_bodies(node))
-        return None
+        return self._undecided(node)
 
     def _for(self, node: Node) -> Optional[bool]:
         items = [each for word in node.words[1:] for each in self.words.fields(word.raw)]
         if any(MARK.search(each) for each in items) or len(items) > MAX_ROUNDS or (len(node.words) == 1):
-            self._keep(node)
-            self._look_inside(*_bodies(node))
-            return None
+            return self._undecided(node)
 
         def rounds(shell: Shell) -> None:
             for item in items:
@@ -575,20 +575,7 @@ class Shell:
                 {**trial.__dict__, "started": self.started, "certain": self.certain, "words": self.words}
             )
             return True
-        self._keep(node)
-        writes = frozenset(name for event in fresh for name in event.writes)
-        kept = self.events[-1]
-        kinds = {event.kind for event in fresh}
-        kept.kind = "shell" if writes or "shell" in kinds or "cd" in kinds else kept.kind
-        kept.kind = "once" if kept.kind == "print" and "once" in kinds else kept.kind
-        kept.writes |= writes
-        for name in writes:
-            if name in self.variables and not isinstance(self.variables[name].value, str):
-                continue
-            mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, kept.text))
-            self.variables[name] = Variable(
-                mark, trial.variables[name].exported if name in trial.variables else False, len(self.events) - 1
-            )
+        self._keep(node, trial)
         return None
 
     def _function(self, node: Node) -> Optional[bool]:
@@ -639,7 +626,7 @@ class Shell:
             if not self.task:
                 words = [self.with_names(word, node.line) for word in words]
                 prefix = {name: self.with_names(value, node.line) for name, value in prefix.items()}
-            fed = self._fed(words, node)
+            fed = self.fed(words, node)
             started = Started(
                 node.line, fed or words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
             )
@@ -662,16 +649,9 @@ class Shell:
             self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))
         return None if name not in ("echo", "printf", "mkdir", "export") else True
 
-    def _fed(self, words: List[str], node: Node) -> List[str]:
+    def fed(self, words: List[str], node: Node) -> List[str]:
         """Return the command with the program that it reads from a heredoc as an argument; empty if it reads none."""
-        found = re.fullmatch(
-            r"(?:\S*/)?(?:python[\d.]*|(?:ba)?sh)(?: (?:-|-s))?", " ".join(words[-1 - (words[-1][:1] == "-") :])
-        )
-        if not node.heredocs or not found:
-            return []
-        document = node.heredocs[-1]
-        text = document.text if document.literal else self.words.heredoc(document.text)
-        return [*words[: len(words) - (words[-1][:1] == "-")], "-c", text]
+        return []
 
     def _remember_file(self, words: List[str], node: Node) -> None:
         """Remember the text of a file that the script writes with a heredoc."""
@@ -761,23 +741,12 @@ class Shell:
     def _source(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         soft = bool(self.environments.match(text))
         self.foreign = True
-        sourced = self.read(words[1]) if words[0] != "eval" and len(words) > 1 and not soft else ""
-        if sourced:
-            inside = [each for top in parse(sourced) for each in top.walk()]
-            deeper = any(_name(each) in ("source", ".", "eval") or each.kind == "unknown" for each in inside)
-            soft = not deeper
-            writes = frozenset(name for each in inside for name in each.writes())
-        else:
-            writes = frozenset()
         self.events.append(Event("shell", node.line, text, names_read(text), words=tuple(words), soft=soft))
-        for name in writes:
-            mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, text))
-            old = self.variables.get(name)
-            exported = bool(old and old.exported) or self.exports_all or _exports(inside, name)
-            self.variables[name] = Variable(mark, exported, len(self.events) - 1)
-        if not soft and self.variables:
-            self.unread.append((node.line, text, tuple(name for name in self.variables if name not in writes)))
+        self.sourced(self.events[-1])
         return True
+
+    def sourced(self, event: Event) -> None:
+        """Take in what a file that is sourced may change."""
 
     def _eval(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         said = " ".join(words[1:])
@@ -944,7 +913,7 @@ def _into_file(node: Node) -> bool:
     )
 
 
-def _exports(nodes: Sequence[Node], name: str) -> bool:
+def exports(nodes: Sequence[Node], name: str) -> bool:
     return any(
         _name(each) == "export" and any(re.match(rf"{name}(?:=|$)", word.raw) for word in each.words[1:])
         for each in nodes

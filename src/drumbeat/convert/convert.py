@@ -210,9 +210,9 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     tasks = tasks_per_node(script.directives)
     ranks = _ranks(draft, launch, tasks)
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
-    for line in [*draft.on_start, *draft.setup]:
-        if redact(line) != line:
-            draft.question(launch.line, line, "its value looks secret and was left out: write what the line needs")
+    for kept in [*draft.on_start, *draft.setup]:
+        if redact(kept) != kept:
+            draft.question(launch.line, kept, "its value looks secret and was left out: write what the line needs")
     draft.lines.setdefault("command", launch.line)
     for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if batch.arguments is None else ():
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
