@@ -263,3 +263,8 @@ def test_a_loop_of_steps_or_of_launchers_is_asked_about():
 def test_a_line_that_looks_secret_is_asked_about():
     draft = convert(script("pat=gpt4o", "srun python train.py $pat", "srun python train.py $pat"))
     assert "…" not in job_file(draft, "x") or draft.to_check
+
+
+def test_a_program_in_the_script_itself_is_a_training():
+    draft = convert(script('python -c "\nfrom lab import train\ntrain()\n"', "echo done"))
+    assert draft.keys["command"] == ["python", "-c", "\nfrom lab import train\ntrain()\n"]

@@ -78,6 +78,8 @@ def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file
     what, fix = "no line starts a program", "name the batch script itself; drumbeat lint reads any script"
     if draft.ended_at:
         fix = f"it exits at line {draft.ended_at} before: fill in what it misses there, or give its arguments after --"
+    elif arguments is None and re.search(r"^[^#\n]*\$\{?[@*]", text, re.M):
+        fix = "it may start what its arguments say: give them after the script's name"
     elif re.search(r"^\s*sbatch\s", text, re.M):
         fix = "it submits other scripts: convert those"
     raise Problem(f"{name}: {what}", fix, exit_code=1)

@@ -57,7 +57,7 @@ _BARE["mpiexec"], _BARE["singularity"], _BARE["podman"] = _BARE["mpirun"], _BARE
 _UTILITY = regex(
     r"(?:[\w/]*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
     r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray|dcgmproftester\d*|enroot|env\s*$"
-    r"|python3?\s+-m\s+(?:pip|venv)|python3?\s+-c|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
+    r"|python3?\s+-m\s+(?:pip|venv)|python3?\s+-c(?!\s[\s\S]*\n)|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
 )
 _BUILDS = regex(r"(?:docker|podman|apptainer|singularity)\s+(?!run\b|exec\b)")
 
