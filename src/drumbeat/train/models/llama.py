@@ -20,6 +20,7 @@ from drumbeat.train.layers.cross_entropy import linear_cross_entropy
 from drumbeat.train.layers.experts import Mixture
 from drumbeat.train.layers.swiglu import GatedMLP
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.safetensors import Segment
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -245,9 +246,6 @@ class Llama(nn.Module):
             rates, scale = self.shape.rope.apply(rates, self.shape.rope_base), self.shape.rope.scale
         angle = positions.float()[:, None] * rates
         return angle.cos() * scale, angle.sin() * scale
-
-
-Segment = Tuple[str, int, int]  # rows of one of transformers' matrices: its name, the first row, the row after the last
 
 
 def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, List[Segment]]:
