@@ -177,7 +177,7 @@ def fp8_gradients() -> Dict[str, float]:
 
 def pooling() -> Dict[str, float]:
     """Batch norm, ReLU and max-pool as one operation."""
-    from drumbeat.train.layers.norm_pool import norm_relu_pool
+    from drumbeat.train.layers.batch_norm import norm_relu_pool
 
     norm, plain = torch.nn.BatchNorm2d(64).cuda(), torch.nn.BatchNorm2d(64).cuda()
     torch.nn.init.normal_(norm.weight)

@@ -25,7 +25,7 @@ from drumbeat.train.refusal import Refusal
 from drumbeat.train.safetensors import Entry, write
 
 CONFIG = "config.json"
-# What lies beside a model's weights and belongs to whoever uses them; never code, which a loader might run.
+# Files beside a model's weights that its users need; never code, which a loader might run.
 _BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
@@ -48,7 +48,7 @@ def read_config(folder: str) -> Dict[str, Any]:
 
 
 def keep_config(folder: str, config: Optional[Mapping[str, Any]], beside: str = "") -> None:
-    """Lay a model's config, and the tokenizer's files from the folder `beside`, where an export will find them."""
+    """Copy a model's config, and the tokenizer's files from the folder `beside`, to where an export finds them."""
     os.makedirs(folder, exist_ok=True)
     if config is not None:
         path = os.path.join(folder, CONFIG)
@@ -61,7 +61,7 @@ def keep_config(folder: str, config: Optional[Mapping[str, Any]], beside: str = 
 
 
 def newest(folder: str, step: Optional[int] = None) -> Tuple[str, str]:
-    """The checkpoint to export, and the folder with its config. `folder` holds checkpoints, or is one."""
+    """Return the checkpoint to export and the folder of its config. `folder` holds checkpoints, or is one."""
     path = folder.rstrip("/")
     if has_marker(path):
         return path, os.path.dirname(path)
@@ -159,12 +159,12 @@ def _as(entry: Entry, dtype: torch.dtype) -> Entry:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Those of all experts follow each other."""
+    """Return a matrix; the rows of all experts follow each other."""
     return x.flatten(0, 1) if x.ndim == 3 else x
 
 
 def _rows_of_theirs(config: Mapping[str, Any]) -> Dict[str, List[Tuple[str, int, int, int]]]:
-    """Of which rows of our matrices one of transformers' is put together: ours, our first row, their first and last."""
+    """Return the rows of our matrices that make up each of transformers': our name, our first row, and its first and last row."""
     theirs: Dict[str, List[Tuple[str, int, int, int]]] = {}
     for ours, pieces in segments(shape_from(config)).items():
         at = 0

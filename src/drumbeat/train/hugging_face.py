@@ -32,7 +32,9 @@ def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
     if plain is None:
         return None
     learnt = {lora.KEY: model.drumbeat_lora} if hasattr(model, "drumbeat_lora") else {}
-    kind = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))  # FSDP makes a class of its own
+    kind = next(
+        kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule)
+    )  # FSDP makes a class of its own
     return {**plain(), "architectures": [kind.__name__], **learnt}
 
 

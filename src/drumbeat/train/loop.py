@@ -220,12 +220,12 @@ def _take(snapshots: Snapshots, reporter: Reporter, trainer: Trainer) -> None:
         elif saved.waited > 1:
             reporter.say(
                 f"training waited {saved.waited:.1f} s for the snapshot of step {saved.step}, which took "
-                f"{saved.seconds:.0f} s: take them less often"
+                f"{saved.seconds:.0f} s: take snapshots less often"
             )
 
 
 def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:
-    """A save has ended. One that failed is said and training goes on: the checkpoint before it is still the latest."""
+    """Report a save that has ended. Training goes on if it failed: the checkpoint before it is still the latest."""
     if saved is None:
         return
     outcome: Dict[str, Any] = {"path": os.path.abspath(saved.path)}

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from drumbeat.train.checkpoint.state import named_buffers, named_parameters, own_part
 from drumbeat.train.parallel.tensor_plan import tie, tied_parameters
@@ -28,9 +27,8 @@ def own_cuts(parameter: Tensor) -> Cuts:
     """Return the part of the whole parameter that this rank holds."""
     sizes, starts = tuple(parameter.shape), (0,) * parameter.ndim
     if isinstance(parameter, DTensor):
-        sizes, starts = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )  # type: ignore[assignment]
+        (chunk,) = parameter.__create_chunk_list__()
+        sizes, starts = chunk.sizes, chunk.offsets
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes))
 
 
