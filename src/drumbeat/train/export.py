@@ -55,7 +55,8 @@ def keep_config(folder: str, config: Optional[Mapping[str, Any]], beside: str = 
         with open(path + ".part", "w", encoding="utf-8") as file:
             json.dump(config, file, indent=2, sort_keys=True)
         os.replace(path + ".part", path)
-    for name in _BESIDE if beside and os.path.isdir(beside) and not _same_folder(beside, folder) else ():
+    there = os.path.isdir(beside) and os.path.realpath(beside) != os.path.realpath(folder)
+    for name in _BESIDE if there else ():
         if os.path.isfile(os.path.join(beside, name)):
             shutil.copyfile(os.path.join(beside, name), os.path.join(folder, name))
 
@@ -135,7 +136,8 @@ def export(
             return parts[name]
 
     if dtype:
-        entries = {name: _as(entry, _KINDS[dtype]) for name, entry in entries.items()}
+        kind = _KINDS[dtype]
+        entries = {name: e._replace(dtype=kind) if e.dtype.is_floating_point else e for name, e in entries.items()}
     if config is not None and entries:
         kinds = {entry.dtype for entry in entries.values() if entry.dtype.is_floating_point}
         config = {**config, "dtype": str(kinds.pop()).replace("torch.", "")} if len(kinds) == 1 else config
@@ -152,10 +154,6 @@ def export(
 
 def unwritable(folder: str, why: str) -> Refusal:
     return Refusal(f"{folder} cannot be written: {why}", "make room, or export to another folder")
-
-
-def _as(entry: Entry, dtype: torch.dtype) -> Entry:
-    return entry._replace(dtype=dtype) if entry.dtype.is_floating_point else entry
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -209,7 +207,3 @@ class _Saved:
             if each != name and size > _AT_ONCE:
                 return
             yield each
-
-
-def _same_folder(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)

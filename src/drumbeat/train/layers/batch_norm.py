@@ -76,7 +76,7 @@ class _NormRelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        from drumbeat.train.kernels import batch_norm_backward as kernel
+        from drumbeat.train.kernels import batch_norm as kernel
 
         x, line = ctx.saved_tensors
         return (*kernel.norm_relu_backward(_channels_last(grads[0]), x, line), None)
@@ -108,7 +108,7 @@ class _NormAddRelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        from drumbeat.train.kernels import batch_norm_backward as kernel
+        from drumbeat.train.kernels import batch_norm as kernel
 
         x, line, bits, shortcut, shortcut_line = ctx.saved_tensors
         used: List[Tensor] = [_channels_last(grad) for grad in grads if grad is not None]
