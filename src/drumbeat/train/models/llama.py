@@ -286,15 +286,6 @@ def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, Li
     return found
 
 
-def from_hugging_face(theirs: Mapping[str, Tensor], shape: LlamaShape) -> Dict[str, Tensor]:
-    """The state of a transformers LlamaForCausalLM under our names and in our row order."""
-    ours = {
-        name: torch.cat([theirs[source][first:end] for source, first, end in pieces])
-        for name, pieces in segments(shape).items()
-    }
-    return {**ours, "head.weight": ours["embed.weight"]} if shape.tied else ours
-
-
 def shape_from(config: Mapping[str, Any]) -> LlamaShape:
     """The shape that a transformers config.json describes; a Refusal where it holds what this model does not compute."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
@@ -334,7 +325,7 @@ def shape_from(config: Mapping[str, Any]) -> LlamaShape:
 
 
 def config_of(shape: LlamaShape) -> Dict[str, Any]:
-    """A config.json with which transformers loads what `to_hugging_face` gives."""
+    """A config.json with which transformers loads an export writes."""
     rope: Dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_base}
     if shape.rope is not None:
         rope.update(shape.rope.config())
