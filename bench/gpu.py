@@ -385,6 +385,8 @@ def main() -> int:
     )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no GPU here")
     if args.attention and not attention_of("1b").startswith(args.attention):
         print(f"{args.attention} was asked for, and attention here is {attention_of('1b')}", file=sys.stderr)
         return 1

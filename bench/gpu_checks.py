@@ -177,7 +177,7 @@ def fp8_gradients() -> Dict[str, float]:
 
 def pooling() -> Dict[str, float]:
     """Batch norm, ReLU and max-pool as one operation."""
-    from drumbeat.train.layers.norm_pool import norm_relu_pool
+    from drumbeat.train.layers.batch_norm import norm_relu_pool
 
     norm, plain = torch.nn.BatchNorm2d(64).cuda(), torch.nn.BatchNorm2d(64).cuda()
     torch.nn.init.normal_(norm.weight)
@@ -290,7 +290,7 @@ def models() -> Dict[str, float]:
     from torchvision.models import resnet50
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from drumbeat.train.models.llama import Llama, LlamaShape, from_hugging_face
+    from drumbeat.train.models.llama import Llama, LlamaShape, segments
     from drumbeat.train.models.resnet import ResNet
 
     theirs, ours = resnet50().cuda(), ResNet(50).cuda()
@@ -304,7 +304,10 @@ def models() -> Dict[str, float]:
     )  # fmt: skip
     hf = LlamaForCausalLM(config).cuda()
     llama = Llama(shape).cuda()
-    llama.load_state_dict(from_hugging_face(hf.state_dict(), shape))
+    state, pieces = hf.state_dict(), segments(shape)
+    llama.load_state_dict(
+        {name: torch.cat([state[source][first:end] for source, first, end in some]) for name, some in pieces.items()}
+    )
     text = torch.randint(0, 1000, (2, 128), device="cuda")
     with torch.no_grad():
         return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from typing import Any, Dict, List, Tuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -73,6 +74,7 @@ def main() -> int:
         "one process, as a part of it. Values are proved on processes of one machine (gloo,",
         f"torch {torch.__version__}, transformers {transformers.__version__}); speed on",
         "several GPUs is not measured. `make test` runs a part of it. The layouts take 2 ranks, hsdp and the compositions 4.",
+        f"Run on {time.strftime('%d %B %Y')}, beside a load of {os.getloadavg()[2]:.0f}.",
         "",
         *families,
         "",

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 
 from tests.trees.archetypes import build
 
@@ -35,8 +34,7 @@ STEP = 4
 
 def record(path: str, nodes: int, gpus: int, steps: int) -> int:
     """Write the run; return the number of its records."""
-    recording = Recording(path, nodes, gpus, STEP)
-    recording.begin = int(time.time()) - max(HISTORY, steps * STEP)
+    recording = Recording(path, nodes, gpus, STEP, max(HISTORY, steps * STEP))
     with tempfile.TemporaryDirectory() as tree:
         build("dgx-h100", tree, 0)
         facts, lines = to_plain(gather(FolderHost(tree))), 0

@@ -3,8 +3,9 @@
 PYTHONPATH=src:. python bench/scale.py [MEMBERS ...]      default: 1250 4096
 
 Members are connections of one process: each proves that it knows the token, says hello with the network of a full-size DGX
-or LUMI node, answers pings, receives the world and its start, beats, and ends with its ranks when the lead says so. One rank
-fails, all others are ended by the lead. The lead's own node starts eight real processes.
+or LUMI node, answers pings, receives the world and its start, beats, and ends with its ranks when the lead says so. Then the
+last member falls silent on an open connection, and the lead must name it and lose nobody. One rank of another fails, and all
+others are ended by the lead. The lead's own node starts eight real processes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import queue
 import resource
 import secrets
 import selectors
@@ -19,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -53,11 +56,12 @@ from drumbeat.findings.model import ERROR, Finding
 from drumbeat.machine.gather import gather
 from drumbeat.machine.model import Facts
 from drumbeat.machine.replay import FolderHost
-from drumbeat.watch.prometheus import TextFile
 
 RANKS = 8
 SETTLE = 3.0  # seconds after the last start that do not count as its steady state
 WORK = 15.0  # seconds of beats between that and the failure
+DIALLERS = 16  # at a time
+SILENCE = 60.0  # seconds in which a silent member must be named
 DEADLINE = 15.0  # the guard's
 
 
@@ -103,7 +107,7 @@ def lead(order_file: str, results: str) -> int:
 
         channel_module.Channel.close = closing  # type: ignore[method-assign]
         token = os.environ["DRUMBEAT_TOKEN"]
-        made = Loop(Agent(order, 0, token, bundle, beat_fd, lambda message: None, TextFile))
+        made = Loop(Agent(order, 0, token, bundle, beat_fd, lambda message: None, lambda *_: None))
         turns: List[Tuple[float, ...]] = []  # how long each turn was busy: see `clocks`
         schedstat = os.open("/proc/self/schedstat", os.O_RDONLY)
         select, woken, muster = made.selector.select, list(clocks(schedstat)), [0.0]
@@ -151,25 +155,34 @@ class Members:
         self.world_bytes = 0
         self.hello_bytes = 0
         self.redialled = 0
+        self.silent: set[int] = set()
+        self.to_dial: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.dialled: queue.SimpleQueue[Tuple[int, socket.socket]] = queue.SimpleQueue()
 
     def connect(self) -> None:
         for number in range(1, self.order.nodes):
-            self._dial(number)
-            if number % 64 == 0:
-                self.serve(0.0)
+            self.to_dial.put(number)
+        for _ in range(DIALLERS):
+            threading.Thread(target=self._dial, daemon=True).start()
+        while len(self.channels) < self.order.nodes - 1:
+            self.serve(0.02)
 
-    def _dial(self, number: int) -> None:
+    def _dial(self) -> None:
+        """In threads of their own: a connection that waits for the lead must not hold the others up."""
         address = ("127.0.0.1", self.order.muster_ports[0])
         while True:
+            number = self.to_dial.get()
             try:
-                sock = socket.create_connection(address, timeout=30)
-                break
-            except ConnectionRefusedError:  # the lead is not up yet
+                self.dialled.put((number, socket.create_connection(address, timeout=30)))
+            except OSError:  # the lead is not up yet, or busy
                 time.sleep(0.05)
-        self.channels[number] = Channel(sock, self.token, lead=False)
-        self.selector.register(sock, selectors.EVENT_READ, number)
+                self.to_dial.put(number)
 
     def serve(self, timeout: float) -> None:
+        while not self.dialled.empty():
+            number, sock = self.dialled.get()
+            self.channels[number] = Channel(sock, self.token, lead=False)
+            self.selector.register(sock, selectors.EVENT_READ, number)
         for count, (key, _) in enumerate(self.selector.select(timeout)):
             self._receive(key.data)
             if count % 64 == 63:
@@ -184,7 +197,7 @@ class Members:
         self.next_beats = now + 0.25
         for number in [number for number, due in self.beats.items() if due <= now]:
             self.beats[number] = now + self.every
-            if not self.channels[number].closed:
+            if not self.channels[number].closed and number not in self.silent:
                 self.channels[number].send(Beat(7, time.time()))
         for channel in self.channels.values():
             if channel.wants_write:
@@ -207,13 +220,15 @@ class Members:
             self.selector.unregister(sock)
             if number not in self.greeted:  # too late with its proof: as a real member would, it tries again
                 self.redialled += 1
-                self._dial(number)
+                self.to_dial.put(number)
             elif number not in self.started:
                 raise SystemExit(f"member {number} lost its connection before its start")
             else:
                 self.ended.add(number)
 
     def _obey(self, number: int, channel: Channel, message: Any) -> None:
+        if number in self.silent and not isinstance(message, (Stop, End)):
+            return
         if isinstance(message, Ping):
             channel.send(Pong(time.time()))
         elif isinstance(message, Welcome):
@@ -270,18 +285,27 @@ def measure(members: int, facts: List[Facts]) -> Dict[str, Any]:
         used, settled = cpu_seconds(agent), time.monotonic()
         while time.monotonic() < settled + WORK:
             them.serve(0.1)
+        quiet, wall = time.monotonic(), time.time()
+        steady = (cpu_seconds(agent) - used) / (quiet - settled)
+        them.silent.add(members - 1)
+        named: Dict[str, Any] = {}
+        while not named and time.monotonic() < quiet + SILENCE:
+            them.serve(0.1)
+            lines = Path(folder, "events.jsonl").read_text().splitlines()[-20:]
+            named = next((each for each in map(json.loads, lines) if each["kind"] == "node-silent"), {})
         failed = time.monotonic()
-        steady = (cpu_seconds(agent) - used) / (failed - settled)
         them.fail(1)
         while len(them.ended) < members - 1 and process.poll() is None:
             them.serve(0.2)
         code = process.wait(60)
         events = [json.loads(line) for line in Path(folder, "events.jsonl").read_text().splitlines()]
+        gone = [(event["kind"], event["peer"]) for event in events if event["kind"] in ("node-silent", "node-lost")]
         mustered = next(event["seconds"] for event in events if event["kind"] == "mustered")
         return {
             **json.loads(Path(base, "results").read_text()), "code": code, "muster": mustered,
             "connect": connected - begin, "last start": last_start - begin, "end": time.monotonic() - failed,
             "steady": steady, "redialled": them.redialled, "hello": them.hello_bytes, "world": them.world_bytes,
+            "silent": named and named["t"] - wall, "gone": gone,
             "summary": os.path.getsize(os.path.join(folder, "summary.json")),
             "peers": os.path.getsize(os.path.join(folder, "peers.json")),
         }  # fmt: skip
@@ -321,6 +345,7 @@ def main(counts: List[int]) -> None:
             f"  per node: {per_node['sent']:.1f} KiB sent to it, {per_node['received']:.1f} KiB received; hello "
             f"{found['hello']} B, world {found['world']} B\n"
             f"  after the start: {100 * found['steady']:.1f} % of one core; members that dialled again: {found['redialled']}\n"
+            f"  a silent member was named after {found['silent'] or 0:.1f} s; silent or lost at any time: {found['gone']}\n"
             f"  summary.json {found['summary']} B, peers.json {found['peers']} B",
             flush=True,
         )

@@ -38,9 +38,9 @@ SAMPLES_EVERY, BATCH = 5, 6
 class Recording:
     """Writes the run, second by second."""
 
-    def __init__(self, path: str, nodes: int, gpus: int, step: int) -> None:
+    def __init__(self, path: str, nodes: int, gpus: int, step: int, history: int = HISTORY) -> None:
         self.folder, self.nodes, self.gpus, self.step = RunFolder(path), nodes, gpus, step
-        self.begin = int(time.time()) - HISTORY
+        self.begin = int(time.time()) - history
         self.random = random.Random(1)
         for node in range(nodes):
             os.makedirs(self.folder.node(node).path)

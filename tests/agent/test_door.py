@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.lead.connections import Connections
+from drumbeat.agent.lead.connections import Connection, Connections
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.meet import Door, _origin, dial, free_port, listen, most_strangers
 from drumbeat.agent.wire.messages import Refuse, StopAsked, WireError
@@ -205,3 +205,19 @@ def test_a_stalled_lead_lets_no_stranger_stay(lead):
 def test_all_addresses_of_one_ipv6_network_are_one_source():
     assert _origin("2001:db8:1:2::5") == _origin("2001:db8:1:2:ffff::9") != _origin("2001:db8:1:3::5")
     assert _origin("::ffff:10.0.0.7") == _origin("10.0.0.7") == "10.0.0.7"
+
+
+def test_a_member_is_not_silent_while_its_words_wait_for_us():
+    """A lead without a core reads late; that is nobody's silence."""
+    told, (ours, theirs) = [], socket.socketpair()
+    listener = SimpleNamespace(patience=60.0, silent=lambda member, seconds, again=False: told.append(member))
+    with selectors.DefaultSelector() as selector, ours, theirs:
+        connections = Connections(order(emulated=True), selector, TOKEN, listener)
+        connections.by_socket[ours] = Connection(None, member=7, heard=0.0)
+        theirs.sendall(b"not read yet")
+        connections._check_silence(1000.0, 0.0)
+        assert not told and ours in connections.by_socket
+        ours.recv(100)
+        connections.by_socket[ours].heard = 970.0
+        connections._check_silence(1000.0, 0.0)
+        assert told == [7]

@@ -1,6 +1,9 @@
 """Kernel caches lie under paths that everybody can guess: what somebody else made there is never used."""
 
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -82,7 +85,33 @@ def test_programs_and_sockets_lie_where_nobody_can_put_others_in_their_place(tmp
     try:
         assert not made.startswith(str(shared)) and os.stat(made).st_mode & 0o777 == 0o700
     finally:
-        os.rmdir(made)
+        shutil.rmtree(made)
     shared.chmod(0o1777)
     made = make_temporary("drumbeat-test-")
     assert os.path.dirname(made) == str(shared)
+
+
+def test_what_a_killed_agent_left_is_removed_by_the_next_start_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make = "import sys, time; from drumbeat.base.folders import make_temporary as make; print(make(sys.argv[1])); time.sleep(600)"
+    found = {}
+    for name in ("drumbeat-killed-", "drumbeat-alive-"):
+        process = subprocess.Popen(
+            [sys.executable, "-uc", make, name],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        found[name] = process, process.stdout.readline().strip()
+        os.utime(os.path.join(found[name][1], "held"), (0, 0))
+    (killed, left), (alive, used) = found.values()
+    try:
+        killed.kill()
+        killed.wait()
+        mine = tmp_path / "drumbeat-results"
+        mine.mkdir()
+        new = make_temporary("drumbeat-test-")
+        assert not os.path.exists(left) and os.path.isdir(used) and mine.is_dir() and os.path.isdir(new)
+    finally:
+        alive.kill()
+        alive.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumbeat.bundle.build import bundle_bytes
-from drumbeat.bundle.payload import packed, without_docstrings
+from drumbeat.bundle.payload import packed, without_docstrings, without_types
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 IMPORT_ALL = """
@@ -72,15 +72,44 @@ def test_a_command_of_the_desk_is_refused_in_one_line(payload, words):
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "where you submit jobs" in done.stderr
 
 
-def test_only_docstrings_and_return_types_are_taken_out():
+class Untyped(ast.NodeTransformer):
+    """Takes out what `without_types` takes out."""
+
+    inside = False  # a function
+
+    def visit_FunctionDef(self, node):
+        node.returns = None
+        for each in ast.walk(node.args):
+            if isinstance(each, ast.arg):
+                each.annotation = None
+        inside, self.inside = self.inside, True
+        self.generic_visit(node)
+        self.inside = inside
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_ClassDef(self, node):
+        inside, self.inside = self.inside, False
+        self.generic_visit(node)
+        self.inside = inside
+        return node
+
+    def visit_AnnAssign(self, node):
+        one_line = node.lineno == node.annotation.end_lineno
+        if not (self.inside and node.value and one_line):
+            return node
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+def test_only_docstrings_and_types_are_taken_out():
     """Line numbers, too, stay: they stand in tracebacks that people send."""
     for path in sorted(SOURCE.rglob("*.py")):
-        before, after = ast.parse(path.read_bytes()), ast.parse(without_docstrings(path.read_bytes()))
+        before = Untyped().visit(ast.parse(path.read_bytes()))
+        after = ast.parse(without_docstrings(without_types(path.read_bytes())))
         for tree in (before, after):
             for node in ast.walk(tree):
                 body = getattr(node, "body", None)
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    node.returns = None
                 if (
                     isinstance(body, list)
                     and body

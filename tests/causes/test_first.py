@@ -188,22 +188,37 @@ def ended(rank, number=None, at=10.0, by_us=False, code="aborted", links=(), clo
     return RankEnd(rank, 0, exit_code, number, at, Finding(code, ERROR, code), by_us, False, links, closed)
 
 
-@pytest.mark.parametrize("number", ("ABRT", "SEGV", "BUS", "FPE", "ILL"))
-def test_a_fault_after_a_peer_has_closed_the_connection_is_a_consequence(number):
+@pytest.mark.parametrize("number", ("ABRT", "SEGV", "BUS", "FPE", "ILL", "KILL", "TERM"))
+def test_a_signal_after_a_peer_has_closed_the_connection_is_a_consequence(number):
     """Rank 2 leaves rank 3, which leaves rank 0; rank 2 is the last to end, and has to be ended."""
     fault = getattr(signal, f"SIG{number}")
-    code = {"ABRT": "aborted", "SEGV": "segfault", "BUS": "bus-error"}.get(number, "signal")
+    codes = {"ABRT": "aborted", "SEGV": "segfault", "BUS": "bus-error", "KILL": "killed", "TERM": "terminated"}
+    code = codes.get(number, "signal")
     faults = [
         ended(0, fault, 10.2, code=code, links=((5, 6),)),
-        ended(3, fault, 10.0, code=code, links=((2, 1), (6, 5)), closed=((6, 5),)),
+        ended(3, fault, 10.0, code=code, links=((2, 1), (6, 5)), closed=((6, 5, 10.2),)),
     ]
-    raised = ended(2, None, 14.0, code="exception", links=((1, 2),), closed=((1, 2),))
+    raised = ended(2, None, 14.0, code="exception", links=((1, 2),), closed=((1, 2, 10.0),))
     assert earliest([*faults, raised])[1] is raised, "its exception comes late"
     asked = replace(raised, exit_code=None, signal=signal.SIGTERM, by_us=True, finding=None)
     found = blame([*faults, asked], None, str)
     assert (found.code, found.rank, found.confidence) == ("rank-absent", 2, LIKELY)
     assert "TCP connections: rank 2 closed those to rank 3" in found.seen
     assert blame([*faults, replace(asked, closed=())], None, str) is None, "nothing says that anybody left rank 3"
+    left = replace(raised, exit_code=0, finding=None, at=9.9, links=())
+    assert blame([*faults, left], None, str).code == "early-exit", "rank 2 ended well, too early"
+
+
+def test_what_connections_do_not_prove():
+    killed = ended(1, signal.SIGKILL, 50.0, code="killed", links=((2, 1), (4, 3)))
+    raised = ended(0, None, 51.0, code="exception", links=((1, 2), (3, 4)), closed=((1, 2, 49.9),))
+    assert earliest([killed, raised])[1] is raised
+    for why, *ends in (
+        ("both had closed it long before", killed, replace(raised, closed=((1, 2, 20.0),))),
+        ("each left the other", replace(killed, closed=((4, 3, 50.0),)), raised),
+        ("the kernel killed it", replace(killed, finding=Finding("oom-kill", ERROR, "")), replace(raised, by_us=True)),
+    ):
+        assert earliest(ends)[1] is ends[0], why
 
 
 def test_certain_is_not_said_of_a_rank_that_another_one_had_left_or_beside_an_error_of_another():

@@ -15,6 +15,7 @@ from drumbeat.base.order import AvoidedNode, Option
 from drumbeat.base.record import to_plain
 from drumbeat.desk import nodes
 from drumbeat.desk.nodes import BAD, FIRST, KEPT_FOR, LOST, MOST_BY_ITSELF, SLOW, Sighting, Store, learn
+from drumbeat.desk.runs import open_run
 from drumbeat.desk.start.create import create_run
 from drumbeat.findings.model import ERROR, WARNING, Finding
 from drumbeat.jobfile.site import Site
@@ -106,6 +107,23 @@ def test_a_preflight_that_no_node_passes_says_nothing_about_a_node(tmp_path, env
     started = ("attempt-started", {"world_size": 2, "master_addr": "n1", "master_port": 1})
     a_run(tmp_path, environ, "ran", failed, started)
     assert known(environ)["n2"].excluded.why == "bad hardware in ran: memlock is too low"
+
+
+def test_runs_that_have_been_read_are_not_opened_again(tmp_path, environ, monkeypatch):
+    opened = []
+    monkeypatch.setattr(nodes, "open_run", lambda path, environ: opened.append(path) or open_run(path, environ))
+    monkeypatch.setattr(nodes, "LOOKED_AT", 2)
+    for name in ("one", "two", "three"):
+        a_run(tmp_path, environ, name, LOST_N2)
+    learn(environ)
+    assert len(opened) == 3 and learn(environ).read and len(opened) == 3
+    a_run(tmp_path, environ, "four")
+    learn(environ)
+    assert [os.path.basename(path) for path in opened[3:]] == ["four"]
+    with open(tmp_path / "three" / "events.jsonl", "a") as file:
+        file.write("\n")
+    learn(environ)
+    assert [os.path.basename(path) for path in opened[4:]] == ["three"]
 
 
 def test_exclude_and_forget(tmp_path, environ, drumbeat):

@@ -158,12 +158,52 @@ def test_options_of_containers_that_stand_alone():
     assert job(text).command == ("python", "train.py") and job(text).container == "a.sqsh"
 
 
-def test_arguments_of_the_script_are_asked_for():
+def test_arguments_of_the_script_are_given_at_submission():
     draft = convert(script("python3 $1 --lr ${2:-1e-3}"))
-    assert draft.keys["command"] == ["python3", "ARGUMENT", "--lr", "1e-3"] and draft.defaults == {"$2": "1e-3"}
-    assert any("argument of the batch script" in note.why for note in draft.to_check)
+    text = job_file(draft, "script")
+    assert "command: python3 $ARG_1 --lr 1e-3" in text and draft.defaults == {"$2": "1e-3"} and not draft.to_check
+    assert [note.text for note in draft.to_export] == ["ARG_1"] and "# Export before you submit:" in text
+    with pytest.raises(Problem, match="ARG_1 is not defined"):
+        expand(job_from_text(text).command[1], {}, "command")
     given = convert(script("python3 $1 --lr ${2:-1e-3}"), ["train.py", "5"])
     assert given.keys["command"] == ["python3", "train.py", "--lr", "5"] and not given.to_check
+
+
+def test_a_check_of_the_number_of_arguments_passes_when_they_are_given():
+    usage = "if [ $# -lt 1 ]; then echo usage; exit 1; fi"
+    draft = convert(script(usage, "srun python train.py $1"))
+    assert "python train.py $ARG_1" in job_file(draft, "script") and not draft.to_check and not draft.on_start
+    draft = convert(script('if [ -z "$1" ]; then echo usage; exit 1; fi', "srun python train.py $1"))
+    assert "python train.py $ARG_1" in job_file(draft, "script") and not draft.to_check
+
+
+def test_arguments_that_a_kept_statement_reads_reach_it():
+    body = ('mkdir -p "out/$2"', "srun python train.py $1")
+    draft = convert(script(*body))
+    assert draft.on_start[0] == "set -- ${ARG_1?} ${ARG_2?}" and {note.text for note in draft.to_export} == {
+        "ARG_1",
+        "ARG_2",
+    }
+    assert convert(script(*body), ["a b", "c"]).on_start[0] == "set -- 'a b' c"
+
+
+def test_all_resources_of_a_gres_list_are_kept():
+    def of(option):
+        found = job(script("srun python train.py", sbatch=("--nodes=2", option)))
+        return found.gpus, found.submit_options
+
+    assert of("--gres=gpu:a100:4,nvme:1") == (4, ("--gres=gpu:a100:4,nvme:1",))
+    assert of("--gres=nvme:1,gpu:4") == (4, ("--gres=nvme:1,gpu:4",)) and of("--gres=gpu:4") == (4, ())
+    assert of("--gres=gpu:h100") == (1, ("--gres=gpu:h100:1",)) and of("--gres=craynetwork:0") == (
+        None,
+        ("--gres=craynetwork:0",),
+    )
+    assert of("--gpus=h100:8") == (4, ("--gpus-per-node=h100:4",))
+
+
+def test_a_process_of_the_batch_script_has_all_cores_of_the_job():
+    text = script("python make_data.py", sbatch=("--nodes=1", "--ntasks-per-node=4", "--cpus-per-task=1"))
+    assert job(text).cpus == 4 and not convert(text).differences
 
 
 def test_what_is_done_after_the_training_stays_with_it():

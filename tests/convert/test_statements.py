@@ -186,3 +186,85 @@ def test_what_ran_outside_of_a_container_stays_outside():
     draft = convert(text)
     assert not draft.to_check and draft.setup == ["ulimit -c 0"]
     assert draft.on_start == ["module use /my", "module load bindings"]
+
+
+def test_a_list_with_comments_and_continued_lines_keeps_all_its_items():
+    text = script("ARGS=(\n  --lr 1  # of the paper\n  --wd 2 \\\n  --steps=3\n)", 'srun python train.py "${ARGS[@]}"')
+    assert convert(text).keys["command"] == ["python", "train.py", "--lr", "1", "--wd", "2", "--steps=3"]
+
+
+def test_a_program_that_is_read_from_a_heredoc_is_carried_over():
+    inside = convert(script("srun bash <<EOF", "cd src", "python train.py $X", "EOF"))
+    assert job_file(inside, "x").count("command: python train.py $X") == 1 and inside.keys["workdir"].endswith("src")
+    assert convert(script("srun python - <<'EOF'", "print(1)", "EOF")).keys["command"] == ["python", "-c", "print(1)"]
+    for fed in ('<<< "$X"', "<<EOF\na\nEOF"):
+        assert any("no standard input" in note.why for note in convert(script(f"srun python train.py {fed}")).to_check)
+
+
+def test_functions_that_a_kept_statement_calls_are_kept_too():
+    body = ("log() { echo $*; }", "timed() { $*; log done; }")
+    text = script(*body, "if [ -d data ]; then log there; mkdir out; fi", "timed make data", "srun python train.py")
+    on_start = "\n".join(convert(text).on_start)
+    assert "log() {" in on_start and "timed() {" in on_start and "timed make data" in on_start
+
+
+def test_a_number_that_is_compared_with_nothing_is_an_error_and_not_zero():
+    draft = convert(script("if [ $NODES -le 4 ]; then : ${TP:=4}; fi", "srun python train.py --tp $TP"))
+    assert "command: python train.py --tp $TP" in job_file(draft, "x")
+
+
+def test_uv_run_starts_the_training():
+    draft = convert(script("uv sync", "uv run python -m lab.train --lr 1"))
+    assert draft.keys["command"] == ["uv", "run", "python", "-m", "lab.train", "--lr", "1"]
+
+
+def test_mappings_and_parts_of_lists():
+    text = script("declare -A M", "M[a]=1", "L=(1 2 3 4)", 'srun python t.py ${M[a]} ${L[@]:1:2} ${L[@]:3} "${@:2}"')
+    draft = convert(text, ["x", "y", "z"])
+    assert draft.keys["command"][2].endswith("exec python t.py ${M[a]} 2 3 4 y z")
+    assert draft.on_start[1:3] == ["declare -A M", "M[a]=1"]
+
+
+LOOP = """set -u
+export LR=1e-3
+NAME=run
+SEEDS=(1 2)
+STAMP=$(date +%s)
+log() { echo "$*"; }
+for seed in "${SEEDS[@]}"; do
+  log "$seed" "$STAMP" > /dev/null
+  python3 show.py "$seed" "$NAME" "$1"
+done
+python3 show.py after "$NAME" || exit 3
+"""
+
+
+def test_a_loop_of_trainings_and_what_follows_is_one_command(tmp_path):
+    text = script(LOOP, sbatch=("--nodes=1", "--gres=gpu:1"))
+    draft = convert(text, ["an argument"])
+    assert not draft.to_check and not draft.differences and not draft.left_out
+    made = job_from_text(job_file(draft, "script"))
+    (tmp_path / "script").write_text(text)
+    (tmp_path / "show.py").write_text("import os, sys; print(sys.argv[1:], os.environ['LR'], 'NAME' in os.environ)")
+    there = subprocess.run(["bash", "script", "an argument"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    brought = subprocess.run(
+        ["bash", "-c", made.on_start + '\nexec "$0" "$@"', *(word.replace("$$", "$") for word in made.command)],
+        cwd=tmp_path, env={**os.environ, **made.env}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert there.stdout == brought.stdout and there.stdout.count("an argument") == 2
+
+
+def test_a_loop_of_steps_or_of_launchers_is_asked_about():
+    for start in ("srun python train.py", "torchrun --nproc-per-node 4 train.py"):
+        asked = convert(script(f"for seed in 1 2; do {start} $seed; done", sbatch=("--nodes=1",))).to_check
+        assert any("in a loop" in note.why for note in asked)
+
+
+def test_a_line_that_looks_secret_is_asked_about():
+    draft = convert(script("pat=gpt4o", "srun python train.py $pat", "srun python train.py $pat"))
+    assert "…" not in job_file(draft, "x") or draft.to_check
+
+
+def test_a_program_in_the_script_itself_is_a_training():
+    draft = convert(script('python -c "\nfrom lab import train\ntrain()\n"', "echo done"))
+    assert draft.keys["command"] == ["python", "-c", "\nfrom lab import train\ntrain()\n"]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from drumbeat.agent.ranks.start import start as process_start
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.tracker import Live
 from tests.conftest import wait_for
@@ -118,6 +119,7 @@ def test_mlflow_has_one_run_for_all_starts(tmp_path, monkeypatch):
 LIVE = """
 import sys
 from drumbeat.runfolder.tracker import Live
+from drumbeat.agent.ranks.start import start as process_start
 from drumbeat.runfolder.run import Run
 live = Live(Run.open(sys.argv[1]), "wandb", "test")
 live.end()
@@ -136,3 +138,12 @@ def test_wandb_without_a_key_keeps_the_figures_for_later(tmp_path):
         subprocess.run([sys.executable, "-c", LIVE, run.path], env=env, check=True)
     made = [path.name for path in tmp_path.glob("wandb/offline-run-*")]
     assert made and all(name.endswith(f"-drumbeat-{run.run_id}") for name in made)
+
+
+def test_what_a_tracker_prints_is_kept_without_secrets(tmp_path):
+    log = str(tmp_path / "log")
+    prints = "echo 'api key: 0123456789abcdef0123'; echo plain; printf 'HF_TOKEN=hf_abcdefghijklmnopqrstuv' >&2"
+    pid = process_start(["sh", "-c", prints], dict(os.environ), str(tmp_path), log)
+    assert os.waitpid(pid, 0)[1] == 0
+    wait_for(lambda: "HF_TOKEN=" in (tmp_path / "log").read_text(), 60, "all that was printed")
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["HF_TOKEN=…", "api key: …", "plain"]

@@ -3,13 +3,17 @@
 import dataclasses
 import json
 import math
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from drumbeat.agent.member.progress import NodeMetrics
 from drumbeat.metrics.printed import Lines, Reader
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import rows
+from drumbeat.runfolder.files import append
 from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, speed
 from drumbeat.runfolder.progress import Progress, RankPace, merged
 from drumbeat.runfolder.records import Metric, parse_metric
@@ -264,3 +268,24 @@ def test_the_speed_of_a_few_printed_lines_is_only_about_right(tmp_path):
     )
     assert said["spread"].startswith("not measured: printed lines are read every 0.25 s")
     assert speed(1234.5, "steps/s", rough=True) == "about 1,200 steps/s"
+
+
+def test_the_paces_of_many_ranks_are_written_seldom_and_found(tmp_path):
+    """200 ranks on one node: their paces are larger than the metrics between two sums, and most sums go without them."""
+    run, ranks, steps = make_run(tmp_path / "run"), 200, 40
+    wrote = SimpleNamespace(append_if_room=lambda path, data: append(path, data), take_records=list)
+    node = NodeMetrics(run.folder.node(0), str(tmp_path), None, wrote)
+    begin = time.time() - 100.0
+    for step in range(1, steps + 1):
+        with open(node.path, "a") as file:
+            for rank in range(ranks):
+                record = {"t": begin + step + rank / 1000, "rank": rank, "step": step, "tokens": 8}
+                file.write(json.dumps(record) + "\n")
+        node.ship(0)
+    lines = [line for line in (tmp_path / "run/nodes/0/metrics.jsonl").read_text().splitlines() if "so-far" in line]
+    assert len(lines) > 2 * sum('"paces"' in line for line in lines) > 0
+    part = run.parts(paced=True)[0]
+    assert {pace.reports for pace in part.paces.values()} == {steps} and len(part.paces) == ranks
+    assert part.tokens == run.progress().tokens == 8 * ranks * (steps - 1)
+    means = [part.paces[rank].mean_t - part.paces[0].mean_t for rank in (0, 100, 199)]
+    assert means == pytest.approx([0.0, 0.1, 0.199], abs=1e-4)

@@ -109,3 +109,19 @@ def test_in_the_queue_of_this_machine_it_can_be_cancelled(drumbeat):
     wait_for(lambda: pid_in(deep), what="on-start")
     assert drumbeat("cancel", "sleeps").returncode == 0
     assert not alive(pid_in(deep)) and "cancelled" in drumbeat.here("status", "sleeps").stdout
+
+
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"
+
+
+def test_no_log_of_the_run_folder_holds_a_secret_that_its_scripts_print(drumbeat):
+    """In the queue of this machine nobody reads what on-start prints: it is kept in the run folder, as what on-end prints is."""
+    (drumbeat.folder / "secrets.sh").write_text(f"export HF_TOKEN={TOKEN}\n")
+    job = write(drumbeat, "set -x; . ./secrets.sh; curl=$HF_TOKEN", name="quiet", **{"on-end": ["cat", "secrets.sh"]})
+    done = drumbeat("submit", "--site", "localhost", job)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: list(drumbeat.folder.glob("runs/quiet-*/summary.json")), 120, "the end of the run")
+    folder = drumbeat.run_folder()
+    for path in (folder / "on-end.log", folder / "desk.log"):
+        wait_for(lambda path=path: path.exists() and "HF_TOKEN=" in path.read_text(), 60, path.name)
+    assert not [path for path in folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]

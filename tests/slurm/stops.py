@@ -106,12 +106,12 @@ class Lane:
 
     def __init__(self, oar: Oar, name: str, nodes: List[str]) -> None:
         self.oar, self.cluster, self.name, self.nodes = oar, oar.cluster, name, nodes
+        self.script = oar.ranks(f"stopped_rank_{name}", RANK)  # written once: a rank may be reading it
 
     def run(self, stop: Stop) -> str:
         """Do it, and return what was seen; Wrong says what is not right."""
         name = f"stop-{stop.number}-{int(time.time())}"
         journal = self.oar.home / f"{name}.journal"
-        script = self.oar.ranks("stopped_rank", RANK)
         keys = {"nodes": stop.nodes, "ranks_per_node": 1, "stop_grace": f"{GRACE}s", "partition": self.name}
         if stop.kind == "time limit":
             keys["time"] = "2m"
@@ -119,7 +119,7 @@ class Lane:
             keys["partition"] += "-at-once"
         elif stop.kind in ("held", "released"):
             keys["submit_options"] = '["--hold"]'
-        job = self.oar.job(name, command=f"python3 {script} {journal} {stop.save} {stop.mode}", **keys)
+        job = self.oar.job(name, command=f"python3 {self.script} {journal} {stop.save} {stop.mode}", **keys)
         before = self.temporary()
         number, folder = self.oar.submit(job)
         time.sleep(stop.moment)
@@ -170,8 +170,9 @@ class Lane:
                 out("scontrol", "release", str(number))
         elif stop.kind == "released":
             out("scontrol", "release", str(number))
+            self.until(number, ("RUNNING",))
             time.sleep(stop.second)
-            out("scontrol", "requeue", str(number)) if self.cluster.job(number)["JobState"] == "RUNNING" else None
+            out("scontrol", "requeue", str(number))
         elif stop.kind.startswith("preempted"):
             self.until(number, ("RUNNING",))
             urgent = out("sbatch", "--parsable", "-p", f"{self.name}-urgent", f"-N{len(self.nodes)}", "--exclusive",
@@ -202,8 +203,6 @@ class Lane:
         asked = [rank for rank, lines in told.items() if "0 told" in lines]
         saved = [rank for rank, lines in told.items() if "0 saved" in lines]
         comes_back = KINDS[stop.kind] or (stop.kind == "time limit" and stop.mode == "saves")
-        if stop.kind == "released" and shown["Restarts"] == "0":
-            comes_back = True  # it was not running when it was to be queued again, and its first start has to be ended
         expected = {"COMPLETED"} if comes_back else {"CANCELLED"}
         if stop.kind == "time limit" and stop.mode == "plain":
             expected, state_wanted = {"TIMEOUT", "FAILED"}, {"failed"}

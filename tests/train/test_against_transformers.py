@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Dict
+
 import pytest
 import torch
 
@@ -23,7 +25,7 @@ ROPES = {
 
 @pytest.mark.parametrize("rope", ROPES)
 def test_llama(rope: str) -> None:
-    from drumbeat.train.models.llama import Llama, config_of, from_hugging_face, shape_from
+    from drumbeat.train.models.llama import Llama, config_of, segments, shape_from
 
     config = transformers.LlamaConfig(
         vocab_size=300,
@@ -43,15 +45,44 @@ def test_llama(rope: str) -> None:
         short = {name: value for name, value in ROPES[rope].items() if "_fast" not in name and "_slow" not in name}
         assert shape_from({**config.to_dict(), "rope_parameters": short}) == shape
     ours = Llama(shape)
-    ours.load_state_dict(from_hugging_face(theirs.state_dict(), shape))
+    state, pieces = theirs.state_dict(), segments(shape)
+    ours.load_state_dict(
+        {name: torch.cat([state[source][first:end] for source, first, end in some]) for name, some in pieces.items()}
+    )
     tokens = torch.randint(0, 300, (2, 32))
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
     mean = ours(tokens[:, :-1], tokens[:, 1:]) / 62
     torch.testing.assert_close(mean, theirs(tokens, labels=tokens).loss)
 
 
+def from_bert(theirs: Dict[str, torch.Tensor], layers: int, heads: int) -> Dict[str, torch.Tensor]:
+    """The state of a transformers BertForMaskedLM under our names (its output bias is left out: ours has none)."""
+    ours = {
+        "words.weight": theirs["bert.embeddings.word_embeddings.weight"],
+        "places.weight": theirs["bert.embeddings.position_embeddings.weight"],
+        "kinds.weight": theirs["bert.embeddings.token_type_embeddings.weight"],
+        "head.weight": theirs["bert.embeddings.word_embeddings.weight"],
+    }
+    pairs = {"norm": "bert.embeddings.LayerNorm", "transform": "cls.predictions.transform.dense"}
+    pairs["transform_norm"] = "cls.predictions.transform.LayerNorm"
+    for i in range(layers):
+        old, new = f"bert.encoder.layer.{i}.", f"blocks.{i}."
+        for kind in ("weight", "bias"):
+            parts = [theirs[f"{old}attention.self.{name}.{kind}"] for name in ("query", "key", "value")]
+            by_head = [t.unflatten(0, (heads, -1)) for t in parts]
+            ours[f"{new}qkv.{kind}"] = torch.stack(by_head, dim=1).flatten(0, 2)
+        pairs[new + "out"] = old + "attention.output.dense"
+        pairs[new + "attention_norm"] = old + "attention.output.LayerNorm"
+        pairs[new + "up"] = old + "intermediate.dense"
+        pairs[new + "down"] = old + "output.dense"
+        pairs[new + "mlp_norm"] = old + "output.LayerNorm"
+    for new, old in pairs.items():
+        ours[new + ".weight"], ours[new + ".bias"] = theirs[old + ".weight"], theirs[old + ".bias"]
+    return ours
+
+
 def test_bert() -> None:
-    from drumbeat.train.models.bert import Bert, BertShape, from_hugging_face
+    from drumbeat.train.models.bert import Bert, BertShape
 
     config = transformers.BertConfig(
         vocab_size=300,
@@ -63,7 +94,7 @@ def test_bert() -> None:
     )
     theirs, shape = transformers.BertForMaskedLM(config).eval(), BertShape(64, 2, 4, 128, 300, 32)
     ours = Bert(shape).eval()
-    ours.load_state_dict(from_hugging_face(theirs.state_dict(), shape))
+    ours.load_state_dict(from_bert(theirs.state_dict(), shape.layers, shape.heads))
     tokens = torch.randint(0, 300, (2, 32))
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
 

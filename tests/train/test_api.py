@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -511,3 +512,26 @@ def test_the_last_step_is_reported_whatever_the_interval(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in told.read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "step"] == [10, 16]
+
+
+def one_world_after_another(port: int) -> int:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    for _ in range(5):
+        model = nn.Linear(4, 1)
+        with train.setup(model, torch.optim.SGD(model.parameters()), layout="fsdp") as trainer:
+            trainer.step(torch.ones(2, 4), lambda m, x: m(x).mean())
+        assert not torch.distributed.is_initialized()
+    return trainer.steps
+
+
+def test_a_process_joins_one_world_after_another() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = GlooWorld(2)
+    try:
+        assert world.run(one_world_after_another, port, size=2) == [1, 1]
+    finally:
+        world.close()

@@ -53,6 +53,19 @@ def test_a_recorded_model_on_a_cpu_is_the_model_itself() -> None:
     assert torch.equal(model(x), want) and list(model.state_dict()) == names
 
 
+def test_without_triton_plain_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from drumbeat.train import kernels
+    from drumbeat.train.layers.batch_norm import fusable
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True  # type: ignore[assignment]
+
+    x = torch.ones(2, 16, 4, 4).to(memory_format=torch.channels_last).as_subclass(OnGpu)
+    for there in (True, False):
+        monkeypatch.setattr(kernels, "_TRITON", there)
+        assert fusable(nn.BatchNorm2d(16), x) is there
+
+
 def test_recording_that_fails_is_said_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from drumbeat.train import recorded
 

@@ -111,6 +111,7 @@ def test_cifar_100_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     texts = [f"data={tmp_path}", "depth=10", "widening=1", "batch=40", "epochs=1"]
     assert main(["train", "wide-resnet", "--set", *texts]) == 0
     said = capsys.readouterr().out
+    assert torch.cuda.is_available() or "Total processes used: 1" in said
     assert "Epoch 1/1 completed" in said and "Target accuracy 0.95 NOT reached for 2 epochs in a row (best " in said
     assert main(["train", "wide-resnet", "--set", *texts, "steps=2", "validate_every=1", "target_accuracy=0"]) == 0
     said = capsys.readouterr().out

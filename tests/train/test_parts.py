@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from drumbeat.machine.peaks import peak_of
 from drumbeat.train.data.images import ImageArray
-from drumbeat.train.data.masked import Masked
-from drumbeat.train.data.order import places
-from drumbeat.train.data.stream import Stream
+from drumbeat.train.data.stream import Stream, places
 from drumbeat.train.data.synthetic import SyntheticImages, SyntheticTokens
-from drumbeat.train.data.text import TokenWindows
+from drumbeat.train.data.text import Masked, TokenWindows
 from drumbeat.train.data.tokens import token_file
 from drumbeat.train.layers import cross_entropy as loss
 from drumbeat.train.layers import float8

@@ -71,6 +71,50 @@ def test_from_safetensors_to_safetensors(world: GlooWorld, tmp_path: Path, layou
     ]  # fmt: skip
 
 
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+RENAMED = {
+    "MixtralForCausalLM": {**SHAPE, "vocab_size": 64, "num_key_value_heads": 2, "num_local_experts": 11},
+    "ViTForImageClassification": {**SHAPE, "image_size": 16, "patch_size": 4},
+    "BertForMaskedLM": {**SHAPE, "vocab_size": 64},
+}
+
+
+def brought_and_exported(source: str, target: str) -> str:
+    config = transformers.AutoConfig.from_pretrained(source)
+    with train.on_meta():
+        model = getattr(transformers, config.architectures[0])(config)
+    trainer = train.setup(model, torch.optim.SGD(model.parameters()), layout="fsdp", weights=source)
+    trainer.export(target)
+    return refused_export(trainer, target + "-full")
+
+
+def refused_export(trainer: Any, target: str) -> str:
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # as on a disk that is full
+    try:
+        trainer.export(target)
+        return ""
+    except Refusal as refusal:
+        return str(refusal)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_what_comes_back_is_what_save_pretrained_writes(world: GlooWorld, tmp_path: Path, name: str) -> None:
+    kind, source, target = getattr(transformers, name), tmp_path / "source", tmp_path / "target"
+    kind(kind.config_class(**RENAMED[name])).save_pretrained(source)
+    for words in world.run(brought_and_exported, str(source), str(target), size=2):
+        assert "cannot be written: File too large" in words, words
+    assert list((tmp_path / "target-full").iterdir()) == [], "nothing of it is left"
+    theirs, ours = safetensors.Tensors(str(source)), safetensors.Tensors(str(target))
+    assert sorted(ours.places) == sorted(theirs.places)
+    assert all(torch.equal(ours.read(each), theirs.read(each)) for each in theirs.places)
+    assert json.loads((target / "config.json").read_text())["architectures"] == [name]
+
+
 def test_files_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = pytest.importorskip("safetensors.torch")
     tensors = {

@@ -76,7 +76,7 @@ def long_run(tmp_path, monkeypatch):
     """One of which every view reads only the end."""
     run = running(recorded(tmp_path / "long"))
     add_steps(run, 1, 1050, time.time() - 20)
-    for module, name in ((run_module, "_RECENT"), (run_module, "_HEAD"), (session, "_FIRST_READ")):
+    for module, name in ((run_module, "_HEAD"), (session, "_FIRST_READ")):
         monkeypatch.setattr(module, name, 32 << 10)
     assert os.path.getsize(run.folder.node(0).metrics) > 4 * (32 << 10)
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import selectors
 import shutil
 import signal
@@ -42,7 +43,6 @@ class Loop:
         self.selector = agent.selector
         self.selector.register(agent.wakeup.sock, selectors.EVENT_READ, self._on_signals)
         self.last_tick = 0.0
-        self.backwards = False
         self.served = 0  # messages in the last turn
         self.without_room = False  # no further process could be started
         self.storage_until = 0.0  # once the run folder cannot be written any more: when to end at the latest
@@ -148,12 +148,10 @@ class Loop:
     def _serve(self, ready: List[Tuple[selectors.SelectorKey, int]]) -> None:
         """Whoever has something to say; in a large job not all in one turn, or the rest of the loop would wait too long."""
         until = time.monotonic() + _SERVE
-        if self.backwards:
-            ready.reverse()  # so that those at the end get their turn as well
+        random.shuffle(ready)  # nobody waits for ever
         for key, _ in ready:
             key.data()
             if time.monotonic() > until:
-                self.backwards = not self.backwards
                 return
 
     def _reap(self) -> bool:

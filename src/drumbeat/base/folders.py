@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
+import shutil
 import stat
 import tempfile
+import time
 from typing import Mapping
+
+_HELD = "held"  # a file of each temporary folder: whoever uses the folder has locked it
+_NEW = 60.0  # seconds for locking it
 
 
 def home_folder(environ: Mapping[str, str]) -> str:
@@ -64,15 +71,41 @@ def unsafe(found: os.stat_result) -> str:
 
 def make_temporary(prefix: str, beside: str = "") -> str:
     """Make a new private folder for programs and sockets, in the first temporary folder where no other user can replace
-    it; if there is none, in the usual one. A program (`beside`) that has such a folder of its own shares it: what is killed
-    outright leaves one folder, which the next start removes (bundle/pinned.py)."""
+    it; if there is none, in the usual one. A program (`beside`) that has such a folder of its own shares it. What is killed
+    outright leaves its folder, which the next start removes (here, and in bundle/pinned.py)."""
     own, usual = os.path.dirname(beside), tempfile.gettempdir()
     if os.path.basename(own).startswith("drumbeat-node-"):
         return tempfile.mkdtemp(prefix="local-", dir=own)
     for folder in dict.fromkeys((usual, "/tmp", "/var/tmp", "/dev/shm")):  # noqa: S108
         if os.access(folder, os.W_OK | os.X_OK) and not replaceable(folder):
-            return tempfile.mkdtemp(prefix=prefix, dir=folder)
-    return tempfile.mkdtemp(prefix=prefix)
+            break
+    else:
+        folder = usual
+    for old in glob.glob(os.path.join(glob.escape(folder), "drumbeat-*", _HELD)):
+        _remove_left(old)
+    made = tempfile.mkdtemp(prefix=prefix, dir=folder)
+    held = os.open(os.path.join(made, _HELD), os.O_CREAT | os.O_RDONLY, 0o600)  # until this process ends
+    fcntl.flock(held, fcntl.LOCK_SH)
+    return made
+
+
+def _remove_left(held: str) -> None:
+    """Remove the folder of this file if it is this user's, and if nobody holds the file any more."""
+    try:
+        file = os.open(held, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(file)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (
+                not unsafe(found)
+                and not unsafe(os.lstat(os.path.dirname(held)))
+                and found.st_mtime < time.time() - _NEW
+            ):
+                shutil.rmtree(os.path.dirname(held), ignore_errors=True)
+        finally:
+            os.close(file)
+    except OSError:
+        pass  # it is in use, or another user's
 
 
 def replaceable(folder: str) -> bool:

@@ -7,10 +7,13 @@ import os
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 Ports = Tuple[int, int]  # local and remote port of a TCP socket; the remote one of a socket that listens is 0
+Closed = Tuple[int, int, float]  # the same, and the time by which both ends had closed it
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MOST = 1 << 20  # bytes read of one file
-_CLOSED_FIRST = ("04", "05", "06", "0B")  # FIN-WAIT-1 and 2, TIME-WAIT, CLOSING
+_TIME_WAIT = "06"
+_CLOSED_FIRST = ("04", "05", _TIME_WAIT, "0B")  # FIN-WAIT-1 and 2, CLOSING
+_REMEMBERED = 60.0  # seconds that the kernel keeps a connection in TIME-WAIT
 
 
 class Stat(NamedTuple):
@@ -188,21 +191,27 @@ def network(pid: int) -> Optional[str]:
 def tcp(pid: int) -> Optional[Dict[str, Ports]]:
     """All TCP sockets of its network namespace, by inode; None: not readable."""
     rows = _tcp(pid)
-    return None if rows is None else {inode: ports for inode, _, ports in rows}
+    return None if rows is None else {fields[9]: ports for fields, ports in rows}
 
 
-def closed_first(pid: int) -> Set[Ports]:
-    """The TCP connections of its network namespace that this end has closed before the other one did."""
-    return {ports for _, state, ports in _tcp(pid) or () if state in _CLOSED_FIRST}
+def closed_first(pid: int) -> Dict[Ports, float]:
+    """The TCP connections of its network namespace that this end has closed before the other one did, with the seconds since
+    the other one has closed them too; 0 if it has not."""
+    rows = [(fields[3], fields[5], ports) for fields, ports in _tcp(pid) or () if fields[3] in _CLOSED_FIRST]
+    return {ports: _age(timer) if state == _TIME_WAIT else 0.0 for state, timer, ports in rows}
 
 
-def _tcp(pid: int) -> Optional[List[Tuple[str, str, Ports]]]:
-    """Inode, state and ports of every TCP socket. A kernel without IPv6 has no tcp6."""
+def _age(timer: str) -> float:
+    return max(0.0, _REMEMBERED - int(timer.partition(":")[2], 16) / _TICKS)
+
+
+def _tcp(pid: int) -> Optional[List[Tuple[List[str], Ports]]]:
+    """Fields and ports of every TCP socket. A kernel without IPv6 has no tcp6."""
     tables = [_read(pid, name, -1) for name in ("net/tcp", "net/tcp6")]
     if tables[0] is None:
         return None
     rows = (line.decode().split() for table in tables if table for line in table.splitlines()[1:])
-    return [(fields[9], fields[3], (_port(fields[1]), _port(fields[2]))) for fields in rows if len(fields) > 9]
+    return [(fields, (_port(fields[1]), _port(fields[2]))) for fields in rows if len(fields) > 9]
 
 
 def _port(end: str) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Container, Iterable, Iterator, List, Mapping, 
 from drumbeat.base import proc
 from drumbeat.base.proc import children, children_now
 from drumbeat.base.record import to_plain
+from drumbeat.base.redact import redact
 from drumbeat.base.signals import ignore_stops
 
 _PR_SET_PDEATHSIG = 1
@@ -226,6 +227,28 @@ def serve(name: str, work: Callable[[], None], *kept: int) -> int:
         finally:
             os._exit(code)
     return pid
+
+
+def redacting(log: int) -> int:
+    """Return a pipe for programs whose output goes into a run folder: a child copies it to `log` without secrets, and ends when
+    nobody holds the pipe any more."""
+    reading, writing = os.pipe()
+    serve("drumbeat-log", lambda: _copy_redacted(reading, log), reading, log)
+    os.close(reading)
+    return writing
+
+
+def _copy_redacted(reading: int, log: int) -> None:
+    begun = b""  # a line without its end
+    while True:
+        data = os.read(reading, 1 << 16)
+        whole, end, rest = (
+            (begun + data).rpartition(b"\n") if data and len(begun) < 1 << 20 else (begun + data, b"", b"")
+        )
+        os.write(log, redact((whole + end).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"))
+        begun = rest
+        if not data:
+            return
 
 
 class Forked:

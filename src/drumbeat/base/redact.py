@@ -101,7 +101,7 @@ _HEADER = regex(
 # password is hunter2; API key provided: 0123456789abcdef
 _SPOKEN = regex(
     r"(?i)\b(?:(?:password|passwd|passphrase)[ \t]{1,4}(?:is|was)[ \t:]{1,4}[\"']?(?=\S{0,100}\d)([^\s\"'$<>{};,]+)"
-    r"|(?:wandb|api|access|account|secret|private)[ _-]?key[ \t]{1,4}(?:provided|is|was)?[ \t:=]{0,4}[\"']?([\w+/=-]{16,}))"
+    r"|(?:wandb|api|access|account|secret|private)[ _-]?key(?:[ \t]{1,4}(?:provided|is|was))?[ \t:=]{1,4}[\"']?([\w+/=-]{16,}))"
 )
 # X-Api-Key: x, Private-Token: x
 _OTHER_HEADER = regex(r"(?<![\w-])([A-Za-z]{1,20}(?:-[A-Za-z]{1,20}){1,5})(:[ \t]?)([^\s\"'$<>{}]+)")

@@ -1,17 +1,19 @@
 """The part of drumbeat.pyz that travels to pods, in a config map or a secret, which hold 1 MiB.
 
 Nobody keeps a list of it: it is what the node's commands import, at the top of a file or inside a function, with the data of
-every package that those files name. Byte code, docstrings, return types and PyYAML stay at the desk; every line keeps its number.
+every package that those files name. Byte code, docstrings, types and PyYAML stay at the desk; every line keeps its number.
 """
 
 from __future__ import annotations
 
+import ast
 import io
+import itertools
 import json
 import re
 import zipfile
 import zlib
-from typing import Iterator, Mapping, Set
+from typing import Iterator, List, Mapping, Set, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
@@ -23,8 +25,8 @@ _IN_RANKS = "drumbeat/inrank/"
 _YAML = "yaml/"  # stays at the desk: what nodes read of YAML files has a JSON twin
 _DOCSTRING = regex(rb'(\A|:\n([ \t]+))"""(?:[^"\\]|\\.|"(?!""))*"""(?=\n(\n*\2[^\s#.])?)', re.DOTALL)
 _INDENT = regex(rb'("""(?:[^"\\]|\\.|"(?!""))*""")|^(?: {4})+', re.DOTALL | re.MULTILINE)  # not inside a text
-_RETURNS = regex(rb"\) -> [^\n]*:$", re.MULTILINE)
 _DATA = regex(rb'"(drumbeat\.[\w.]+)"(?:, "(\w+)"\))?')  # one file of a package, or all of them
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _FINDINGS = "drumbeat/findings"
 _CATALOG = regex(rb'Catalog\("(\w+)"\)')
 _IMPORT = regex(rb"(?m)^[ \t]*from (drumbeat[\w.]*) import (?:\(([^)]*)\)|([^\n]*))")
@@ -42,7 +44,7 @@ def packed(bundle: str) -> bytes:
     with zipfile.ZipFile(plain, "w", zipfile.ZIP_STORED) as target:
         for name, data in sorted(files.items(), key=lambda item: (item[0].rpartition(".")[2], item[0])):
             if name in needed or not name.startswith("drumbeat/"):
-                text = without_docstrings(data) if name.endswith(".py") else data
+                text = without_docstrings(without_types(data)) if name.endswith(".py") else data
                 if name.startswith("drumbeat/logs/rules/") and name.endswith(".json"):
                     text = _without_sources(data)
                 elif name == "drumbeat/logs/meaning/weights.json":  # nodes read by the grammar alone
@@ -88,13 +90,40 @@ def node_files(files: Mapping[str, bytes]) -> Set[str]:
 
 
 def without_docstrings(data: bytes) -> bytes:
-    """Replace each docstring by as many empty lines, or by an empty one where it is all there is; leave out what functions
-    return, and indent with tabs. A test compares the syntax trees of all our files."""
+    """Replace each docstring by as many empty lines, or by an empty one where it is all there is; indent with tabs."""
     data = _DOCSTRING.sub(
         lambda found: (b":\n" if found[3] else found[1] + b'""') + b"\n" * found[0][len(found[1]) :].count(b"\n"), data
     )
-    data = _INDENT.sub(lambda found: found[1] or b"\t" * (len(found[0]) // 4), data)
-    return _RETURNS.sub(b"):", data)
+    return _INDENT.sub(lambda found: found[1] or b"\t" * (len(found[0]) // 4), data)
+
+
+def without_types(data: bytes) -> bytes:
+    """Leave out the types of parameters, results and variables of functions. A test compares the syntax trees of all files."""
+    lines = [0, *itertools.accumulate(map(len, data.splitlines(keepends=True)))]
+    spans: List[Tuple[int, int]] = []
+
+    def at(node: ast.AST) -> Tuple[int, int]:
+        return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset  # type: ignore
+
+    def visit(node: ast.AST, in_function: bool) -> None:
+        if isinstance(node, ast.arg) and node.annotation:
+            spans.append((at(node)[0] + len(node.arg.encode()), at(node.annotation)[1]))
+        elif (
+            isinstance(node, ast.AnnAssign) and in_function and node.value and node.lineno == node.annotation.end_lineno
+        ):
+            spans.append((at(node.target)[1], at(node.annotation)[1]))
+        elif isinstance(node, _FUNCTIONS) and node.returns:
+            begin, end = at(node.returns)
+            spans.append((data.rindex(b")", 0, data.rindex(b"->", 0, begin)) + 1, end))
+        for child in ast.iter_child_nodes(node):
+            visit(child, isinstance(node, _FUNCTIONS) or in_function and not isinstance(node, ast.ClassDef))
+
+    visit(ast.parse(data), False)
+    parts, end = [], 0
+    for begin, after in sorted(spans):
+        parts += [data[end:begin], b"\n" * data.count(b"\n", begin, after)]
+        end = after
+    return b"".join(parts) + data[end:]
 
 
 def _imports(data: bytes) -> Iterator[str]:

@@ -131,7 +131,7 @@ NETWORK = Cause(
     suspects_member=True,
 )  # fmt: skip
 UNCLEAR = Cause(
-    "unclear",
+    "cause unknown",
     "nothing says why: program, machine or network; a machine that fails first twice in a row is suspected",
     (
         "unknown", "exit-code", "killed", "signal", "terminated", "bus-error", "cuda-failure", "gpu-launch-failure",

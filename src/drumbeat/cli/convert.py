@@ -32,7 +32,8 @@ def run(args: Any) -> int:
     text = job_file(draft, "standard input" if args.script == "-" else args.script)
     job_from_text(text, "the converted job")
     if args.json:
-        notes = {"left_out": draft.left_out, "to_check": draft.to_check, "advice": draft.advice}
+        names = ("left_out", "to_check", "to_export", "advice")
+        notes = {name: getattr(draft, name) for name in names}
         found = {name: [note._asdict() for note in each] for name, each in notes.items()}
         found["differences"] = [each._asdict() for each in draft.differences]
         print_json({"job": text, **found, "defaults": draft.defaults}, None)

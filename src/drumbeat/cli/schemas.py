@@ -70,6 +70,7 @@ SHAPES: Dict[str, Any] = {
         "job": str,
         "left_out": [_NOTE],
         "to_check": [_NOTE],
+        "to_export": [_NOTE],
         "advice": [_NOTE],
         "differences": [dict.fromkeys(("what", "script", "job", "why"), str)],
         "defaults": Dict[str, str],

@@ -48,7 +48,9 @@ def add_arguments(parser: Any) -> None:
     group.add_argument(
         "--start", type=int, metavar="N", help="batch: where to start. Default: the command's own, else 1"
     )
-    group.add_argument("--largest", type=int, metavar="N", help="batch: upper limit. Default: until memory runs out")
+    group.add_argument(
+        "--largest", type=int, metavar="N", help="batch: upper limit. Default: 65,536; memory runs out before"
+    )
     group.add_argument("--global-batch", type=int, metavar="N", help="samples per step, of all ranks. Default: as now")
     group.add_argument(
         "--data-ranks",

@@ -227,6 +227,12 @@ class Expander:
             return self._default(name, value, op, rest, written)
         if value is None:
             return ""
+        if isinstance(value, list) and op == ":":  # a part of the list; arguments count from 1
+            first, length = (self.arithmetic(each, "") if each.strip() else "" for each in rest.partition(":")[::2])
+            if not first.isdigit() or length and not length.isdigit() or MARK.search("".join(value)):
+                return self.unknown(written, stable=False)
+            start = max(0, int(first) - (name in ("@", "*")))
+            return value[start : start + int(length)] if length else value[start:]
         if isinstance(value, list):
             edited = [self._edited(each, op, rest, written) for each in value]
             return edited if index[1:-1] == "@" or name == "@" else " ".join(edited)
@@ -260,7 +266,7 @@ class Expander:
             plain = [
                 unknown
                 for unknown in self.marks.of(text)
-                if unknown.text == "${" + name + "}" and unknown.kind == SUBMIT
+                if unknown.text in (f"${{{name}}}", f"${{ARG_{name}}}") and unknown.kind == SUBMIT
             ]
             if plain and len(text) == 1:  # not of the script: what the submitting shell has
                 taken = self._unset(name, rest)

@@ -16,6 +16,7 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optiona
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.commands.expand import MAX_VALUE, Expander, Value, calculated
+from drumbeat.commands.shell import Lexer
 from drumbeat.commands.syntax import Node, assignment, names_read, parse
 from drumbeat.commands.values import (
     HEAD,
@@ -62,6 +63,16 @@ class Event:
     soft: bool = False  # shell: brings an environment, and leaves the script's own variables alone
 
 
+class Statement(NamedTuple):
+    """A statement of the script itself, and the shell before it."""
+
+    start: int  # its place in the text
+    line: int
+    events: int  # before it
+    variables: Dict[str, Variable]
+    cwd: str
+
+
 @dataclass
 class Started:
     """A command that the caller asked for, with what reaches it."""
@@ -77,6 +88,8 @@ class Started:
     piped: str = ""
     background: bool = False
     redirected: str = ""  # files that it reads or writes: > log 2> err
+    within: Optional[Statement] = None  # the statement of the script that starts it
+    whole: bool = False  # several statements: `bash -c` with their text
 
 
 class _Exit(Exception):
@@ -124,6 +137,7 @@ class Shell:
         self.exports_all = False
         self.options: List[Tuple[int, str, bool]] = []  # of `set`: from which event on each holds, or no longer
         self.certain = True
+        self.statement: Optional[Statement] = None
         self.steps, self.depth = [0], 0
         self.text = ""
         self.words = Expander(self.marks, self.lookup, self._substitute, self.unset, self._assign_default)
@@ -132,7 +146,9 @@ class Shell:
         """Read a text. Marks in it are what an outer shell has put in."""
         self.text = text
         try:
-            self._body(parse(self.text, line))
+            for node in parse(self.text, line):
+                self.statement = Statement(node.start, node.line, len(self.events), dict(self.variables), self.cwd)
+                self._command(node)
         except (_Exit, _Return):
             pass
         return self
@@ -168,15 +184,15 @@ class Shell:
         return True
 
     def _argument(self, name: str) -> Value:
+        if name == "0":
+            return self.zero or self.mark("$0", JOB)
         if self.arguments is None:
             if name in ("@", "*"):  # nobody gave any
                 self.defaults.setdefault("$@", "")
                 return []
-            return self.mark(f"${{{name}}}", SUBMIT)
+            return self.mark(f"${{ARG_{name}}}", SUBMIT)
         if name in ("@", "*"):
             return list(self.arguments)
-        if name == "0":
-            return self.zero or self.mark("$0", JOB)
         return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""
 
     def mark(self, text: str, kind: str, stable: bool = True) -> str:
@@ -220,23 +236,18 @@ class Shell:
         name, index, more, raw = parts
         value: Value
         if raw.startswith("(") and raw.endswith(")"):
-            items = [
-                each
-                for node in parse("_ " + raw[1:-1].replace("\n", " \\\n"))
-                for word in node.words[1:]
-                for each in self.words.fields(word.raw)
-            ]
-            value = items
+            words = [token.word for token in Lexer(raw[1:-1], line).run().tokens if token.kind == "word" and token.word]
+            value = [each for word in words for each in self.words.fields(word.raw)]
         else:
             value = self.words.text(raw)
         before = self.lookup(name) if more or index else ""
         if index:
             place = calculated(self.words.text(index[1:-1]))
             items = list(before) if isinstance(before, list) else []
-            if place is None or isinstance(value, list) or not 0 <= place <= len(items):
-                value = [self.mark(f"${{{name}[@]}}", JOB, False)]
-            else:
-                value = [*items[:place], value, *items[place + 1 :]]
+            if place is None or isinstance(value, list) or not 0 <= place <= len(items) or MARK.search("".join(items)):
+                self._leave(name, f"{name}{index}{'+' * more}={raw}", line)
+                return
+            value = [*items[:place], value, *items[place + 1 :]]
             raw = f"({' '.join(map(self.marks.quoted, value))})"
         elif more:
             if isinstance(before, list) or isinstance(value, list):
@@ -247,6 +258,11 @@ class Shell:
                 raw = f"${{{name}}}{raw}" if before else raw
                 value = (before or "") + value
         self._assign(name, value, raw, line, exported)
+
+    def _leave(self, name: str, text: str, line: int) -> None:
+        """Leave a statement about a list, such as one with names for its items, as it stands."""
+        self.events.append(Event("shell", line, text, self._reads(text) | {name}, frozenset((name,))))
+        self.variables[name] = Variable([self.mark(f"${{{name}[@]}}", JOB, False)], False, len(self.events) - 1)
 
     # Substitutions
 
@@ -337,34 +353,48 @@ class Shell:
         result = self._simple(node, piped) if node.kind == "simple" else _COMPOUND[node.kind](self, node)
         return (not result if result is not None else None) if node.negated else result
 
-    def _written(self, node: Node) -> str:
-        """Return a command as a statement of its own: what runs in the background stays there."""
-        return self.text[node.start : node.end] + (" &" if node.background else "")
+    def _written(self, node: Node, words: Sequence[str] = ()) -> str:
+        """Return a command as a statement of its own: what runs in the background stays there, and `words` stand for the
+        arguments of a function that it is in."""
+        text = self.text[node.start : node.end]
+        if words and self.depth and re.search(r"\$\{?[@*\d]", text) and not (node.redirects or node.assigned):
+            text = " ".join(map(self.marks.quoted, words))
+        return text + (" &" if node.background else "")
 
-    def _keep(self, node: Node) -> None:
-        """Leave a command as it stands; what it may assign is unknown from here on."""
+    def _reads(self, text: str) -> FrozenSet[str]:
+        """Return the variables that a statement reads, and the functions that it calls."""
+        called = {f"{name}()" for name in self.functions if re.search(rf"(?<![\w$-]){re.escape(name)}(?![\w=-])", text)}
+        return names_read(text) | called
+
+    def _keep(self, node: Node, trial: Optional[Shell] = None) -> None:
+        """Leave a command as it stands; what it may assign, also in a trial of it, is unknown from here on."""
         text = self._written(node)
-        inside = list(node.walk())
-        names = {_name(each) for each in inside if each.kind == "simple"}
+        inside, fresh = list(node.walk()), trial.events[len(self.events) :] if trial else []
+        names, kinds = {_name(each) for each in inside if each.kind == "simple"}, {event.kind for event in fresh}
         writes = frozenset() if node.kind in ("subshell", "pipeline") or node.background else node.writes()
-        state = writes or names & (
-            self.state | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"}
+        writes |= frozenset(name for event in fresh for name in event.writes)
+        state = (
+            writes
+            or kinds & {"shell", "cd"}
+            or names
+            & (self.state | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"})
         )
-        quiet = names <= self.prints and not writes and not any(_into_file(each) for each in inside)
+        quiet = names <= self.prints and "once" not in kinds and not writes and not any(map(_into_file, inside))
         kind = "print" if quiet else "shell" if state and node.kind not in ("subshell", "pipeline") else "once"
-        self.events.append(Event(kind, node.line, text, names_read(text), writes))
+        self.events.append(Event(kind, node.line, text, self._reads(text), writes))
         for name in writes:
             old = self.variables.get(name)
             is_list = old is not None and not isinstance(old.value, str)
             written = f"${{{name}[@]}}" if is_list else f"${{{name}}}"
             mark = self.marks.mark(Unknown(written, JOB, frozenset((name,)), False, text))
-            before = bool(old and old.exported) or self.exports_all or name in self.exports
-            maybe = not before and _exports(inside, name)
+            tried = trial.variables.get(name) if trial else None
+            before = any(each and each.exported for each in (old, tried)) or self.exports_all or name in self.exports
+            maybe = not before and exports(inside, name)
             sure = (
                 maybe
                 and node.kind == "if"
                 and len(node.bodies) % 2
-                and all(_exports(body, name) for body in [*node.bodies[1:-1:2], node.bodies[-1]])
+                and all(exports(body, name) for body in [*node.bodies[1:-1:2], node.bodies[-1]])
             )
             self.variables[name] = Variable(
                 [mark] if is_list else mark,
@@ -373,6 +403,11 @@ class Shell:
                 not sure and (maybe or bool(old and old.maybe)),
             )
         self.foreign = self.foreign or bool(names & {"source", ".", "eval"})
+
+    def _undecided(self, node: Node) -> Optional[bool]:
+        self._keep(node)
+        self._look_inside(*_bodies(node))
+        return None
 
     def _look_inside(self, *bodies: Sequence[Node]) -> None:
         """Look for what is started inside a command that is left as it stands."""
@@ -439,9 +474,7 @@ class Shell:
                     continue
                 del self.events[events:]
                 self.variables = before.variables
-                self._keep(node)
-                self._look_inside(*_bodies(node))
-                return None
+                return self._undecided(node)
             taken = result is not False
             if (joint == "&&") == taken:
                 result = self._command(node.bodies[place + 1][0])
@@ -457,17 +490,17 @@ class Shell:
                 self._look_inside(*node.bodies[1:])
                 return None
             fresh = set(self.defaults) - defaults
-            if result and fresh and any(_name(each) == "exit" for each in body):  # it does not go on without them
+            if result and fresh and _ends(body):  # it does not go on without them
                 self.required = self.required | fresh
                 for name in fresh:
                     del self.defaults[name]
                 continue
             if result is None:
+                if self.arguments is None and "$#" in self.text[node.start : body[0].start] and _ends(body):
+                    continue  # it asks for arguments, which whoever submits the job gives
                 del self.events[events:]
                 self.variables = before.variables
-                self._keep(node)
-                self._look_inside(*_bodies(node))
-                return None
+                return self._undecided(node)
             if result:
                 return self._body(body)
         return self._body(node.bodies[-1]) if len(node.bodies) % 2 else True
@@ -476,9 +509,7 @@ class Shell:
         value = self.words.text(node.words[0].raw) if node.words else ""
         patterns = [[self.words.text(each) for each in joint.split("\n")] for joint in node.joints]
         if MARK.search(value) or any(MARK.search(each) for some in patterns for each in some):
-            self._keep(node)
-            self._look_inside(*_bodies(node))
-            return None
+            return self._undecided(node)
         for some, body in zip(patterns, node.bodies):
             if any(fnmatch.fnmatchcase(value, each) for each in some):
                 return self._body(body)
@@ -499,16 +530,12 @@ class Shell:
                     shell._body(node.bodies[1])
 
             return self._inline(node, rounds)
-        self._keep(node)
-        self._look_inside(*_bodies(node))
-        return None
+        return self._undecided(node)
 
     def _for(self, node: Node) -> Optional[bool]:
         items = [each for word in node.words[1:] for each in self.words.fields(word.raw)]
         if any(MARK.search(each) for each in items) or len(items) > MAX_ROUNDS or (len(node.words) == 1):
-            self._keep(node)
-            self._look_inside(*_bodies(node))
-            return None
+            return self._undecided(node)
 
         def rounds(shell: Shell) -> None:
             for item in items:
@@ -548,30 +575,15 @@ class Shell:
                 {**trial.__dict__, "started": self.started, "certain": self.certain, "words": self.words}
             )
             return True
-        self._keep(node)
-        writes = frozenset(name for event in fresh for name in event.writes)
-        kept = self.events[-1]
-        kinds = {event.kind for event in fresh}
-        kept.kind = "shell" if writes or "shell" in kinds or "cd" in kinds else kept.kind
-        kept.kind = "once" if kept.kind == "print" and "once" in kinds else kept.kind
-        kept.writes |= writes
-        kept.reads |= frozenset(
-            f"{name}()" for name in self.functions if re.search(rf"\b{re.escape(name)}\b", kept.text)
-        )
-        for name in writes:
-            if name in self.variables and not isinstance(self.variables[name].value, str):
-                continue
-            mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, kept.text))
-            self.variables[name] = Variable(
-                mark, trial.variables[name].exported if name in trial.variables else False, len(self.events) - 1
-            )
+        self._keep(node, trial)
         return None
 
     def _function(self, node: Node) -> Optional[bool]:
         name = node.words[0].text
         text = self.text[node.start : node.end]
+        reads = self._reads(text) - {f"{name}()"}
         self.functions[name] = (node.bodies[0][0], self.text)
-        self.events.append(Event("assign", node.line, text, names_read(text), frozenset((f"{name}()",))))
+        self.events.append(Event("assign", node.line, text, reads, frozenset((f"{name}()",))))
         return True
 
     def _call(self, name: str, words: List[str], node: Node) -> Optional[bool]:
@@ -614,13 +626,15 @@ class Shell:
             if not self.task:
                 words = [self.with_names(word, node.line) for word in words]
                 prefix = {name: self.with_names(value, node.line) for name, value in prefix.items()}
+            fed = self.fed(words, node)
             started = Started(
-                node.line, words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
+                node.line, fed or words, dict(self.variables), self.cwd, len(self.events), self.certain, text, prefix
             )
-            started.piped, started.background, started.redirected = piped, node.background, _files(node)
+            started.piped, started.background, started.within = piped, node.background, self.statement
+            started.redirected = " ".join([_files(node), *("<< ..." for _ in node.heredocs[: not fed])]).strip()
             self.started.append(started)
-            written = self._written(node)
-            self.events.append(Event("started", node.line, written, names_read(text), words=tuple(words)))
+            written = self._written(node, words)
+            self.events.append(Event("started", node.line, written, names_read(text), words=tuple(started.words)))
             return None
         reads = names_read(text)
         environment = self.environments.match(text)
@@ -631,9 +645,13 @@ class Shell:
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
         else:
             quiet = (name in self.prints and not _into_file(node)) or node.background and name in self.prints
-            written = self._written(node)
+            written = self._written(node, words)
             self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))
         return None if name not in ("echo", "printf", "mkdir", "export") else True
+
+    def fed(self, words: List[str], node: Node) -> List[str]:
+        """Return the command with the program that it reads from a heredoc as an argument; empty if it reads none."""
+        return []
 
     def _remember_file(self, words: List[str], node: Node) -> None:
         """Remember the text of a file that the script writes with a heredoc."""
@@ -650,6 +668,10 @@ class Shell:
         exports = words[0] == "export" or "x" in flags
         if words[0] == "export" and "n" in flags:
             exports = False
+        if "A" in flags:  # a mapping
+            for name in re.findall(r"^[A-Za-z_]\w*", "\n".join(word.raw for word in node.words[1:]), re.M):
+                self._leave(name, text, node.line)
+            return True
         for word in node.words[1:]:
             parts = assignment(word)
             if parts:
@@ -719,23 +741,12 @@ class Shell:
     def _source(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         soft = bool(self.environments.match(text))
         self.foreign = True
-        sourced = self.read(words[1]) if words[0] != "eval" and len(words) > 1 and not soft else ""
-        if sourced:
-            inside = [each for top in parse(sourced) for each in top.walk()]
-            deeper = any(_name(each) in ("source", ".", "eval") or each.kind == "unknown" for each in inside)
-            soft = not deeper
-            writes = frozenset(name for each in inside for name in each.writes())
-        else:
-            writes = frozenset()
         self.events.append(Event("shell", node.line, text, names_read(text), words=tuple(words), soft=soft))
-        for name in writes:
-            mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, text))
-            old = self.variables.get(name)
-            exported = bool(old and old.exported) or self.exports_all or _exports(inside, name)
-            self.variables[name] = Variable(mark, exported, len(self.events) - 1)
-        if not soft and self.variables:
-            self.unread.append((node.line, text, tuple(name for name in self.variables if name not in writes)))
+        self.sourced(self.events[-1])
         return True
+
+    def sourced(self, event: Event) -> None:
+        """Take in what a file that is sourced may change."""
 
     def _eval(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         said = " ".join(words[1:])
@@ -786,8 +797,8 @@ class Shell:
         found = self.marks.get(text) if MARK.fullmatch(text) else None
         if found and (found.kind == HEAD or found.text == "${SLURM_JOB_ID}"):
             return "1"  # not empty
-        name = re.fullmatch(r"\$\{(\w+)\}", found.text) if found and found.kind == SUBMIT else None
-        return "" if name and not name[1].isdigit() and self.unset(name[1], "") else text
+        name = re.fullmatch(r"\$\{(?:ARG_(?=\d))?(\w+)\}", found.text) if found and found.kind == SUBMIT else None
+        return "" if name and self.unset(name[1], "") else text
 
     def _test(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         double = words[0] == "[["
@@ -869,10 +880,16 @@ def _decide(words: List[Tuple[str, bool]], double: bool) -> Optional[bool]:
         same = fnmatch.fnmatchcase(one, other) if double and not words[2][1] else one == other
         return same == (op != "!=")
     numbers = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
+    if op in numbers and not double and not (one and other):
+        return False  # `[ "" -gt 0 ]` is an error
     if op in numbers:
         number = calculated(f"({one or 0}){numbers[op]}({other or 0})")
         return None if number is None else bool(number)
     return None
+
+
+def _ends(body: Sequence[Node]) -> bool:
+    return any(_name(each) == "exit" for each in body)
 
 
 def _name(node: Node) -> str:
@@ -883,7 +900,9 @@ def _files(node: Node) -> str:
     """Return the redirections of a command to and from files, as they are written."""
     given = [(each.text, each.word.raw) for each in node.redirects if each.word]
     return " ".join(
-        f"{sign} {name}" for sign, name in given if not sign.endswith("&") and "<<" not in sign and name != "/dev/null"
+        f"{sign} {name}"
+        for sign, name in given
+        if not sign.endswith("&") and sign not in ("<<", "<<-") and name != "/dev/null"
     )
 
 
@@ -894,7 +913,7 @@ def _into_file(node: Node) -> bool:
     )
 
 
-def _exports(nodes: Sequence[Node], name: str) -> bool:
+def exports(nodes: Sequence[Node], name: str) -> bool:
     return any(
         _name(each) == "export" and any(re.match(rf"{name}(?:=|$)", word.raw) for word in each.words[1:])
         for each in nodes

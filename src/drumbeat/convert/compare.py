@@ -43,7 +43,12 @@ def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -
         shell.variables[name] = Variable(_expanded(value, marks) if value is not None else f"pass {name}", True)
     shell.run(job.setup)
     words, variables = [_expanded(word, marks) for word in job.command], shell.variables
-    if words[:2] == ["bash", "-c"] and len(words) == 3 and not _same(marks, words[2:], launch.words[2:3]):
+    if launch.whole is not None:
+        inner = JobShell(launch.shell.known, lambda words: False, (), marks, True)
+        inner.variables = _handed_on(shell, launch)
+        inner.run(re.sub(rf'eval "\${AS_TEXT}\w+"; ', "", words[2][: -len(launch.words[2])]))
+        words, variables = launch.words, inner.variables
+    elif words[:2] == ["bash", "-c"] and len(words) == 3 and not _same(marks, words[2:], launch.words[2:3]):
         inner = JobShell(launch.shell.known, lambda words: True, (), marks, task=True)
         inner.variables = _handed_on(shell, launch)
         inner.cwd, inner.foreign = shell.cwd, shell.foreign

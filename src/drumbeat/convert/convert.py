@@ -8,12 +8,13 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence,
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
 from drumbeat.commands.interpret import Shell, Started, options_at
+from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
-from drumbeat.commands.values import SUBMIT, at_submission, without_marks
+from drumbeat.commands.values import SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import absolute, differences, from_job, from_script
 from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
-from drumbeat.convert.draft import Difference, Draft, job_file
+from drumbeat.convert.draft import Difference, Draft, LeftOut, job_file
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
     AS_TEXT,
@@ -26,7 +27,7 @@ from drumbeat.convert.launch import (
     starts_training,
     unwrapped,
 )
-from drumbeat.convert.residue import keep
+from drumbeat.convert.residue import OF_TASKS, changed, keep
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import job_from_text
 from drumbeat.lint.context import rules
@@ -34,7 +35,7 @@ from drumbeat.lint.engine import lint
 
 MAX_LINES = 10_000
 _AFTERWARDS = re.compile(r"eval|infer|(?<!pre)test|convert|merge|export|plot|visuali|upload|generate|summar")
-_ARGUMENT = re.compile(r"\$(?:\{[0-9]+\}|[0-9#])")
+_ARGUMENT = re.compile(r"\$[0#]")
 
 
 def convert(
@@ -45,7 +46,7 @@ def convert(
     if text.count("\n") > MAX_LINES:
         raise Problem(f"more than {MAX_LINES:,} lines", "no batch script has so many: is it the right file?")
     script = read(text)
-    draft = Draft()
+    draft = Draft(arguments=None if arguments is None else list(arguments))
     read_directives(draft, script.directives)
     for line, words in foreign_directives(text):
         draft.question(
@@ -77,6 +78,8 @@ def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file
     what, fix = "no line starts a program", "name the batch script itself; drumbeat lint reads any script"
     if draft.ended_at:
         fix = f"it exits at line {draft.ended_at} before: fill in what it misses there, or give its arguments after --"
+    elif arguments is None and re.search(r"^[^#\n]*\$\{?[@*]", text, re.M):
+        fix = "it may start what its arguments say: give them after the script's name"
     elif re.search(r"^\s*sbatch\s", text, re.M):
         fix = "it submits other scripts: convert those"
     raise Problem(f"{name}: {what}", fix, exit_code=1)
@@ -100,6 +103,9 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     wide = [each for each in candidates if not _one_task(each)] or candidates
     trains = [each for each in wide if not _AFTERWARDS.search(_program(each))] or wide
     chosen = next((each for each in trains[::-1] if each.certain), trains[0])
+    whole = _whole(chosen, batch, draft)
+    if whole:
+        return whole
     if not chosen.certain:
         draft.question(
             chosen.line, chosen.text, "starts only under a condition, or in a loop, that is decided when the job runs"
@@ -107,8 +113,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     seen = [(chosen.line, list(map(draft.marks.resolved, chosen.words)))]
     for other in batch.started:
         if other.before < chosen.before + (not other.certain) and chosen.certain and not other.background:
-            if other.certain:
-                batch.events[other.before].kind = "once"
+            _run_before(other, batch)
             if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS:
                 why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
                 draft.question(other.line, other.text, why, advice=True)
@@ -118,6 +123,52 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
             words = " ".join(other.words) if again else other.text
             draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
     return chosen
+
+
+def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
+    """Return all statements from the training on as one command, if there are more and the batch script runs them itself:
+    a loop of trainings, a training and its evaluation. On one node that is the same wherever it runs."""
+    others = [
+        each
+        for each in batch.started
+        if each is not chosen
+        and not (each.before < chosen.before + (not each.certain) and chosen.certain and not each.background)
+    ]
+    rounds = [each for each in batch.started if not each.certain and _is_event(each, batch)]  # of a loop
+    parts = [each for each in [chosen, *rounds, *(other for other in others if other.background)] if each.within]
+    if not parts or chosen.certain and not others + rounds or draft.keys.get("nodes", 1) != 1:
+        return None
+    first = min((each.within for each in parts if each.within), key=lambda each: each.start)
+    text = batch.text[first.start :].rstrip("\n")
+    if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0|\bray\s+start\b", text):
+        return None
+    if any(each.background and each.before < first.events for each in batch.started) or _launchers(batch.started):
+        return None
+    for other in batch.started:
+        if other.before < first.events:
+            _run_before(other, batch)
+    del batch.events[first.events :]
+    said = f"all from line {first.line} on"
+    return Started(first.line, ["bash", "-c", text], first.variables, first.cwd, first.events, True, said, whole=True)
+
+
+def _is_event(started: Started, batch: Shell) -> bool:
+    """Return true for a command that the script starts in any case; others are in a statement that is kept whole."""
+    events = batch.events[started.before : started.before + 1]  # that of a pipeline has no words
+    return any(each.line == started.line and each.words in ((), tuple(started.words)) for each in events)
+
+
+def _run_before(started: Started, batch: Shell) -> None:
+    if _is_event(started, batch):
+        batch.events[started.before].kind = "once"
+
+
+def _launchers(started: Sequence[Started]) -> bool:
+    """Return true if one of the commands starts ranks of its own, whose number the job file has to say."""
+    try:
+        return any(find_launcher(unwrapped(each.words)) for each in started)
+    except Problem:
+        return True
 
 
 def _program(started: Started) -> str:
@@ -161,7 +212,13 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     tasks = tasks_per_node(script.directives)
     ranks = _ranks(draft, launch, tasks)
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
+    for kept in [*draft.on_start, *draft.setup]:
+        if redact(kept) != kept:
+            draft.question(launch.line, kept, "its value looks secret and was left out: write what the line needs")
     draft.lines.setdefault("command", launch.line)
+    for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if batch.arguments is None else ():
+        why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
+        draft.to_export.append(LeftOut(launch.line, name, why))
     _compare(draft, launch, ranks, batch.known)
 
 
@@ -183,12 +240,10 @@ def _check_sourced(draft: Draft, launch: Launch, line: int, words: str, used: Se
 
 
 def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
-    """Put a word in place of the script's own arguments, which nobody gave."""
-    used = [word for word in launch.words if any(_ARGUMENT.search(each.text) for each in draft.marks.of(word))]
+    """Put a placeholder where the command has the script's own name, or the number of its arguments."""
+    used = [word for word in launch.words if any(_ARGUMENT.fullmatch(each.text) for each in draft.marks.of(word))]
     if used:
-        draft.question(
-            launch.line, " ".join(used), "an argument of the batch script: give it to convert, after the script's name"
-        )
+        draft.question(launch.line, " ".join(used), "name, or number of arguments, of the batch script: write it")
         marks = draft.marks
         launch.words = [
             marks.shown(word, lambda unknown: _ARGUMENT.sub("ARGUMENT", unknown.text)) if word in used else word
@@ -199,6 +254,8 @@ def _ask_for_arguments(draft: Draft, launch: Launch) -> None:
 def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
     """Write the command. Return the variables that it reads, which must be exported for it."""
     marks, words = draft.marks, launch.words
+    if launch.whole is not None:
+        return _statements(draft, launch)
     unknown = [each for word in words for each in marks.of(word)]
     lists = {
         name: _list_of(launch, name)
@@ -236,6 +293,42 @@ def _command(draft: Draft, launch: Launch) -> FrozenSet[str]:
     text += "exec " + quoted(words)
     draft.keys["command"] = ["bash", "-c", text]
     return frozenset(assigned)
+
+
+def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
+    """Write a command of several statements, with the shell that they find: options, functions, variables, arguments."""
+    text, variables = launch.words[2], launch.shell.variables
+    assert launch.whole is not None
+    reads = names_read(text)
+    functions: List[str] = []
+    for event in launch.events[::-1]:
+        name = next((each[:-2] for each in event.writes if each.endswith("()")), "")
+        if name and re.search(rf"(?<![\w$-]){re.escape(name)}(?![\w=-])", "\n".join([text, *functions])):
+            functions.insert(0, event.text)
+            reads |= event.reads
+    given = {name for name in reads - OURS if any(name in each.writes for each in launch.events)}
+    launch.as_text = frozenset(
+        name for name in given if name not in launch.whole or not isinstance(launch.whole[name].value, str)
+    )
+    private = sorted(name for name in given - launch.as_text if name not in variables or not variables[name].exported)
+    options = options_at(launch.options, launch.outside)
+    before = [f"set {changed(frozenset(), options)}"] if options else []
+    before += [f"export -n {' '.join(private)}"] if private else []
+    before += [f'eval "${AS_TEXT}{name}"; unset {AS_TEXT}{name}' for name in sorted(launch.as_text)]
+    before += [
+        f"{name}={launch.shell.known[name]}" for name in OF_TASKS if name in reads and launch.shell.known.get(name)
+    ]
+    numbers = [int(each) for each in re.findall(r"\$\{?([1-9])(?!\w)", text)]
+    arguments = list(launch.arguments) or [
+        draft.marks.mark(Unknown(f"${{ARG_{number}}}", SUBMIT)) for number in range(1, max(numbers, default=0) + 1)
+    ]
+    draft.keys["command"] = [
+        "bash",
+        "-c",
+        "\n".join([*before, *functions, text]),
+        *(["bash", *arguments] if arguments else []),
+    ]
+    return frozenset(given)
 
 
 def _list_of(launch: Launch, name: str) -> Optional[List[str]]:
@@ -302,6 +395,8 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[
     if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
     cores, tasks = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0), 1 if launch.launcher else ranks or 1
+    if launch.alone and tasks == 1:
+        cores = 0  # a process of the batch script itself may use all cores of the job
     if cores and job.cpus and job.cpus // tasks != cores:
         draft.differences.append(Difference("cores per task", str(cores), str(job.cpus // tasks)))
 
@@ -331,4 +426,5 @@ def _asked(draft: Draft, finding: Finding, line: int) -> bool:
     """Return lines with a question of their own: a secret, an open quote."""
     known: Dict[str, str] = {"secret-in-script": "looks secret", "quote-unclosed": "never closed"}
     words = known.get(finding.code)
-    return bool(words) and any(note.line == line and str(words) in note.why for note in draft.to_check)
+    notes = [*draft.to_check, *draft.to_export]
+    return bool(words) and any(note.line == line and str(words) in note.why for note in notes)

@@ -82,8 +82,6 @@ def _one(draft: Draft, each: Directive) -> None:
         _time(draft, each)
     elif name in ("gpus-per-node", "gres", "gpus"):
         _gpus(draft, each)
-        if name != "gres" or value.startswith("gpu"):
-            _keep_type(draft, each)
     elif name == "mem":
         _memory(draft, each, 1)
     elif name in _SAME and value and not re.search(r"[\s$'\"]", value):
@@ -113,39 +111,38 @@ def _time(draft: Draft, each: Directive) -> None:
     draft.set("time", text, each.line)
 
 
-def _keep_type(draft: Draft, each: Directive) -> None:
-    """Keep the type of GPU, which no key has, among sbatch's options; drumbeat then asks for no GPUs beside them."""
-    found = re.match(r"(?:gpu:)?(?!gpu)([A-Za-z][\w.-]*)(?::\d+)?$", each.value)
-    if found and "gpus" in draft.keys:
-        form = "--gres=gpu" if each.name == "gres" else "--gpus-per-node"
-        draft.options.append(f"{form}{':' if each.name == 'gres' else '='}{found[1]}:{draft.keys['gpus']}")
+_GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)|gpu(?::([A-Za-z][\w.-]*))?")
 
 
 def _gpus(draft: Draft, each: Directive) -> None:
-    found = re.fullmatch(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)", each.value)
-    if each.name == "gres" and not each.value.startswith("gpu"):
+    """Set GPUs per node. Their type, and other resources, stay an option of sbatch: drumbeat then asks for no GPUs beside it."""
+    items = each.value.split(",") if each.name == "gres" else [each.value]
+    gpus = [item for item in items if each.name != "gres" or item.split(":")[0] == "gpu"]
+    if not gpus:
         draft.options.append(f"--gres={each.value}")
-    elif each.name == "gres" and re.fullmatch(r"gpu(:[A-Za-z][\w.-]*)?", each.value):
-        draft.set("gpus", 1, each.line)  # no number is one
-    elif not found:
+        return
+    found = _GPUS.fullmatch(gpus[0]) if len(gpus) == 1 else None
+    nodes = draft.keys.get("nodes", 1) if each.name == "gpus" else 1
+    if not found:
         draft.drop(each.line, each.text, "the number of GPUs is not a plain number: write gpus: N (per node)")
-    elif each.name == "gpus":
-        nodes = draft.keys.get("nodes", 1)
-        if int(found.group(1)) % nodes == 0:
-            draft.set("gpus", int(found.group(1)) // nodes, each.line)
-        else:
-            draft.drop(
-                each.line, each.text, f"{found.group(1)} GPUs over {nodes} nodes is not the same number per node"
-            )
-    else:
-        draft.set("gpus", int(found.group(1)), each.line)
+        return
+    count, kind = int(found[2] or 1), found[1] or found[3]  # no number is one
+    if count % nodes:
+        draft.drop(each.line, each.text, f"{count} GPUs over {nodes} nodes is not the same number per node")
+        return
+    draft.set("gpus", count // nodes, each.line)
+    if each.name == "gres" and (kind or len(items) > 1):
+        kept = [f"gpu:{kind}:{count}" if kind and item is gpus[0] else item for item in items]
+        draft.options.append(f"--gres={','.join(kept)}")
+    elif kind:
+        draft.options.append(f"--gpus-per-node={kind}:{count // nodes}")
 
 
 def _gpus_per_task(draft: Draft, each: Directive, tasks: int) -> None:
-    found = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?(\d+)", each.value)
+    found = re.fullmatch(r"(?:([A-Za-z][\w.-]*):)?(\d+)", each.value)
     if found:
-        draft.set("gpus", int(found.group(1)) * tasks, each.line)
-        _keep_type(draft, each)
+        draft.set("gpus", int(found[2]) * tasks, each.line)
+        draft.options += [f"--gpus-per-node={found[1]}:{draft.keys['gpus']}"] if found[1] else []
     else:
         draft.drop(each.line, each.text, "the number of GPUs is not a plain number: write gpus: N (per node)")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import yaml
 
@@ -32,6 +32,7 @@ class Difference(NamedTuple):
 @dataclass
 class Draft:
     marks: Marks = field(default_factory=Marks)
+    arguments: Optional[List[str]] = None  # of the script; None: nobody gave any
     keys: Dict[str, Any] = field(default_factory=dict)
     lines: Dict[str, int] = field(default_factory=dict)  # key -> line of the script that it comes from
     env: Dict[str, str] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Draft:
     ended_at: int = 0  # the line of an exit that is reached before anything is started
     left_out: List[LeftOut] = field(default_factory=list)
     to_check: List[LeftOut] = field(default_factory=list)  # carried over, but a person should look
+    to_export: List[LeftOut] = field(default_factory=list)  # `submit` refuses without them, and names them
     advice: List[LeftOut] = field(default_factory=list)  # true of the script as well: nothing changes
     differences: List[Difference] = field(default_factory=list)
     defaults: Dict[str, str] = field(default_factory=dict)  # variables from outside, taken to be unset
@@ -108,6 +110,7 @@ def job_file(draft: Draft, source: str) -> str:
         lines += _entry(key, keys[key], f"  # line {draft.lines[key]}" if key in draft.lines else "")
     for title, notes in (
         ("Please check", draft.to_check),
+        ("Export before you submit", draft.to_export),
         ("Left out", draft.left_out),
         ("True of the script too", draft.advice),
     ):
@@ -139,9 +142,16 @@ def _entry(key: str, value: Any, comment: str) -> List[str]:
         return [f"{key}: |-{comment}", *(f"  {line}" for line in value.split("\n"))]
     if isinstance(value, dict):
         return [f"{key}:{comment}", *(f"  {name}: {_scalar(text)}" for name, text in value.items())]
-    if key == "command" and value[:2] == ["bash", "-c"] and len(value) == 3 and "\n" in value[2]:
+    if key == "command" and value[:2] == ["bash", "-c"] and "\n" in value[2]:
         block = _entry("-", value[2], "")
-        return [f"{key}:{comment}", "- bash", "- -c", "- " + block[0][3:], *block[1:]]
+        return [
+            f"{key}:{comment}",
+            "- bash",
+            "- -c",
+            "- " + block[0][3:],
+            *block[1:],
+            *(f"- {_scalar(each)}" for each in value[3:]),
+        ]
     if key == "command" and all(re.fullmatch(r"[\w@%+=:,./$-]+", word) for word in value):
         return [f"{key}: {_scalar(' '.join(value))}{comment}"]
     return [f"{key}: {_scalar(value)}{comment}"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import FrozenSet, Optional, Sequence
+from typing import FrozenSet, List, Optional, Sequence
 
-from drumbeat.commands.interpret import Shell
-from drumbeat.commands.syntax import Node, names_read
+from drumbeat.commands.interpret import Event, Shell, Variable, exports
+from drumbeat.commands.syntax import Node, names_read, parse
 from drumbeat.commands.values import (
     HEAD,
     HOSTS,
@@ -33,7 +33,7 @@ _PRINTS = _words(
 )
 _STATE = _words("ulimit umask shopt stty alias hash enable complete trap_ unset pushd popd dirs let")
 _ENVIRONMENTS = re.compile(
-    r"(?:source|\.)\s+\S*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
+    r"(?:source|\.)\s+(?:\$\([^()]*\)|\S)*?(?:bin/activate|conda\.sh|/etc/profile\S*|modules?(?:/\S*)?/init/\S+|\.bashrc)[\"']?(?:\s|$)"
     r"|(?:conda|mamba|micromamba|pyenv|spack|module|ml|source\s+activate)\b|eval\s.*(?:conda|mamba|spack|pyenv)"
 )
 _ASKING = _words("[ [[ test command which type grep egrep pgrep nvidia-smi ping nc hash cmp diff")
@@ -60,6 +60,8 @@ _SITE = re.compile(
     r"(?:HOME|USER|PATH|TMPDIR|SCRATCH|WORK|PWD|SHELL|LANG|LOGNAME)|\w*PATH|XDG_\w+|CONDA_\w+|(?:SLURM|PBS)_\w+"
 )
 
+_READS_A_PROGRAM = re.compile(r"(?:\S*/)?(?:python[\d.]*|(?:ba)?sh)")
+
 
 class JobShell(Shell):
     prints, state, asks, environments = _PRINTS, _STATE, _ASKING, _ENVIRONMENTS
@@ -79,10 +81,35 @@ class JobShell(Shell):
     def unset(self, name: str, default: str) -> Optional[bool]:
         if _SITE.fullmatch(name):
             return None
-        if name in self.required:
+        shown = f"${name}" if name.isdigit() else name
+        if shown in self.required:
             return False
-        self.defaults.setdefault(f"${name}" if name.isdigit() else name, default)
+        self.defaults.setdefault(shown, default)
         return True
+
+    def fed(self, words: List[str], node: Node) -> List[str]:
+        dash = words[-1] in ("-", "-s")
+        if not node.heredocs or not _READS_A_PROGRAM.fullmatch(words[-1 - dash]):
+            return []
+        document = node.heredocs[-1]
+        text = document.text if document.literal else self.words.heredoc(document.text)
+        return [*words[: len(words) - dash], "-c", text]
+
+    def sourced(self, event: Event) -> None:
+        words = event.words
+        text = self.read(words[1]) if words[0] != "eval" and len(words) > 1 and not event.soft else ""
+        inside = [each for top in parse(text) for each in top.walk()]
+        writes = frozenset(name for each in inside for name in each.writes())
+        if text:
+            called = {word.text for each in inside if each.kind == "simple" for word in each.words[:1]}
+            event.soft = not called & {"source", ".", "eval"} and not any(each.kind == "unknown" for each in inside)
+        for name in writes:
+            mark = self.marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,)), False, event.text))
+            old = self.variables.get(name)
+            exported = bool(old and old.exported) or self.exports_all or exports(inside, name)
+            self.variables[name] = Variable(mark, exported, len(self.events) - 1)
+        if not event.soft and self.variables:
+            self.unread.append((event.line, event.text, tuple(name for name in self.variables if name not in writes)))
 
     def with_names(self, text: str, line: int) -> str:
         def variable(found: re.Match[str]) -> str:

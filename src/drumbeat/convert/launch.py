@@ -57,7 +57,7 @@ _BARE["mpiexec"], _BARE["singularity"], _BARE["podman"] = _BARE["mpirun"], _BARE
 _UTILITY = regex(
     r"(?:[\w/]*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
     r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray|dcgmproftester\d*|enroot|env\s*$"
-    r"|python3?\s+-m\s+(?:pip|venv)|python3?\s+-c|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
+    r"|python3?\s+-m\s+(?:pip|venv)|python3?\s+-c(?!\s[\s\S]*\n)|python3?\s*$|python3?\s+-\s*$|sh\s*$|bash\s*$|nproc|uname|which|module|test|stress\S*)(?=\s|$)"
 )
 _BUILDS = regex(r"(?:docker|podman|apptainer|singularity)\s+(?!run\b|exec\b)")
 
@@ -78,8 +78,12 @@ class Launch:
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
     workdir: str = ""
     container: bool = False
+    whole: Optional[Mapping[str, Variable]] = (
+        None  # of a command that is several statements: all variables of their shell
+    )
     alone: bool = False  # the batch script starts it itself, on the first node
     options: List[Tuple[int, str, bool]] = field(default_factory=list)  # of the batch script: Shell.options
+    arguments: Sequence[str] = ()  # of the batch script; empty: nobody gave any, or it changes them
     in_binds: FrozenSet[str] = frozenset()  # variables of the batch script that `binds` reads
     as_text: FrozenSet[str] = (
         frozenset()
@@ -106,7 +110,8 @@ def starts_training(words: Sequence[str]) -> bool:
         if not rest:
             return False
     elif name not in _CONTAINERS + _LAUNCHERS and not re.fullmatch(r"python[\d.]*", name):
-        return False
+        inner = off(tuple(rest))  # uv run, nsys profile, numactl: wrappers of the program itself
+        return inner is not None and bool(inner.inner) and starts_training(inner.inner)
     text = " ".join(rest)
     if rest[0].rsplit("/", 1)[-1] in _SHELLS and len(rest) > 2 and runs_text(rest[1]):
         commands = [part.strip() for part in re.split(r"[\n;]|&&|\|\|", rest[2]) if part.strip()]
@@ -146,9 +151,11 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     shell.variables = {name: each for name, each in started.variables.items() if each.exported}
     shell.cwd = started.cwd
     launch = Launch(started.line, list(started.words), shell, events, len(events), options=batch.options)
+    launch.arguments = draft.arguments if batch.arguments == draft.arguments and draft.arguments else ()
     launch.alone = unwrapped(started.words)[0].rsplit("/", 1)[-1] not in STARTERS
+    launch.whole = started.variables if started.whole else None
     _give(launch, started.prefix)
-    while launch.words:
+    while launch.words and not started.whole:
         program = launch.words[0].rsplit("/", 1)[-1]
         if program in STARTERS:
             _starter(draft, launch, program)
@@ -172,7 +179,8 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
         draft.question(launch.line, image, "an image known only in the job: write its name, or export it and submit")
     _binds(draft, launch)
     launch.words = [_met_at(draft.marks, word, before) for before, word in zip(["", *launch.words], launch.words)]
-    _launcher(draft, launch)
+    if not started.whole:
+        _launcher(draft, launch)
     return launch
 
 

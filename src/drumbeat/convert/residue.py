@@ -16,7 +16,7 @@ from drumbeat.base.redact import is_secret
 from drumbeat.commands.interpret import Event, options_at
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
-from drumbeat.convert.draft import Draft
+from drumbeat.convert.draft import Draft, LeftOut
 from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
 
 _VERBS = (
@@ -24,12 +24,13 @@ _VERBS = (
     "spider", "show", "refresh", "try-load", "--force", "-q",
 )  # fmt: skip
 _LIMITS = ("ulimit", "umask", "stty")  # of a process: they do not come back from on-start
-_OF_TASKS = (
+OF_TASKS = (
     "SLURM_NTASKS",
     "SLURM_NTASKS_PER_NODE",
     "SLURM_CPUS_PER_TASK",
 )  # srun's defaults, and otherwise in our job
-_ARGUMENTS = re.compile(r"\$(?:\{?[1-9@*#](?![A-Za-z_{]))")
+_ARGUMENTS = re.compile(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
+_NUMBERED = frozenset("123456789")
 
 
 def keep(draft: Draft, launch: Launch, wanted: FrozenSet[str]) -> None:
@@ -48,6 +49,9 @@ class _Residue:
         self.places = {id(event): place for place, event in enumerate(launch.events)}
         self.once = bool(launch.in_binds)  # what the batch script runs goes into on-start
         self.given = dict(draft.env)
+        self.arguments = " ".join(
+            map(draft.marks.quoted, launch.arguments or ())
+        )  # of the script; empty: nobody gave any
         self.elsewhere = "workdir" in draft.keys  # the script does not begin where it is submitted
 
     def write(self) -> None:
@@ -116,8 +120,9 @@ class _Residue:
             elif is_secret(name, self.marks.shown(value)) and not MARK.fullmatch(value):
                 self.draft.env[name] = "pass"
                 self.in_env.add(name)
-                why = "looks secret: export it before you submit, and it is handed on by name"
-                self.draft.question(line, name, why)
+                note = LeftOut(line, name, "looks secret, so it is handed on by name")
+                if note not in self.draft.to_export:
+                    self.draft.to_export.append(note)
             elif (
                 name not in not_in_env
                 and self.marks.kind(value) in ("", SUBMIT)
@@ -158,12 +163,7 @@ class _Residue:
                 continue
             if event.kind == "cd" and not ours and not self._cd_in_setup(place):
                 continue
-            if (
-                event.kind in ("shell", "once")
-                and _ARGUMENTS.search(re.sub(r"'[^']*'", "", event.text))
-                and place < self.launch.outside
-                and "()" not in event.text
-            ):
+            if place < self.launch.outside and not self.arguments and _arguments(event) - _NUMBERED:
                 why = "looks at the batch script's own arguments: give them to convert, after the script's name"
                 self.draft.question(event.line, event.text, why)
                 continue
@@ -255,7 +255,7 @@ class _Residue:
             wanted = there if acts else there - {"e"} | now & {"e"}
             if wanted != now and (acts or event.kind not in ("assign", "export") or "$" in text):
                 first = wanted < now == {"e"} and not any(line.startswith("set ") for line in lines)
-                lines.insert(0 if first else len(lines), f"set {_changed(now, wanted)}  # as in the script")
+                lines.insert(0 if first else len(lines), f"set {changed(now, wanted)}  # as in the script")
                 now = wanted
             lines.append(text)
         written = "\n".join(lines)
@@ -270,8 +270,13 @@ class _Residue:
         step = any(event.words[:1] == ("srun",) or re.search(r"\bsrun\b", event.text) for event in events)
         reads = names_read(written)
         known = self.launch.shell.known
-        tasks = [f"{name}={known[name]}  # as in the script" for name in _OF_TASKS
+        tasks = [f"{name}={known[name]}  # as in the script" for name in OF_TASKS
                  if self.once and known.get(name) and (step or name in reads)]  # fmt: skip
+        used = {each for event in events if self._outside(event) for each in _arguments(event)}
+        if used:
+            tasks.insert(
+                0, f"set -- {self.arguments or ' '.join(f'${{ARG_{n}?}}' for n in range(1, int(max(used)) + 1))}"
+            )
         return [line for text in [*tasks, *lines] for line in self.marks.shown(text).split("\n")]
 
     def _assignment(self, event: Event, moved: bool) -> str:
@@ -308,7 +313,7 @@ class _Residue:
 _PRINTING = frozenset("xv")
 
 
-def _changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
+def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
     """Return the words of `set` that lead from one set of options to another."""
     words = []
     for sign, names in (("-", sorted(after - before)), ("+", sorted(before - after))):
@@ -316,6 +321,12 @@ def _changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
         words += [f"{sign}{letters}"] if letters else []
         words += [f"{sign}o {name}" for name in names if len(name) > 1]
     return " ".join(words)
+
+
+def _arguments(event: Event) -> Set[str]:
+    """Return which arguments of the script a statement reads: numbers, @, * and #."""
+    acts = event.kind in ("shell", "once") and "()" not in event.text
+    return set(_ARGUMENTS.findall(re.sub(r"'[^']*'", "", event.text))) if acts else set()
 
 
 def _module(event: Event) -> bool:

@@ -20,14 +20,15 @@ from drumbeat.base.record import RecordError, check_schema, from_plain, to_json,
 from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import HARDWARE, PROGRAM, cause_of
-from drumbeat.desk.runs import all_runs
+from drumbeat.desk.runs import open_run
+from drumbeat.desk.start.create import index_folder
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.fields import parse_duration
 from drumbeat.jobfile.site import Site
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import replace as replace_file
-from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.layout import RunFolder
 
 # The store of nodes, from this user's past runs, and of nodes that new jobs avoid: one small file in the user's state
 # folder. Only the desk reads and writes it. It is replaced as a whole under a lock, belongs to this user alone, and
@@ -37,6 +38,7 @@ from drumbeat.runfolder.run import Run
 SCHEMA = "1.0"
 MOST_RECORDS = 2_000  # the newest are kept
 MOST_EXCLUSIONS = 500
+LOOKED_AT = 200  # runs: older ones that have been read are not looked at again
 _LARGEST = 4 << 20  # bytes that are read
 _WAIT = 3.0  # seconds for the lock
 _LONGEST = 300  # characters of a reason
@@ -182,38 +184,63 @@ _LARGEST_EVENTS = 64 << 20  # bytes
 def learn(environ: Mapping[str, str], now: Optional[float] = None) -> Store:
     """Read what runs have recorded since the last time; if that cannot be kept, say so and read it again next time.
     Problem: the store cannot be used."""
-    found = [run for run in all_runs(environ).runs for run in (run, *run.array())]
     moment = time.time() if now is None else now
     try:
-        return change_store(environ, lambda store: _with_runs(store, found, moment), moment)
+        return change_store(environ, lambda store: _with_runs(store, environ, moment), moment)
     except NotKept as problem:
         print(f"drumbeat: {problem.what}", file=sys.stderr)
-        return _with_runs(read_store(environ), found, moment).bounded(moment)
+        return _with_runs(read_store(environ), environ, moment).bounded(moment)
 
 
-def _with_runs(store: Store, runs: Sequence[Run], now: float) -> Store:
+def _with_runs(store: Store, environ: Mapping[str, str], now: float) -> Store:
+    """Return the store with what runs say that it has not read, or that have gone on since. Of runs that it has read, only
+    the newest are looked at again."""
     read: Dict[str, int] = {}
     sightings, exclusions = list(store.sightings), list(store.exclusions)
     known = {(each.run, each.t, each.host, each.what) for each in sightings}
-    for run in runs:
-        size = _size(run)
-        read[run.run_id] = size
-        if size == store.read.get(run.run_id, -1) or size > _LARGEST_EVENTS:
+    links = _links(index_folder(environ))[-MOST_RECORDS:]
+    for place, link in enumerate(links):
+        name = os.path.basename(link)
+        before = store.read.get(name)
+        if before is not None and place < len(links) - LOOKED_AT:
+            read[name] = before
             continue
-        try:
-            order = run.order()
-            events = run.run_events()
-        except RecordError:
+        if not os.path.isdir(link):
+            continue  # its folder is gone
+        read[name] = size = _size(link)
+        if size == before or size > _LARGEST_EVENTS:
             continue
-        if order is None or order.emulated:
-            continue
-        for seen in sightings_of(run.run_id, order, events):
+        for seen in _seen(os.path.realpath(link), environ):
             after = seen.t > store.forgotten.get(f"{seen.site}/{seen.host}", 0.0)
             if after and (seen.run, seen.t, seen.host, seen.what) not in known:
                 known.add((seen.run, seen.t, seen.host, seen.what))
                 sightings.append(seen)
                 exclusions = _avoided(exclusions, seen, now)
     return replace(store, sightings=tuple(sightings), exclusions=tuple(exclusions), read=read)
+
+
+def _links(index: str) -> List[str]:
+    """Return the links to this user's runs, the oldest first."""
+    try:
+        with os.scandir(index) as entries:
+            dated = [(entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries]
+    except OSError:
+        return []
+    return [path for _, path in sorted(dated)]
+
+
+def _seen(path: str, environ: Mapping[str, str]) -> List[Sighting]:
+    """Return what a run, or each job of an array, says about its nodes."""
+    found: List[Sighting] = []
+    try:
+        whole = open_run(path, environ)
+        for run in (whole, *whole.array()):
+            order = run.order()
+            if order is not None and not order.emulated:
+                found += sightings_of(run.run_id, order, run.run_events())
+    except RecordError:
+        pass  # damaged, or of a newer drumbeat
+    return found
 
 
 def sightings_of(run_id: str, order: Order, events: Sequence[Event]) -> List[Sighting]:
@@ -266,11 +293,19 @@ def _avoided(exclusions: List[Exclusion], seen: Sighting, now: float) -> List[Ex
     return [*others, Exclusion(seen.site, seen.host, why[:300], seen.t, until)]
 
 
-def _size(run: Run) -> int:
+def _size(folder: str) -> int:
+    """Return the bytes of all events of a run and of the jobs of an array."""
     try:
-        return os.path.getsize(run.folder.events)
+        jobs = [os.path.join(folder, "array", name) for name in os.listdir(os.path.join(folder, "array"))]
     except OSError:
-        return 0
+        jobs = []
+    size = 0
+    for each in (folder, *jobs):
+        try:
+            size += os.path.getsize(RunFolder(each).events)
+        except OSError:
+            continue
+    return size
 
 
 _HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")

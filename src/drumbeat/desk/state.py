@@ -71,14 +71,15 @@ def as_plain(state: State) -> Dict[str, Any]:
     return {**to_plain(state), "outcome": outcome, "throughput": throughput}
 
 
-def state_of(run: Run, now: Optional[float] = None) -> State:
+def state_of(run: Run, now: Optional[float] = None, parts: Optional[Mapping[int, Progress]] = None) -> State:
+    """Return the state of a run. `parts`: the progress of its nodes, if that was read already."""
     told, summary = status(run), read_summary(run)
     goes_on = told.state in ALIVE
     if now is None:
         now = lead_now(run) if goes_on else time.time()
     if goes_on:
         summary = None  # it has ended once, and was started again
-    progress = summary.progress if summary else run.progress()
+    progress = summary.progress if summary else run.progress(parts)
     seconds = summary.elapsed if summary else _elapsed(run, told.state, now)
     failure = summary.failure if summary else None
     if summary is None and not goes_on:

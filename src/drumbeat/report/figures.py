@@ -57,6 +57,7 @@ class GpuUse:
     joules_per_unit: Optional[float] = None  # per token or sample, over the training steps
     unit: str = ""  # token, sample
     slowed: Dict[str, float] = field(default_factory=dict)  # reason -> share of the time below the full clock for it
+    sampled_nodes: Optional[int] = None  # whose samples were read, where that is not all of them
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
 from drumbeat.base.record import RecordError
+from drumbeat.base.regex import regex
 from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import state_of
 from drumbeat.findings.model import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
@@ -104,9 +105,13 @@ class Devices:
                     total, measured = total + joules * (high - low) / (second - first), True
         return total * self.of if measured else None
 
+    @property
+    def nodes(self) -> int:
+        return len({node for node, _ in self._gpus})
+
     def energy_how(self) -> str:
         if self.of > 1:
-            return f"measured on {len({node for node, _ in self._gpus})} nodes, times {self.of:.4g}"
+            return f"measured on {self.nodes} nodes, times {self.of:.4g}"
         counters = sum(_counts(readings) for readings in self._gpus.values())
         sensors = sum(any(gpu.power is not None for _, gpu in readings) for readings in self._gpus.values())
         if counters == len(self._gpus):
@@ -191,10 +196,11 @@ def compare_named(wanted: Sequence[str], environ: Mapping[str, str]) -> Comparis
 
 def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     now = lead_now(run) if now is None else now
-    state, events, order = state_of(run, now), run.run_events(), _order(run)
+    parts = run.parts(paced=True)
+    state, events, order = state_of(run, now, parts), run.run_events(), _order(run)
     progress, summary = state.progress, state.summary
     ledger = run.ledger(now, progress)
-    reports = _reports(run, events, progress)
+    reports = _reports(run, events, progress, parts)
     devices = _devices(run)
     nodes_here = run.nodes()
     facts = {node: run.facts(node) for node in nodes_here[:: 1 + len(nodes_here) // _MANY]}
@@ -281,12 +287,13 @@ def _short(said: Condition, progress: Progress) -> List[Note]:
     )
 
 
-# Of large runs a part is read, so that a report costs the same however long they were: of each node's metrics the middle
-# and the end, of telemetry some nodes. Steps, loss and speed are exact all the same: agents write sums into their
-# metrics, and the first node is read whole.
+# Of large runs a part is read, so that a report costs about the same however many ranks they had: of metrics the reports of the
+# lowest rank, and for all others the sums that agents write into their metrics; of telemetry some nodes.
 
 
 _MOST_METRICS = 8 << 20  # bytes, over all nodes
+_RANK = regex(r'"rank": ?"?(\d{1,9})\b')
+_NO_STEP = regex(r'"kind": ?"(?!step")')
 _MOST_TELEMETRY = 4 << 20
 _MANY = 128  # nodes: of more, not all hardware is read
 
@@ -307,53 +314,37 @@ def _devices(run: Run) -> Devices:
     return devices
 
 
-def _part(run: Run, node: int, most: int) -> Iterator[Metric]:
-    """Yield the metrics in the middle and at the end of a long file."""
-    name = _AT.node(node).metrics
-    size = _size(run, name)
-    for begin in (size // 2, size - most // 2):
-        chunk = run.files.chunk(name, begin, most // 2)
-        for line in (chunk.data if chunk else b"").decode("utf-8", "replace").split("\n")[1:-1]:
+def _lines(run: Run, parts: Mapping[int, Progress], lowest: Optional[int]) -> Iterator[Metric]:
+    """Yield the steps of the lowest rank, and what else its node reports; other nodes' too if there is little to read."""
+    sizes = {node: _size(run, _AT.node(node).metrics) for node in parts}
+    few = sum(sizes.values()) <= _MOST_METRICS
+    for node in (each for each in parts if few or lowest in parts[each].paces):
+        for line in run.metric_lines(node):
+            rank = _RANK.search(line)
+            if rank and int(rank[1]) != lowest and not _NO_STEP.search(line):
+                continue  # most lines of a large run
             metric = parse_metric(decode(line) or {}, node)
             if metric:
                 yield metric
 
 
-def _all_reports(run: Run, progress: Progress, reports: Reports) -> Iterator[Metric]:
-    """Yield the metrics of all nodes. Where some of them are left out, the work of the first node's ranks stands for all."""
-    nodes = run.nodes()
-    sizes = {node: _size(run, _AT.node(node).metrics) for node in nodes}
-    if sum(sizes.values()) <= _MOST_METRICS:
-        for node in nodes:
-            yield from run.metrics(node)
-        return
-    most, first, reports.last_step = max(6 << 10, _MOST_METRICS // len(nodes)), True, 0
-    for node in nodes:
-        if sizes[node] and first:
-            own, first = Progress(), False
-            reports.part = f"all reports of node {node}'s ranks, and a part of each other node's"
-            for metric in run.metrics(node):
-                own.add(metric)
-                yield metric
-            for name in ("tokens", "samples"):
-                if getattr(own, name):
-                    reports.times = getattr(progress, name) / getattr(own, name)
-        elif sizes[node] <= most:
-            yield from (metric._replace(tokens=None, samples=None) for metric in run.metrics(node))
-        else:
-            yield from (metric._replace(tokens=None, samples=None) for metric in _part(run, node, most))
-
-
-def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
+def _reports(run: Run, events: Sequence[Event], progress: Progress, parts: Mapping[int, Progress]) -> Reports:
     starts = [event.t for event in events if isinstance(event, kinds.AttemptStarted)]
     since = starts[-1] if starts else 0.0
     over = [event for event in events if isinstance(event, kinds.Resumed) and event.t > since]
     hangs = tuple((event.t - event.seconds, event.t) for event in over if not event.ended)
-    reports = Reports(last_step=progress.steps or progress.step, since=since, hangs=hangs)
     offsets = run.clock_offsets()
-    for metric in _all_reports(run, progress, reports):
+    paces = {
+        rank: replace(pace, mean_t=pace.mean_t + shift, marks=tuple((many, mean + shift) for many, mean in pace.marks))
+        for shift, part in ((offsets.get(node, 0.0), part) for node, part in parts.items())
+        for rank, pace in part.paces.items()
+    }
+    reports = Reports(since, min(paces, default=None), paces, hangs=hangs)
+    for metric in _lines(run, parts, reports.lowest):
         shift = offsets.get(metric.node, 0.0)
         reports.add(metric._replace(t=metric.t + shift) if shift else metric)
+    unit = "tokens/s" if progress.tokens else "samples/s"
+    reports.count_all(progress.tokens or progress.samples, unit, (progress.step or 0) - (progress.first_step or 0))
     return reports
 
 
@@ -376,7 +367,6 @@ def _speed(
             factor, unit = many, unit[: -len(words)]
             how = f"the program's own figure{words}, times {many}"
     how += f"; {duration(hung)} of it in a hang" if hung else ""
-    how += f"; its spread is that of {reports.part}" if reports.part else ""
     rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
     no_spread = f"steps are counted anew in each {progress.lap}" if progress.lap and not reports.stated else ""
     if reports.too_close:
@@ -434,6 +424,7 @@ def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus:
         training / work if training is not None and work else None,
         unit if work else "",
         devices.slowed(),
+        devices.nodes if devices.of > 1 else None,
     )
 
 
@@ -444,10 +435,8 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
     if slow and slow.stands_out:
         also = f", and it is {count(slow.behind, 'step')} behind" if slow.behind else ""
         how = f"its steps take this much longer than the median rank's {1e3 * slow.median_seconds:.1f} ms{also}"
-        how += f"; by {reports.part}" if reports.part else ""
         return Slowest(slow.rank, slow.node, 1e3 * (slow.step_seconds - slow.median_seconds), how), ""
-    exposed = {rank: statistics.fmean(values) for rank, values in reports.exposed.items()}
-    step = _step_ms(reports)
+    exposed, step = reports.exposed(), _step_ms(reports)
     if len(exposed) > 1:
         rank = min(exposed, key=lambda each: exposed[each])
         behind = statistics.fmean(exposed.values()) - exposed[rank]
@@ -455,18 +444,17 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
     else:
         late = {rank: 1e3 * seconds for rank, seconds in reports.lateness().items()}
         if not late:
-            return None, "one rank reports its steps" if len(reports.nodes) == 1 else "not measured"
+            return None, "one rank reports its steps" if len(reports.paces) == 1 else "not measured"
         rank = max(late, key=lambda each: late[each])
         behind, how = late[rank], "it reports a step this long after the first rank does, on average"
     if behind < max(_READ_MS if reports.printed and not exposed else _LATE_MS, _LATE_SHARE * (step or 0.0)):
         return None, f"none stands out (rank {rank}, {behind:.1f} ms)"
-    how += f"; by {reports.part}" if reports.part else ""
-    return Slowest(rank, reports.nodes.get(rank, 0), behind, how), ""
+    return Slowest(rank, reports.paces[rank].node, behind, how), ""
 
 
 def _step_ms(reports: Reports) -> Optional[float]:
     """Return the mean of the steps after the first report, without hangs: what the throughput is made of."""
-    made = sorted((number, step.t) for number, step in reports.steps.items() if not math.isnan(step.t))
+    made = sorted((number, step.t) for number, step in reports.steps.items())
     return _mean_ms(made[-1][1] - made[0][1], made[-1][0] - made[0][0], reports) if made else None
 
 
@@ -481,7 +469,7 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     step = _step_ms(reports)
     if speed and batch and speed.value:
         step = _mean_ms(seconds, speed.value * seconds / batch, reports) if speed.hung else 1e3 * batch / speed.value
-    exposed = {rank: statistics.fmean(values) for rank, values in reports.exposed.items()}
+    exposed = reports.exposed()
     least = min(exposed.values()) if exposed else None
     waiting = statistics.fmean(exposed.values()) - least if least is not None and len(exposed) > 1 else None
     how = "input: reported data_ms; communication: torch's profiler on single steps" if reports.sums or exposed else ""

@@ -37,42 +37,38 @@ _STUDENT = (
 )
 _LARGEST = 1e18  # any script may report anything
 _CLOSE = 1.0  # seconds: printed lines are read about four times per second
-_LATENESS_STEPS = 500  # steps at which ranks are compared
+_FEWEST_REPORTS = 3  # at which ranks are compared
 
 
 @dataclass
 class _Step:
     t: float  # when the lowest rank reported it
-    work: float = 0.0  # of all ranks
+    work: float = 0.0  # of the lowest rank
 
 
 @dataclass
 class Reports:
-    """Reports of a run, fed with all metrics of all nodes, times by the lead's clock; node by node, each in its own order."""
+    """Reports of a run: those of the lowest rank one by one, those of all ranks as agents have added them up (`paces`). Times
+    are by the lead's clock."""
 
-    last_step: Optional[int] = None  # planned or made, to choose the steps at which ranks are compared
     since: float = 0.0  # start of the last attempt: earlier steps may have been made twice
-    lowest: Optional[int] = None
+    lowest: Optional[int] = None  # of the ranks that report steps
+    paces: Dict[int, RankPace] = field(default_factory=dict)
     steps: Dict[int, _Step] = field(default_factory=dict)
     stated: Dict[int, List[Tuple[float, float]]] = field(default_factory=dict)  # rank -> time, rate as it says
+    work: float = 0.0  # of the lowest rank since its first report
     unit: str = ""
     loss: List[Tuple[float, float]] = field(default_factory=list)
     validation: List[Tuple[float, float]] = field(default_factory=list)  # of any rank: all are told the same
     sums: Dict[str, List[float]] = field(default_factory=dict)  # name -> values of the lowest rank
-    exposed: Dict[int, List[float]] = field(default_factory=dict)  # rank -> communication that was not hidden, ms
-    arrivals: Dict[int, Dict[int, float]] = field(default_factory=dict)  # step -> rank -> time
-    paces: Dict[int, RankPace] = field(default_factory=dict)
-    nodes: Dict[int, int] = field(default_factory=dict)  # rank -> its node
     setup: Dict[str, object] = field(default_factory=dict)
     summary: Dict[str, float] = field(default_factory=dict)  # what the program printed at its end
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     hangs: Tuple[Tuple[float, float], ...] = ()  # from, to: reported and over
-    times: float = 1.0  # work of all ranks, for each part that was added
-    part: str = ""  # of the reports that was read, where the run is too large to read them all
+    times: float = 1.0  # work of all ranks for each part of the lowest one's
 
     def add(self, metric: Metric) -> None:
         rank = metric.rank
-        self.nodes.setdefault(rank, metric.node)
         if metric.kind == "setup":
             self.setup.update(metric.more)
         if metric.kind == "summary":
@@ -84,44 +80,41 @@ class Reports:
             self.unit = metric.unit
         if metric.kind == "validation" and metric.loss is not None and math.isfinite(metric.loss):
             self.validation.append((metric.t, metric.loss))
-        if metric.kind != "step" or metric.t < self.since:
+        if metric.kind != "step" or metric.t < self.since or rank != self.lowest:
             return
-        if self.lowest is None or rank < self.lowest:
-            self.lowest, self.loss, self.sums = rank, [], {}
-            for step in self.steps.values():
-                step.t = math.nan
         self.printed = self.printed or metric.printed
-        self.paces.setdefault(rank, RankPace(rank, metric.node)).add_step(metric, metric.t)
         if metric.step is not None:
             self._add_step(metric, metric.step)
-        exposed: Any = metric.more.get("communication_exposed_ms")
-        if _is_number(exposed):
-            self.exposed.setdefault(rank, []).append(float(exposed))
-        if rank == self.lowest:
-            if metric.loss is not None and math.isfinite(metric.loss):
-                self.loss.append((metric.t, metric.loss))
-            for name, value in metric.more.items():
-                if _is_number(value) and name.endswith(("_ms", "_time")):
-                    self.sums.setdefault(name, []).append(float(value))
+        if metric.loss is not None and math.isfinite(metric.loss):
+            self.loss.append((metric.t, metric.loss))
+        for name, value in metric.more.items():
+            if _is_number(value) and name.endswith(("_ms", "_time")):
+                self.sums.setdefault(name, []).append(float(value))
 
     def _add_step(self, metric: Metric, number: int) -> None:
         work = metric.tokens or metric.samples or 0.0
-        if metric.tokens or metric.samples:
+        if work:
             self.unit = "tokens/s" if metric.tokens else "samples/s"
-        step = self.steps.setdefault(number, _Step(math.nan))
-        step.work += work
-        if metric.rank == self.lowest:
-            step.t = metric.t
-        every = 1 + (self.last_step or 0) // _LATENESS_STEPS
-        if number % every == 0:
-            self.arrivals.setdefault(number, {})[metric.rank] = metric.t
+        self.work += work if self.steps else 0.0
+        step = self.steps.setdefault(number, _Step(metric.t))
+        step.t, step.work = metric.t, step.work + work
+
+    def count_all(self, total: float, unit: str, steps: int) -> None:
+        """Count the work of all ranks, of which only the sum is known: as the lowest rank's is spread over its steps, or evenly
+        if it reports none."""
+        if not self.work and total and steps > 0:
+            numbers = sorted(self.steps)
+            for before, number in zip(numbers, numbers[1:]):
+                self.steps[number].work = (number - before) / steps
+            self.work, self.unit = 1.0, unit
+        self.times = total / self.work if total and self.work else 1.0
 
     # -- what it says ------------------------------------------------------------------------------------------------
 
     @property
     def too_close(self) -> bool:
         """Return true if steps come so fast that the times at which their lines were read do not tell them apart."""
-        times = sorted(step.t for step in self.steps.values() if not math.isnan(step.t))
+        times = sorted(step.t for step in self.steps.values())
         each = [later - earlier for earlier, later in zip(times, times[1:])]
         return self.printed and not self.unit and bool(each) and statistics.median(each) < _CLOSE
 
@@ -136,8 +129,7 @@ class Reports:
     def rates(self, hangs: bool = True) -> List[Tuple[float, float]]:
         """Return time and speed of each interval between two reports: from work and steps, else as the program states it.
         `hangs`: include those in which it hung."""
-        made = [(number, step) for number, step in sorted(self.steps.items()) if not math.isnan(step.t)]
-        found = []
+        made, found = sorted(self.steps.items()), []
         for (before, first), (number, second) in zip(made, made[1:]):
             seconds = second.t - first.t
             if seconds > 0 and (hangs or not self._spans_hang(first.t, second.t)):
@@ -158,14 +150,18 @@ class Reports:
         return statistics.fmean(values) if values else None
 
     def lateness(self) -> Dict[int, float]:
-        """Map each rank to the mean seconds by which it reports a step after the first rank; only steps that all ranks
-        reported."""
-        ranks = set(self.nodes)
-        whole = [times for times in self.arrivals.values() if len(times) == len(ranks)]
-        if len(ranks) < 2 or len(whole) < 3:
+        """Map each rank to the mean seconds by which it reports a step after the first rank: over as many reports as all
+        have made."""
+        means = {rank: {pace.reports: pace.mean_t, **dict(pace.marks)} for rank, pace in self.paces.items()}
+        common = max(set.intersection(*map(set, means.values())) if len(means) > 1 else (), default=0)
+        if common < _FEWEST_REPORTS:
             return {}
-        firsts = [min(times.values()) for times in whole]
-        return {rank: statistics.fmean(times[rank] - first for times, first in zip(whole, firsts)) for rank in ranks}
+        first = min(each[common] for each in means.values())
+        return {rank: each[common] - first for rank, each in means.items()}
+
+    def exposed(self) -> Dict[int, float]:
+        """Map each rank to the mean communication of its steps that was not hidden, in ms, where that was measured."""
+        return {rank: pace.exposed[1] for rank, pace in self.paces.items() if pace.exposed[0]}
 
 
 def _is_number(value: Any) -> bool:

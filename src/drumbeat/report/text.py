@@ -186,7 +186,8 @@ def gpu_rows(use: Optional[GpuUse], gpus: Optional[int]) -> List[Tuple[str, str]
     if use.temperature is not None:
         parts.append(f"at most {use.temperature:.0f} C")
     parts += [f"slowed by {reason} {share:.0%} of the time" for reason, share in use.slowed.items() if share >= 0.01]
-    words = f"{', '.join(parts)} ({count(use.samples, 'sample')}, start to end)" if parts else NOT
+    where = f" of {use.sampled_nodes} nodes" if use.sampled_nodes else ""
+    words = f"{', '.join(parts)} ({count(use.samples, 'sample')}{where}, start to end)" if parts else NOT
     return [("GPU use", words), ("energy", energy_words(use))]
 
 

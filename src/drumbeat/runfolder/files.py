@@ -207,8 +207,8 @@ def decode(line: str) -> Optional[Dict[str, Any]]:
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_deeper(item, levels - 1) for item in inner)
+    inner = value.values() if type(value) is dict else value
+    return levels <= 0 or any(_deeper(item, levels - 1) for item in inner if type(item) in (dict, list))
 
 
 def read_json(path: str, files: Optional[Files] = None) -> Optional[Dict[str, Any]]:

@@ -70,6 +70,7 @@ class Progress:
             number = getattr(self, name)
             if number is not None and not is_count(number):
                 setattr(self, name, unknown)
+        self.paces: Dict[int, RankPace] = {}
         self._reporting: Set[int] = set()
         self._lowest: Optional[int] = None  # of the ranks that have reported anything
         self._previous: Tuple[Optional[int], Optional[float]] = (None, None)  # the lowest rank's last step, its epoch
@@ -114,6 +115,10 @@ class Progress:
         else:
             self._reporting.add(metric.rank)
             self.ranks += 1
+        pace = self.paces.get(metric.rank)
+        if pace is None:
+            pace = self.paces[metric.rank] = RankPace(metric.rank, metric.node)
+        pace.add_step(metric, t)
         if self._stage_began is not None and t >= self._stage_began:
             pause = 0.0 if self.last_t is None else max(0.0, t - self.last_t)
             self.spent[BETWEEN_STAGES] = self.spent.get(BETWEEN_STAGES, 0.0) + pause
@@ -269,9 +274,10 @@ class Progress:
             return None
         return (self.steps - self.step) * self.seconds / (self.step - self.first_step)
 
-    def snapshot(self) -> Dict[str, Any]:
-        """Return all that `restored` needs to count on from here."""
+    def snapshot(self, paced: bool = True) -> Dict[str, Any]:
+        """Return all that `restored` needs to count on from here. `paced`: with the pace of each rank, unless there are many."""
         return {
+            **({PACES: [list(to_plain(each).values()) for each in self.paces.values()]} if paced else {}),
             **self.to_plain(),
             "reporting": sorted(self._reporting),
             "lowest": self._lowest,
@@ -287,6 +293,12 @@ class Progress:
         if not isinstance(reporting, list) or not all(isinstance(rank, int) for rank in reporting):
             raise RecordError("reporting: no list of ranks")
         progress._reporting = set(reporting)
+        paces = data.get(PACES)
+        for each in paces if isinstance(paces, list) else ():
+            pace = from_plain(RankPace, dict(zip(_PACE, each)) if isinstance(each, list) else None)
+            if not (is_count(pace.reports) and is_count(pace.exposed[0])):
+                raise RecordError(f"{PACES}: no number of reports")
+            progress.paces[pace.rank] = pace
         progress._lowest = lowest if isinstance(lowest, int) else None
         began = data.get("stage_began")
         progress._stage_began = float(began) if isinstance(began, (int, float)) else None
@@ -323,11 +335,16 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
 # The pace of each rank, and the one that holds the others up: the same answer in every view. Pure.
 
 
+PACES = "paces"  # of a snapshot
+
+
 _SMOOTH = 0.3  # weight of the latest step time in a rank's average
 # A rank whose steps take longer than the median rank's by less than both of these does not stand out.
 _LONGER, _SHARE = 0.005, 0.02  # seconds, of the median
 SKEW = 5.0  # seconds by which the news of one node may be older than those of another
 _READ = 0.25  # seconds to which the times of printed lines are known
+_MARK_EVERY = 16  # reports
+_MOST_MS = 1e18  # any script may report anything
 
 
 @dataclass
@@ -342,8 +359,12 @@ class RankPace:
     own_seconds: Optional[float] = None  # of a step, without waiting for others, as the rank says itself; smoothed
     read: bool = False  # step_seconds is the time between lines that were read
     since: Optional[float] = None  # when `step` was first reported
-    epoch: Optional[object] = None  # of `step`, where steps are those of an epoch
+    epoch: Optional[str] = None  # of `step`, where steps are those of an epoch
     gap: Tuple[Optional[float], Optional[float]] = (None, None)  # seconds and steps between two reports; smoothed
+    reports: int = 0  # of a step
+    mean_t: float = 0.0  # of all of them
+    marks: Tuple[Tuple[int, float], ...] = ()  # both, as they were at the last two marks: there ranks can be compared
+    exposed: Tuple[int, float] = (0, 0.0)  # how often it reported communication that was not hidden; mean, ms
 
     def add_step(self, metric: Metric, t: float) -> None:
         stated = metric.seconds if metric.printed else None
@@ -351,9 +372,17 @@ class RankPace:
             self._took(stated, 1)
         self.own_seconds = _smoothed(self.own_seconds, metric.seconds)
         self.reported = t
+        self.reports += 1
+        self.mean_t += (t - self.mean_t) / self.reports
+        if self.reports % _MARK_EVERY == 0:
+            self.marks = (*self.marks[-1:], (self.reports, self.mean_t))
+        exposed = metric.more.get("communication_exposed_ms")
+        if isinstance(exposed, (int, float)) and abs(exposed) < _MOST_MS:  # NaN compares false
+            times = self.exposed[0] + 1
+            self.exposed = (times, self.exposed[1] + (exposed - self.exposed[1]) / times)
         if metric.step is None:
             return
-        epoch = metric.more.get("epoch") if metric.of_epoch else None
+        epoch = str(metric.more.get("epoch")) if metric.of_epoch else None
         steps = metric.step - self.step if self.step is not None else 0
         goes_on = steps > 0 and epoch == self.epoch
         if goes_on and stated is None and self.since is not None and t > self.since:
@@ -367,6 +396,9 @@ class RankPace:
         whole, made = _smoothed(self.gap[0], seconds), _smoothed(self.gap[1], float(steps))
         self.gap = (whole, made)
         self.step_seconds = whole / made if whole is not None and made else self.step_seconds
+
+
+_PACE = [item.name for item in dataclasses.fields(RankPace)]
 
 
 def _smoothed(before: Optional[float], latest: Optional[float]) -> Optional[float]:

@@ -36,7 +36,7 @@ from drumbeat.runfolder.events import Event, parse_event
 from drumbeat.runfolder.files import Files, Tail, decode, read_json
 from drumbeat.runfolder.layout import NodeFolder, RunFolder, stop_line
 from drumbeat.runfolder.ledger import PARTS, ledger
-from drumbeat.runfolder.progress import Progress, merged
+from drumbeat.runfolder.progress import PACES, Progress, merged
 from drumbeat.runfolder.records import (
     SO_FAR,
     Line,
@@ -59,8 +59,8 @@ T = TypeVar("T")
 _LAST_EVENTS = 16 << 10  # bytes of the lead's events that hold how the run ended
 _LAST_SAMPLES = 64 << 10  # bytes of a node's telemetry that hold its last sample
 _LAST_OUTPUT = 256 << 10  # bytes of the scheduler's output file
-_RECENT = 1 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
-_HEAD = 16 << 10  # bytes of each node's metrics that tell how it began
+_HEAD = 16 << 10  # bytes of each node's metrics that tell how it began, or what they add up to
+_FAR = 1 << 20  # bytes from the end of a node's metrics in which its ranks' paces are looked for
 _MANY = 64  # nodes: of more, not every one is asked how it began
 
 
@@ -324,6 +324,10 @@ class Run:
     def metrics(self, node: int) -> Iterator[Metric]:
         return self._read(_AT.node(node).metrics, lambda data: parse_metric(data, node))
 
+    def metric_lines(self, node: int) -> Iterator[str]:
+        """Yield the lines that `metrics` parses, for readers that want few of them."""
+        return Tail(_AT.node(node).metrics, 0, self.files).rest()
+
     def telemetry(self, node: int) -> Iterator[Sample]:
         return self._read(_AT.node(node).telemetry, lambda data: parse_sample(data, node))
 
@@ -375,32 +379,40 @@ class Run:
         started += sum(len(each or ()) for each in logged.values())
         return Ranks(started, in_order, len(commands), counted, ranks_seen(self.run_events()))
 
-    def progress(self) -> Progress:
-        """Return how far the run is, and its speed in this attempt. Of long files only the ends are read: there the agent says
-        what everything before adds up to."""
-        nodes = self.nodes()
-        size = max(_HEAD, _RECENT // max(1, len(nodes)))
-        offsets = self.clock_offsets()
-        first = Progress()
-        parts: Dict[int, Progress] = {}
-        ends: Dict[int, List[str]] = {}
-        exact = True
+    def progress(self, parts: Optional[Mapping[int, Progress]] = None) -> Progress:
+        """Return how far the run is, and its speed in this attempt. `parts`: if they were read already."""
+        parts, offsets, first = parts or self.parts(), self.clock_offsets(), Progress()
+        nodes = sorted(parts)
         for node in nodes:
-            head, ends[node], whole = self._ends(_AT.node(node).metrics, size)
-            if len(nodes) <= _MANY or first.first_loss is None:
-                for metric in _metrics(head, node):
-                    first.add(metric)
-            parts[node], counted = _part(ends[node], node)
-            exact = exact and (counted or whole)
-        if exact:
-            total = merged((parts[node], offsets.get(node, 0.0)) for node in nodes)
-        else:
-            total = _recent({node: list(_metrics(lines, node)) for node, lines in ends.items()}, offsets)
+            if len(nodes) > _MANY and first.first_loss is not None:
+                break
+            head = self.files.chunk(_AT.node(node).metrics, 0, _HEAD)
+            for metric in _metrics((head.data if head else b"").decode("utf-8", "replace").split("\n")[:-1], node):
+                first.add(metric)
+        total = merged((parts[node], offsets.get(node, 0.0)) for node in nodes)
         if first.first_loss is not None:
             total.first_loss, total.first_loss_step = first.first_loss, first.first_loss_step
         if first.first_validation is not None:
             total.first_validation = first.first_validation
         return total
+
+    def parts(self, paced: bool = False) -> Dict[int, Progress]:
+        """Return the progress of each node in this attempt; `paced`: with the paces of all its ranks. Only the end of a long
+        file is read: there the agent says what everything before adds up to."""
+        return {node: self._counted(node, paced) for node in self.nodes()}
+
+    def _counted(self, node: int, paced: bool) -> Progress:
+        size, whole, part = _HEAD, False, None
+        while part is None:
+            text, whole = self.files.end(_AT.node(node).metrics, size)
+            lines = text.split("\n")[:-1]
+            part = _part(lines, node, paced)
+            if part is None and (
+                whole or size >= _FAR
+            ):  # an earlier drumbeat kept no paces, or nothing was added up yet
+                part = _part(lines, node, paced=False) or (_added(Progress(), lines, node) if whole else None)
+            size *= 8
+        return part
 
     def ledger(self, now: float, progress: Progress) -> Dict[str, float]:
         """Return the time spent in each part of ledger.py: by the summary, else as far as the events tell at `now`."""
@@ -428,14 +440,6 @@ class Run:
             return None
         return sorted({log.rank for log in logs if log.rank is not None})
 
-    def _ends(self, name: str, size: int) -> Tuple[List[str], List[str], bool]:
-        """Return the first and the last lines of a file: the first `_HEAD` bytes, the last `size`; and whether those are all
-        of it."""
-        found = self.files.chunk(name, 0, _HEAD)
-        head = (found.data if found else b"").decode("utf-8", "replace")
-        last, whole = self.files.end(name, size)
-        return head.split("\n")[:-1], last.split("\n")[:-1], whole
-
 
 _AT = RunFolder("")  # names relative to the run folder
 
@@ -453,37 +457,22 @@ def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
         return None
 
 
-def _part(lines: Sequence[str], node: int) -> Tuple[Progress, bool]:
-    """Return what a node's last lines add up to, and whether one of them says what came before."""
-    part, counted, begin = Progress(), False, 0
+def _part(lines: Sequence[str], node: int, paced: bool) -> Optional[Progress]:
+    """Return what a node's metrics add up to, by their last lines; None if none of those says what came before."""
     for at in range(len(lines) - 1, -1, -1):
         so_far = parse_so_far(decode(lines[at]) or {}, node) if SO_FAR in lines[at] else None
-        if so_far:
+        if so_far and (not paced or PACES in so_far.progress):
             try:
-                part, counted, begin = Progress.restored(so_far.progress), True, at + 1
-                break
+                return _added(Progress.restored(so_far.progress), lines[at + 1 :], node)
             except RecordError:
                 continue
-    for metric in _metrics(lines[begin:], node):
+    return None
+
+
+def _added(part: Progress, lines: Iterable[str], node: int) -> Progress:
+    for metric in _metrics(lines, node):
         part.add(metric)
-    return part, counted
-
-
-def _recent(ends: Mapping[int, Sequence[Metric]], offsets: Mapping[int, float]) -> Progress:
-    """Restrict to the time that the ends of all files cover, if the files do not say what their beginning adds up to."""
-    recent: List[Metric] = []
-    starts: List[float] = []
-    for node, metrics in ends.items():
-        shift = offsets.get(node, 0.0)
-        steps = [metric.t + shift for metric in metrics if metric.kind == "step"]
-        starts += [min(steps)] if steps else []
-        recent += [metric._replace(t=metric.t + shift) if shift else metric for metric in metrics]
-    total = Progress()
-    begin = max(starts, default=0.0)
-    for metric in sorted(recent, key=lambda metric: metric.t):
-        if metric.t >= begin or metric.kind != "step":
-            total.add(metric)
-    return total
+    return part
 
 
 def _metrics(lines: Iterable[str], node: int) -> Iterator[Metric]:

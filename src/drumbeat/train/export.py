@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -19,12 +19,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from drumbeat.train import lora
 from drumbeat.train.checkpoint.checksums import check_files
 from drumbeat.train.checkpoint.folder import committed, has_marker, name_of, read_marker
+from drumbeat.train.hugging_face import publisher
 from drumbeat.train.models.llama import segments, shape_from
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.safetensors import Entry, write
 
 CONFIG = "config.json"
-# What lies beside a model's weights and belongs to whoever uses them; never code, which a loader might run.
+# Files beside a model's weights that its users need; never code, which a loader might run.
 _BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
@@ -47,20 +48,21 @@ def read_config(folder: str) -> Dict[str, Any]:
 
 
 def keep_config(folder: str, config: Optional[Mapping[str, Any]], beside: str = "") -> None:
-    """Lay a model's config, and the tokenizer's files from the folder `beside`, where an export will find them."""
+    """Copy a model's config, and the tokenizer's files from the folder `beside`, to where an export finds them."""
     os.makedirs(folder, exist_ok=True)
     if config is not None:
         path = os.path.join(folder, CONFIG)
         with open(path + ".part", "w", encoding="utf-8") as file:
             json.dump(config, file, indent=2, sort_keys=True)
         os.replace(path + ".part", path)
-    for name in _BESIDE if beside and os.path.isdir(beside) and not _same_folder(beside, folder) else ():
+    there = os.path.isdir(beside) and os.path.realpath(beside) != os.path.realpath(folder)
+    for name in _BESIDE if there else ():
         if os.path.isfile(os.path.join(beside, name)):
             shutil.copyfile(os.path.join(beside, name), os.path.join(folder, name))
 
 
 def newest(folder: str, step: Optional[int] = None) -> Tuple[str, str]:
-    """The checkpoint to export, and the folder with its config. `folder` holds checkpoints, or is one."""
+    """Return the checkpoint to export and the folder of its config. `folder` holds checkpoints, or is one."""
     path = folder.rstrip("/")
     if has_marker(path):
         return path, os.path.dirname(path)
@@ -85,7 +87,8 @@ def export_checkpoint(path: str, config_folder: str, folder: str, dtype: str = "
 def export(
     path: str, config: Optional[Dict[str, Any]], beside: str, folder: str, dtype: str = "", adapter: bool = False
 ) -> str:
-    """`adapter`: what LoRA has learnt alone, as peft reads it; else it is added to the weights."""
+    """Write the model saved at `path` into `folder`, with the tokenizer's files from `beside`. Returns one line about it.
+    `adapter`: only what LoRA has learnt, as peft reads it; without it, that is added to the weights."""
     if dtype and dtype not in _KINDS:
         raise Refusal(f"dtype '{dtype}' is unknown", f"known: {', '.join(_KINDS)}")
     saved = _Saved(path)
@@ -99,46 +102,67 @@ def export(
         lora.write_adapter(folder, held, saved.read, learnt, str((config or {}).get("_name_or_path") or ""))
         keep_config(folder, None, beside)
         return f"an adapter of rank {learnt['r']} in {folder}"
-    sources: Dict[str, List[Tuple[str, int, int, int]]]
-    sources = {name: [(name, 0, 0, -1)] for name in held if not lora.is_adapter(name)}
+    entries: Dict[str, Entry] = {}
+    origin: Dict[str, str] = {}  # the tensor in the checkpoint that it is, or begins with, or is cut from
+    read: Callable[[str], Tensor]
     if config is not None and "blocks.0.attention.qkv.weight" in held:
-        sources = _rows_of_theirs(config)
-    if config is not None and config.get("tie_word_embeddings"):
-        sources.pop("lm_head.weight", None)
-    entries = {}
-    for name, pieces in sources.items():
-        ours = held[pieces[0][0]]
-        rows = sum(end - first for _, _, first, end in pieces)
-        shape = ours.shape if pieces[0][3] < 0 else (rows, *ours.shape[max(1, len(ours.shape) - 1) :])
-        entries[name] = Entry(_KINDS[dtype] if dtype and ours.dtype.is_floating_point else ours.dtype, shape)
+        rows = _rows_of_theirs(config)
+        for name, pieces in rows.items():
+            origin[name] = pieces[0][0]
+            ours, count = held[origin[name]], sum(end - first for _, _, first, end in pieces)
+            entries[name] = Entry(ours.dtype, (count, *ours.shape[max(1, len(ours.shape) - 1) :]))
 
-    def read(name: str) -> Tensor:
-        pieces = sources[name]
-        a, b = (f"{name[: -len('weight')]}lora_{letter}.weight" for letter in "AB")
-        if learnt is not None and a in held:
-            return lora.merged(saved.read(name), saved.read(a), saved.read(b), learnt)
-        if pieces[0][3] < 0:
+        def read(name: str) -> Tensor:
+            return torch.cat([_rows(saved.read(ours))[at : at + end - first] for ours, at, first, end in rows[name]])
+    else:
+        published = publisher(config)
+        parts: Dict[str, Tensor] = {}  # of one tensor of the checkpoint
+        for name, entry in held.items():
+            if not lora.is_adapter(name):
+                parts = published(name, torch.empty(entry.shape, dtype=entry.dtype, device="meta"))
+                entries.update({new: Entry(part.dtype, tuple(part.shape)) for new, part in parts.items()})
+                origin.update(dict.fromkeys(parts, name))
+
+        def whole(name: str) -> Tensor:
+            a, b = (f"{name[: -len('weight')]}lora_{letter}.weight" for letter in "AB")
+            if learnt is not None and a in held:
+                return lora.merged(saved.read(name), saved.read(a), saved.read(b), learnt)
             return saved.read(name)
-        return torch.cat([_rows(saved.read(ours))[at : at + end - first] for ours, at, first, end in pieces])
 
-    os.makedirs(folder, exist_ok=True)
-    files = write(folder, dict(sorted(entries.items(), key=lambda item: saved.order(sources[item[0]][0][0]))), read)
+        def read(name: str) -> Tensor:
+            nonlocal parts
+            if name not in parts or parts[name].is_meta:
+                parts = published(origin[name], whole(origin[name]))
+            return parts[name]
+
+    if dtype:
+        kind = _KINDS[dtype]
+        entries = {name: e._replace(dtype=kind) if e.dtype.is_floating_point else e for name, e in entries.items()}
     if config is not None and entries:
         kinds = {entry.dtype for entry in entries.values() if entry.dtype.is_floating_point}
         config = {**config, "dtype": str(kinds.pop()).replace("torch.", "")} if len(kinds) == 1 else config
-    keep_config(folder, config, beside)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        files = write(folder, dict(sorted(entries.items(), key=lambda item: saved.order(origin[item[0]]))), read)
+        keep_config(folder, config, beside)
+    except OSError as error:
+        raise unwritable(folder, error.strerror or str(error)) from None
     size = sum(entry.nbytes for entry in entries.values())
     without = "" if config is not None else f"; no {CONFIG}: the run had none"
     return f"{len(entries)} tensors, {size / 2**30:.2f} GiB, in {len(files)} file{'s' * (len(files) != 1)} in {folder}{without}"
 
 
+def unwritable(folder: str, why: str) -> Refusal:
+    return Refusal(f"{folder} cannot be written: {why}", "make room, or export to another folder")
+
+
 def _rows(x: Tensor) -> Tensor:
-    """Those of all experts follow each other."""
+    """Return a matrix; the rows of all experts follow each other."""
     return x.flatten(0, 1) if x.ndim == 3 else x
 
 
 def _rows_of_theirs(config: Mapping[str, Any]) -> Dict[str, List[Tuple[str, int, int, int]]]:
-    """Of which rows of our matrices one of transformers' is put together: ours, our first row, their first and last."""
+    """Return the rows of our matrices that make up each of transformers': our name, our first row, and its first and last row."""
     theirs: Dict[str, List[Tuple[str, int, int, int]]] = {}
     for ours, pieces in segments(shape_from(config)).items():
         at = 0
@@ -183,7 +207,3 @@ class _Saved:
             if each != name and size > _AT_ONCE:
                 return
             yield each
-
-
-def _same_folder(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)

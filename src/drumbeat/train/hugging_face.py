@@ -6,12 +6,13 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from drumbeat.train import lora
 from drumbeat.train.data.loaders import map_tensors, tensors_of
@@ -19,6 +20,7 @@ from drumbeat.train.layers.attention import causal_attention
 from drumbeat.train.layers.cross_entropy import IGNORE, linear_cross_entropy
 from drumbeat.train.parallel.context import Context
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.safetensors import Segment, Tensors
 
 
 def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
@@ -30,13 +32,71 @@ def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
     if plain is None:
         return None
     learnt = {lora.KEY: model.drumbeat_lora} if hasattr(model, "drumbeat_lora") else {}
-    return {**plain(), "architectures": [type(model).__name__], **learnt}
+    kind = next(
+        kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule)
+    )  # FSDP makes a class of its own
+    return {**plain(), "architectures": [kind.__name__], **learnt}
 
 
 def folder_of(model: nn.Module) -> str:
     """The folder that from_pretrained read, where it is one of this machine: the tokenizer lies there."""
     name = getattr(getattr(model, "config", None), "_name_or_path", "") or ""
     return name if os.path.isdir(name) else ""
+
+
+def segments_of(model: nn.Module, tensors: Tensors) -> Dict[str, List[Segment]]:
+    """Return the tensors of a folder that make up each of a transformers model's, by transformers' own table: it renames some
+    while it loads, and stacks the matrices of experts."""
+    if not hasattr(model, "base_model_prefix"):
+        return {}
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+    except ImportError:
+        raise Refusal("weights=FOLDER needs transformers 5", "update it, or use from_pretrained(FOLDER)") from None
+    changes, own = get_model_conversion_mapping(model), model.state_dict()
+    renamings, converters = (
+        [each for each in changes if isinstance(each, c)] for c in (WeightRenaming, WeightConverter)
+    )
+    prefix = model.base_model_prefix or None
+    found: Dict[str, Dict[Any, List[str]]] = {}
+    for name in sorted(tensors.places, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, prefix, own)
+        if target in own:
+            found.setdefault(target, {}).setdefault(pattern, []).append(name)
+    segments = {}
+    for target, names in found.items():
+        used = next((each for each in converters if set(names) <= set(each.source_patterns)), None)
+        kind = [(type(each).__name__, getattr(each, "dim", None)) for each in used.operations] if used else []
+        if kind and kind not in (_STACKED, [*_STACKED, ("Concatenate", 1)]):
+            words = ", ".join(f"{name} {dim}" for name, dim in kind)
+            raise Refusal(
+                f"weights: transformers changes {target} while it loads ({words})", "use from_pretrained(FOLDER)"
+            )
+        columns = [names.get(pattern, []) for pattern in used.source_patterns] if used else names.values()
+        order = [name for together in zip(*columns) for name in together]
+        segments[target] = [(name, 0, (tensors.places[name].shape or (1,))[0]) for name in order]
+    return segments
+
+
+def publisher(config: Optional[Mapping[str, Any]]) -> Callable[[str, Tensor], Dict[str, Tensor]]:
+    """Return a function that turns one tensor of a model into those that save_pretrained writes: some have another name, and
+    experts a matrix each."""
+    try:
+        import transformers
+        from transformers.core_model_loading import revert_weight_conversion
+
+        config = config or {}
+        kind = getattr(transformers, config["architectures"][0])
+    except (ImportError, AttributeError, KeyError, IndexError):  # not transformers' own: names stay
+        return lambda name, tensor: {name: tensor}
+    with torch.device("meta"):
+        model = kind(transformers.AutoConfig.for_model(**config))
+    tied = getattr(model, "all_tied_weights_keys", {})  # written once, under the other's name
+    return lambda name, tensor: {} if name in tied else revert_weight_conversion(model, {name: tensor})
+
+
+_STACKED = [("MergeModulelist", 0)]  # one expert after the other
 
 
 def without_cache(model: nn.Module) -> None:

@@ -6,8 +6,10 @@ import gc
 import os
 import signal
 import time
-from contextlib import nullcontext
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import torch
 
 from drumbeat.base.signals import EXIT_REQUEUE
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, Saved
@@ -15,15 +17,13 @@ from drumbeat.train.checkpoint.digest import Digest, digest
 from drumbeat.train.checkpoint.snapshots import Snapshots
 from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.data.stream import Stream
-from drumbeat.train.deterministic import deterministic
 from drumbeat.train.measure.communication import Communication
-from drumbeat.train.measure.meter import VALIDATION, Meter
+from drumbeat.train.measure.meter import VALIDATION, Meter, own_seconds
 from drumbeat.train.measure.mfu import Utilisation
 from drumbeat.train.measure.reporting import Reporter
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
 from drumbeat.train.step import Outcome
-from drumbeat.train.step_report import report_step, setup_words
 from drumbeat.train.stopping import StopTogether
 from drumbeat.train.trainer import Loss, Trainer
 from drumbeat.train.trouble import Trouble
@@ -83,7 +83,7 @@ def _train(
         reporter.say(f"resumed after step {done}{trainer.loaded_from}")
         if settings.deterministic:
             digests.append(_digest(reporter, trainer, stream))
-    reporter.figures("setup", done, {}, setup_words(unit, trainer, utilisation))
+    reporter.figures("setup", done, {}, _setup_words(unit, trainer, utilisation))
     trouble = Trouble(settings, trainer, stream)
     gc.collect()
     gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
@@ -109,7 +109,7 @@ def _train(
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             stopped = (stop.agreed() or done == settings.stop_after) and not last
             if reporting or stopped:
-                now = report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
+                now = _report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
                 figures |= now
                 losses.append(now["loss"])
                 gathered.clear()
@@ -172,6 +172,88 @@ def _train(
     )
 
 
+def _setup_words(unit: str, trainer: Trainer, utilisation: Optional[Utilisation]) -> Dict[str, Any]:
+    """Return what a report on this run needs to compare runs and compute MFU."""
+    layout = {name: degree for name, degree in vars(trainer.meshes.layout).items() if degree > 1}
+    words: Dict[str, Any] = {"precision": trainer.precision.name}
+    words["layout"] = ",".join(f"{name}={degree}" for name, degree in layout.items()) or "one rank"
+    if utilisation is not None:
+        words[f"flops_per_{unit[:-1]}"] = utilisation.flops_per_sample
+        words.update(flops_formula=utilisation.formula, flops_dtype=utilisation.dtype)
+    return words
+
+
+def _report_step(
+    settings: Settings,
+    unit: str,
+    reporter: Reporter,
+    meter: Meter,
+    trainer: Trainer,
+    gathered: List[Outcome],
+    utilisation: Optional[Utilisation],
+    communication: Communication,
+) -> Dict[str, float]:
+    """The figures of the steps since the last report. The one place where the host waits for the device."""
+    phases = meter.take()
+    done, step, world = trainer.steps, trainer.inner, trainer.world
+    last = trainer.result(gathered[-1])
+    targets = float(torch.stack([outcome.targets for outcome in gathered]).sum())
+    shared: Dict[str, float] = {"loss": float(last.loss), "grad_norm": float(last.norm)}
+    shared.update({name: float(value) for name, value in last.metrics.items()})
+    skipped = int(step.skipped)
+    if skipped:
+        shared["skipped_steps"] = skipped
+    if step.scaler is not None and int(step.rescaled):
+        shared["rescaled_steps"] = int(step.rescaled)
+    step_ms = sum(phases.values())
+    if step_ms:
+        shared[f"{unit}_per_s"] = targets / len(gathered) / step_ms * 1e3
+        shared.update({f"{phase}_ms": ms for phase, ms in phases.items()})
+        if utilisation is not None:
+            shared.update(utilisation.of(shared[f"{unit}_per_s"] / world.size))
+    if world.device.type == "cuda":
+        shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
+    watched = communication.take()
+    own = {unit: round(targets / world.size), **watched, **own_seconds(phases, watched)}
+    reporter.figures("step", done, own, shared, settings.steps)
+    reporter.say(_line(done, settings.steps, unit, {**own, **shared}))
+    return {**own, **shared}
+
+
+def _line(done: int, steps: int, unit: str, shared: Dict[str, float]) -> str:
+    parts = [f"step {done}/{steps}", f"loss {shared['loss']:.4f}", f"grad norm {shared['grad_norm']:.3f}"]
+    if f"{unit}_per_s" in shared:
+        parts.append(f"{shared[f'{unit}_per_s']:,.0f} {unit}/s")
+    if "mfu" in shared:
+        parts.append(f"MFU {shared['mfu']:.1%}")
+    if "communication_ms" in shared:
+        whole, open_ = shared["communication_ms"], shared["communication_exposed_ms"]
+        parts.append(f"communication {whole:.1f} ms, {open_:.1f} not hidden")
+    return "  ".join(parts)
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Compute the same numbers every time, at the cost of speed: FlashAttention 4 adds in order, cuDNN's attention gives way to
+    FlashAttention 2. An operation without a deterministic form raises a RuntimeError that names it."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+    )
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False  # it would choose by speed, and so by chance
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = before[2]
+
+
 def _digest(reporter: Reporter, trainer: Trainer, stream: Stream) -> Digest:
     step = trainer.inner
     others = {"step": step.state_dict(), "rank": step.rank_state(), "stream": stream.state_dict()}
@@ -220,12 +302,12 @@ def _take(snapshots: Snapshots, reporter: Reporter, trainer: Trainer) -> None:
         elif saved.waited > 1:
             reporter.say(
                 f"training waited {saved.waited:.1f} s for the snapshot of step {saved.step}, which took "
-                f"{saved.seconds:.0f} s: take them less often"
+                f"{saved.seconds:.0f} s: take snapshots less often"
             )
 
 
 def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:
-    """A save has ended. One that failed is said and training goes on: the checkpoint before it is still the latest."""
+    """Report a save that has ended. Training goes on if it failed: the checkpoint before it is still the latest."""
     if saved is None:
         return
     outcome: Dict[str, Any] = {"path": os.path.abspath(saved.path)}

@@ -41,13 +41,16 @@ class Precision:
                 raise Refusal("precision fp8 with tensor parallelism is not built", "use bf16")
         if self.name == "fp16" and (sharded or tensor_parallel):
             raise Refusal(
-                "precision fp16 scales the loss by what one rank sees; with shards ranks would differ", "use bf16"
+                "precision fp16 with FSDP or tensor parallelism is not built: each rank would scale its loss differently",
+                "use bf16",
             )
         if self.name == "bf16-master" and sharded:
-            raise Refusal("precision bf16-master with FSDP is bf16: FSDP keeps fp32 shards itself", "use bf16")
+            raise Refusal(
+                "precision bf16-master with FSDP would keep fp32 weights twice: FSDP has them in its shards", "use bf16"
+            )
 
     def prepare(self, model: nn.Module, sharded: bool, blocks: str = "") -> None:
-        """Before anything is wrapped: the dtype of the weights, and which layers change their kind."""
+        """Set the type of the weights and replace layers; call it before anything is wrapped."""
         torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
         if self.name in ("bf16-master", "fp8") and not sharded:
             model.bfloat16()

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import SequenceParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_attention, without_cache
+from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_attention, segments_of, without_cache
 from drumbeat.train.optim import AdamW8, MasterAdamW, OffloadedAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
@@ -22,6 +22,7 @@ from drumbeat.train.parallel.pipeline import INNER, Pipeline, make_stages, refus
 from drumbeat.train.parallel.tensor_plan import Plan, read_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.safetensors import Tensors
 from drumbeat.train.trainer import StepSettings, Trainer
 from drumbeat.train.weights import Source, init_sharded, load, materialize
 from drumbeat.train.world import join
@@ -81,6 +82,9 @@ def setup(
         refuse_for_pipelines(precision, schedule, recompute)
     empty = any(p.is_meta for p in model.parameters())
     _refuse_empty(model, weights) if empty else None
+    if isinstance(weights, str) and weights:
+        tensors = Tensors(weights)
+        weights = Source(tensors, segments_of(model, tensors))
     meshes, kind = Meshes(degrees, world.device.type), Precision(precision)
     without_cache(model)
     split = meshes.one("cp")
@@ -124,9 +128,8 @@ def setup(
     if empty and not weights:
         for part in parts:
             init_sharded(part, model.init_parameter, world.device)  # type: ignore[arg-type]
-    if weights:
-        source = Source(weights, {}, getattr(model, "base_model_prefix", "")) if isinstance(weights, str) else weights
-        words = load(parts, source, must_have=empty)
+    if isinstance(weights, Source):
+        words = load(parts, weights, must_have=empty)
         if world.lead:
             print(f"weights: {words}", flush=True)
     rebind(optimizer, names, parts)
@@ -139,7 +142,7 @@ def setup(
     if not 0 <= ema < 1:
         raise Refusal(f"ema={ema}", "the share of the old mean that each step keeps, such as 0.999; 0: no mean")
     step = StepSettings(clip or None, accumulate, compare_every, pipeline, contexts, fused, ema)
-    folder = weights if isinstance(weights, str) else weights.tensors.path
+    folder = weights.tensors.path if isinstance(weights, Source) else ""
     return Trainer(world, meshes, kind, parts, optimizer, scheduler, step, seed, profile, folder, alone_before)
 
 

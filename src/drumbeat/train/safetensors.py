@@ -28,6 +28,9 @@ _FILE_BYTES = 5 << 30
 _LARGEST_HEADER = 100 << 20
 
 
+Segment = Tuple[str, int, int]  # rows of a tensor: its name, the first row, the row after the last
+
+
 class Place(NamedTuple):
     file: str
     dtype: torch.dtype
@@ -126,14 +129,18 @@ def write(folder: str, entries: Mapping[str, Entry], read: Callable[[str], Tenso
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         path = os.path.join(folder, file)
-        with open(path + ".part", "wb") as out:
-            out.write(struct.pack("<Q", len(text)) + text)
-            for name in names:
-                tensor = read(name).detach().to("cpu", entries[name].dtype).contiguous()
-                assert tuple(tensor.shape) == entries[name].shape, name
-                out.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
-            out.flush()
-            os.fsync(out.fileno())
+        try:
+            with open(path + ".part", "wb") as out:
+                out.write(struct.pack("<Q", len(text)) + text)
+                for name in names:
+                    tensor = read(name).detach().to("cpu", entries[name].dtype).contiguous()
+                    assert tuple(tensor.shape) == entries[name].shape, name
+                    out.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                out.flush()
+                os.fsync(out.fileno())
+        except OSError:  # a full disk gets its room back
+            os.unlink(path + ".part")
+            raise
         os.replace(path + ".part", path)
         total += at
     if count > 1:

@@ -29,19 +29,18 @@ from typing import (
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from drumbeat import metrics
-from drumbeat.train.checkpoint.checkpoints import Checkpoints
+from drumbeat.train.checkpoint.checkpoints import Checkpoints, first_line, gathered, write_state
 from drumbeat.train.checkpoint.folder import candidates, name_of
 from drumbeat.train.checkpoint.snapshots import VARIABLE, Snapshots
 from drumbeat.train.checkpoint.state import MEAN, TrainingState
 from drumbeat.train.data.loaders import Batches, micro_batches, rows_of, share_of
 from drumbeat.train.data.stream import Pieces, Samples, Stream
-from drumbeat.train.export import export, keep_config
+from drumbeat.train.export import export, keep_config, unwritable
 from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_of
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
@@ -427,18 +426,20 @@ class Trainer:
         path = os.path.join(folder, ".export")
         shared = mean_statistics(self.parts, self.meshes)
         state = {**TrainingState(self.inner.parts, self.optimizer).now()["model"], **shared}
+        problem: Optional[Refusal] = None
+        try:
+            write_state({"model": state}, path)
+            if self.world.lead:
+                beside = folder_of(self.module) or self.weights
+                self.say(f"exported: {export(path, config_of(self.module), beside, folder, dtype, adapter)}")
+        except Refusal as refusal:
+            problem = refusal
+        except (OSError, CheckpointException) as error:
+            problem = unwritable(folder, first_line(error))
         if self.world.lead:
-            os.makedirs(folder, exist_ok=True)
             shutil.rmtree(path, ignore_errors=True)
-        if dist.is_initialized():
-            dist.barrier()
-        save({"model": state}, storage_writer=FileSystemWriter(path))
-        if self.world.lead:
-            beside = folder_of(self.module) or self.weights
-            self.say(f"exported: {export(path, config_of(self.module), beside, folder, dtype, adapter)}")
-            shutil.rmtree(path, ignore_errors=True)
-        if dist.is_initialized():
-            dist.barrier()
+        if problem := next(filter(None, gathered(problem)), None):  # no rank waits for one that could not
+            raise problem
 
     def load(self, folder: str) -> int:
         """Load the newest checkpoint in `folder` that can be read, saved on any layout and number of ranks; the step it

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from drumbeat.train.checkpoint.state import named_buffers, named_parameters, own_part
 from drumbeat.train.parallel.tensor_plan import tie, tied_parameters
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.safetensors import Tensors
+from drumbeat.train.safetensors import Segment, Tensors
 
 Cuts = Tuple[slice, ...]
 _FEW = 3
@@ -28,9 +27,8 @@ def own_cuts(parameter: Tensor) -> Cuts:
     """Return the part of the whole parameter that this rank holds."""
     sizes, starts = tuple(parameter.shape), (0,) * parameter.ndim
     if isinstance(parameter, DTensor):
-        sizes, starts = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )  # type: ignore[assignment]
+        (chunk,) = parameter.__create_chunk_list__()
+        sizes, starts = chunk.sizes, chunk.offsets
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes))
 
 
@@ -73,38 +71,43 @@ def on_meta() -> Iterator[None]:
 
 
 class Source:
-    """Tensors of a folder under a model's own names. `segments`: of which rows of which of them a parameter is put together."""
+    """Tensors of a folder under a model's own names. `segments`: of which rows of which of them a parameter is put together. A
+    parameter of three dimensions (experts) may be put together of matrices."""
 
-    def __init__(self, folder: str, segments: Mapping[str, Sequence[Tuple[str, int, int]]], prefix: str = "") -> None:
-        self.tensors, self.segments, self.prefix = Tensors(folder), segments, prefix
+    def __init__(self, tensors: Tensors, segments: Mapping[str, Sequence[Segment]]) -> None:
+        self.tensors, self.segments = tensors, segments
 
-    def name_of(self, name: str) -> str:
-        """Files of a bare model lack the prefix of one with a head, or the other way round; "": it is not there."""
-        short = name[len(self.prefix) + 1 :] if self.prefix and name.startswith(self.prefix + ".") else name
-        names = (name, short, f"{self.prefix}.{name}")
-        return next((each for each in names if each in self.tensors), "")
-
-    def shape_of(self, name: str) -> Tuple[int, ...]:
-        """Empty: it is not there."""
-        if name not in self.segments:
-            known = self.name_of(name)
-            return self.tensors.places[known].shape if known else ()
-        pieces = self.segments[name]
+    def shape_of(self, name: str, here: Sequence[int]) -> Tuple[int, ...]:
+        """Empty: it is not there. `here`: the shape of the model's parameter."""
+        pieces = self.segments.get(name) or [(name, 0, 0)]
         if any(source not in self.tensors for source, _, _ in pieces):
             return ()
+        shape = self.tensors.places[pieces[0][0]].shape
+        if name not in self.segments or not shape:
+            return shape
         rows = sum(end - first for _, first, end in pieces)
-        return (rows, *self.tensors.places[pieces[0][0]].shape[1:])
+        stacked = len(here) == len(shape) + 1 and rows % here[1] == 0
+        return (rows // here[1], here[1], *shape[1:]) if stacked else (rows, *shape[1:])
 
-    def read(self, name: str, cuts: Cuts) -> Tensor:
+    def read(self, name: str, cuts: Cuts, here: Sequence[int]) -> Tensor:
         if name not in self.segments:
-            return self.tensors.read(self.name_of(name), cuts)
+            return self.tensors.read(name, cuts)
+        if len(cuts) == len(self.tensors.places[self.segments[name][0][0]].shape):
+            return self._rows(name, cuts)
+        starts = range(cuts[0].start * here[1], cuts[0].stop * here[1], here[1])
+        rows = [slice(at + cuts[1].start, at + cuts[1].stop) for at in starts]
+        return torch.stack([self._rows(name, (each, *cuts[2:])) for each in rows])
+
+    def _rows(self, name: str, cuts: Cuts) -> Tensor:
+        if not cuts:
+            return self.tensors.read(self.segments[name][0][0])
         found, at = [], 0
         for source, first, end in self.segments[name]:
             low, high = max(cuts[0].start - at, 0), min(cuts[0].stop - at, end - first)
             if low < high:
                 found.append(self.tensors.read(source, (slice(first + low, first + high), *cuts[1:])))
             at += end - first
-        return torch.cat(found) if found else torch.empty([cut.stop - cut.start for cut in cuts])
+        return torch.cat(found)
 
 
 @torch.no_grad()
@@ -118,7 +121,8 @@ def load(parts: Sequence[nn.Module], source: Source, must_have: bool) -> str:
     saved = {name for part in parts for name in get_model_state_dict(part)}
     held.update({name: buffer for name, buffer in named_buffers(parts) if name in saved})
     for name, parameter in held.items():
-        there, here = source.shape_of(name), tuple(parameter.shape)
+        here = tuple(parameter.shape)
+        there = source.shape_of(name, here)
         if there[1:] != here[1:] or len(there) != len(here):
             missing.append(name)
             continue
@@ -128,11 +132,13 @@ def load(parts: Sequence[nn.Module], source: Source, must_have: bool) -> str:
             rows = slice(cuts[0].start, max(cuts[0].start, min(cuts[0].stop, there[0])))
             cuts, own = (rows, *cuts[1:]), own[: rows.stop - rows.start]
         if own.numel():
-            own.copy_(source.read(name, cuts))
+            own.copy_(source.read(name, cuts, here))
         seen += 1
     if must_have and (missing or resized):
         name = (missing + resized)[0]
-        what = f"{name} is not in {source.tensors.path}" + (" with this shape" if source.shape_of(name) else "")
+        what = f"{name} is not in {source.tensors.path}" + (
+            " with this shape" if source.shape_of(name, held[name].shape) else ""
+        )
         raise Refusal(f"{what}, and a model on the meta device has no values of its own", "build it on the CPU")
     if not seen:
         raise Refusal(f"{source.tensors.path} has no tensor of this model", "give the weights of a model of its kind")

@@ -60,7 +60,7 @@ class RankEnd:
     by_us: bool
     of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
     links: Tuple[Tuple[int, int], ...] = ()  # TCP connections that it had, by local and remote port
-    closed: Tuple[Tuple[int, int], ...] = ()  # those that it closed, and not its peer
+    closed: Tuple[Tuple[int, int, float], ...] = ()  # those that it closed before its peer did; when both had
 
     @property
     def failed(self) -> bool:
@@ -113,11 +113,11 @@ class RankEnd:
         return ENDED_BY_US if ended_by_us else self.finding.title
 
 
-def rank_end(ended: RankEnded, member: int, at: float) -> RankEnd:
-    """Make one from a member's message; `at` is on the lead's clock."""
+def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
+    """Make one from a member's message; `offset` turns its clock into the lead's."""
     return RankEnd(
-        ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, ended.of_command,
-        ended.links, ended.closed,
+        ended.rank, member, ended.exit_code, ended.signal, ended.t + offset, ended.finding, ended.by_us, ended.of_command,
+        ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed),
     )  # fmt: skip
 
 
@@ -293,7 +293,6 @@ def _starts_each_rank(order: Order) -> bool:
 
 
 _WITHOUT_MEANING = ("exception", "exit-code", "unknown")
-_FAULTS = (132, 134, 135, 136, 139)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 _DIGITS = re.compile(r"\d+")
 _DRIVER = "the GPU's driver"
 _NOBODY = "hang-all-idle"  # the hang in which no rank stands out
@@ -331,19 +330,25 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
 
 
 def _with_closed(ends: Sequence[RankEnd]) -> List[Tuple[order.Event, RankEnd]]:
-    """The ends as events, each with the ranks that it left first. One that had lost a peer before we ended it left nobody."""
-    owner = {link: end.rank for end in ends for link in end.links}
+    """The ends as events, each with the ranks that it left: they held a connection that it had closed until they failed
+    themselves. One that had lost a peer before we ended it left nobody; two that left each other tell nothing."""
+    owner = {link: end for end in ends for link in end.links}
+    left: Dict[int, Set[int]] = {}
+    for end in ends:
+        for here, there, at in () if end.by_us and is_consequence(end) else end.closed:
+            peer = owner.get((there, here))
+            if peer is not None and at > peer.at - LINGERS:
+                left.setdefault(end.rank, set()).add(peer.rank)
     events = []
     for end in ends:
-        closed = () if end.by_us and is_consequence(end) else end.closed
-        peers = {owner.get((there, here), end.rank) for here, there in closed} - {end.rank}
+        peers = [rank for rank in left.get(end.rank, ()) if end.rank not in left.get(rank, ())]
         events.append((replace(end.event, closed=tuple(sorted(peers))), end))
     return events
 
 
 def _may_follow(end: RankEnd) -> bool:
-    """May a lost connection have ended it? By an exit without a word, or by a signal that a process raises itself."""
-    return end.kind == order.EXIT or end.kind == order.OUTSIDE and end.code in _FAULTS
+    """May a lost connection have ended it? By an exit without a word, or by a signal of which nobody knows who sent it."""
+    return end.kind == order.EXIT or end.kind == order.OUTSIDE and not (end.finding and end.finding.code == "oom-kill")
 
 
 def _alike(ends: Sequence[RankEnd]) -> List[RankEnd]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import selectors
 import socket
 import time
@@ -180,14 +181,15 @@ class Connections:
             self._door.tick(now)
 
     def _check_silence(self, now: float, late: float) -> None:
-        """Silence is said early, and is a loss only when the patience is over: a network that stalls may come back.
+        """Silence is said early, and is a loss only when the patience is over: a network that stalls may come back. One whose
+        words we have not read yet is not silent.
 
         `late`: seconds by which this look comes too late. We were stopped or busy, so they are nobody's silence."""
         limit, patience = self.order.timing.lost_node, self.listener.patience
         for sock, connection in list(self.by_socket.items()):
             connection.heard += late
             silence = now - connection.heard
-            if connection.member is None or silence <= limit:
+            if connection.member is None or silence <= limit or _has_come(sock):
                 continue
             if silence > patience:
                 self._drop(sock, f"its agent has been silent for {patience:g} s", silent=True)
@@ -228,6 +230,13 @@ class Connections:
             return False
         connection.channel.flush()
         return connection.channel.wants_write
+
+
+def _has_come(sock: socket.socket) -> bool:
+    """Return true if something can be read."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 # What the lead has to tell its members: sent in order, but in a large job not all in one turn, so that beats keep

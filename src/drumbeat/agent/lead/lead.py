@@ -408,8 +408,7 @@ class Lead:
     def rank_ended(self, member: int, ended: wire.RankEnded, now: float) -> List[Act]:
         if not self.is_current(ended.attempt):
             return []
-        at = ended.t + self.members[member].clock_offset
-        end = rank_end(ended, member, at)
+        end = rank_end(ended, member, self.members[member].clock_offset)
         attempt = self.attempts[-1]
         attempt.rank_ended(end, now, self.phase == "running")
         if attempt.first_failure is not None and not self.requests.outcome and not self.held:

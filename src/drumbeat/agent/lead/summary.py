@@ -13,6 +13,7 @@ from drumbeat.agent.lead.lead import Lead
 from drumbeat.agent.lead.model import NOTICE, REQUEUE, SIGNAL
 from drumbeat.base import clock
 from drumbeat.base.order import Order
+from drumbeat.base.processes import redacting
 from drumbeat.base.regex import regex
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import open_to_write
@@ -118,16 +119,10 @@ def run_on_end(order: Order, folder: RunFolder, summary: Summary, meanwhile: Cal
     env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
     env.update((f"DRUMBEAT_{name.upper()}", value) for name, value in values.items())
     try:
-        with open_to_write(folder.on_end_log, os.O_APPEND) as log:
+        with open_to_write(folder.on_end_log, os.O_APPEND) as log, open(redacting(log.fileno()), "wb") as pipe:
             process = subprocess.Popen(
-                argv,
-                env=env,
-                cwd=order.workdir,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+                argv, env=env, cwd=order.workdir, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+            )  # fmt: skip
     except OSError as error:
         return f"on-end: {argv[0]}: {error.strerror}"
     until = time.monotonic() + DEADLINE

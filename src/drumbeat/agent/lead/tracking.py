@@ -61,7 +61,7 @@ class Tracking:
             name, _, place = text.partition("=")
             argv = after_setup(order, (python_of(order), bundle, "_track", folder.path, name, place))
             log = folder.track_log(name)
-            pid = start(argv, _environment(order), order.workdir, log, log)
+            pid = start(argv, _environment(order), order.workdir, log)
             self._log_of[pid] = log
             self.alive.add(pid)
 

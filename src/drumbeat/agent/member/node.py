@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
@@ -207,7 +206,7 @@ class Node:
         self.logs = folder
         shipping: Optional[Shipping] = None
         if is_large(order, order.ranks_per_node or len(facts.gpus) or 1):
-            self.logs = NodeFolder(tempfile.mkdtemp(prefix=f"drumbeat-logs-{order.run_id[:40]}-{member}-"), member)
+            self.logs = NodeFolder(make_temporary(f"drumbeat-logs-{order.run_id[:40]}-{member}-"), member)
             shipping = Shipping(self.logs, folder, child.append, self._make_room)
         self.local_logs = self.logs.path if shipping else ""
         self.metrics = NodeMetrics(folder, self.local, shipping, child)

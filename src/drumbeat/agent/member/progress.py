@@ -162,6 +162,7 @@ class RankProgress:
 
 _LOOK_EVERY = 0.25  # seconds between two looks at what ranks print
 _SO_FAR_EVERY = 8 << 10  # bytes of metrics; readers of large runs look at no less than the last 12 KiB of a file
+_PACES_EVERY = 8  # times their own size, in bytes of metrics
 _LAST_LOOK = 10.0  # seconds for the last one
 _CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
 
@@ -181,7 +182,8 @@ class NodeMetrics:
         self._logs = ""  # the folder of what ranks print
         self._next_look = 0.0
         self._steps_reported = False
-        self._unsaid = 0  # bytes of metrics since the last line that says what they add up to
+        self._unsaid = 0  # bytes of metrics since the last line that says what they add up to,
+        self._unpaced, self._pace_size = 0, 0  # and since the last one with the pace of each rank, which had this size
 
     def begin_attempt(self, folder: str) -> None:
         """Progress counts from here. What scripts print is read too: from the logs in this folder."""
@@ -189,6 +191,7 @@ class NodeMetrics:
         self.progress, self.ranks = Progress(), RankProgress()
         self._logs, self._notes, self._stages = folder, [], 1
         if counted:
+            self._pace_size = 0
             self._say_so_far()
 
     def stage_began(self, rank: int, t: float) -> None:
@@ -230,9 +233,12 @@ class NodeMetrics:
 
     def _say_so_far(self) -> None:
         """Write a mark after what was counted, so that a reader of the file's end need not read it all."""
-        self._unsaid = 0
-        line = so_far_line(self.progress.snapshot(), clock.now())
-        self.child.append_if_room(self.folder.metrics, line.encode())
+        self._unpaced, self._unsaid = self._unpaced + self._unsaid, 0
+        paced = self._unpaced >= _PACES_EVERY * self._pace_size
+        line = so_far_line(self.progress.snapshot(paced), clock.now()).encode()
+        if paced:
+            self._unpaced, self._pace_size = 0, len(line)
+        self.child.append_if_room(self.folder.metrics, line)
 
     def _printed_records(self, final: bool) -> List[str]:
         """Return what the child has found since the last call; at the end the caller waits for it first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
@@ -393,14 +394,18 @@ class Ends:
 
     def _read(self) -> bytes:
         """Read, in the child: first who closed whose connection, which the kernel remembers for a minute at most."""
-        closed_first = proc.closed_first(os.getpid())
+        now, closed_first = time.time(), proc.closed_first(os.getpid())
         found = []
         for ended in self._reading:
             for each in read_exit(self.launcher, self.explainer, self.attempt, ended):
-                links = self.known.links.get(each.end.rank, set()) if each.end.exit_code != 0 else set()
-                closed = tuple(sorted(links & closed_first)[:MOST_LINKS])
-                end = replace(each.end, links=tuple(sorted(links)[:MOST_LINKS]), closed=closed)
-                found.append(replace(each, end=end))
+                links = sorted(self.known.links.get(each.end.rank, ()))
+                closed = [(*link, round(now - closed_first[link], 2)) for link in links if link in closed_first]
+                links = (
+                    links[:MOST_LINKS] if each.end.exit_code != 0 else []
+                )  # nobody asks who left a rank that ended well
+                found.append(
+                    replace(each, end=replace(each.end, links=tuple(links), closed=tuple(closed[:MOST_LINKS])))
+                )
         return json.dumps(to_plain(found)).encode()
 
     def _unread(self, ended: Exit) -> RankExit:

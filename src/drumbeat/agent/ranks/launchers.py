@@ -260,7 +260,7 @@ def _refused_end(process: Process, at: float, why: str) -> End:
 
 
 def _later(failed: Stage, reported: Sequence[Stage], script: Script) -> str:
-    """Return what ran after this stage in a script that ended with 0 and is known to have ended well; '' if nothing."""
+    """Return the command that succeeded after a failed stage of a script that ended with 0; '' if none did."""
     last = reported[-1]
     if last.succeeded:
         return last.command

@@ -137,7 +137,8 @@ exit 127
 
 
 def run_stand_in(arguments: List[str]) -> int:
-    """`SETTINGS NAME ARGUMENTS`: become the launcher, as drumbeat starts it."""
+    """Replace this process by the launcher that a script calls, started as drumbeat starts it. `arguments`: the file of
+    settings, the launcher's name, and what the script gave it."""
     with open(arguments[0], encoding="utf-8") as file:
         settings = from_plain(StandInSettings, json.load(file))
     name, rest = arguments[1], arguments[2:]

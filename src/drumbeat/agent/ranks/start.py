@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.base.proc import Ports
-from drumbeat.base.processes import die_with_parent, fork
+from drumbeat.base.proc import Closed, Ports
+from drumbeat.base.processes import die_with_parent, fork, redacting
 from drumbeat.base.signals import EXIT_NOT_FOUND, plain_signals
 from drumbeat.findings.model import Finding
 
@@ -18,11 +18,13 @@ NO_WORKDIR = "drumbeat: cannot start: the working directory cannot be entered:"
 
 
 def start(
-    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]] = None
-) -> int:
+    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str = "",
+    cpus: Optional[Sequence[int]] = None,
+) -> int:  # fmt: skip
     """Fork and exec; the pid. What goes wrong between the two is written to the process's own standard error.
 
-    The new process opens its logs itself: storage that hangs holds it, and not the agent.
+    The new process opens its logs itself: storage that hangs holds it, and not the agent. Without `err`, both streams go to
+    `out`, without secrets.
     """
     agent = os.getpid()
     sys.stdout.flush()
@@ -50,8 +52,12 @@ def _become(
         os.setsid()
         plain_signals()
         die_with_parent(agent)
-        for path, number in ((err, 2), (out, 1)):
+        for path, number in ((err or out, 2), (out, 1)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), number)
+        if not err:
+            pipe = redacting(1)
+            os.dup2(pipe, 1)
+            os.dup2(pipe, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if cpus:
             _bind(cpus)
@@ -88,7 +94,7 @@ class End:
     finding: Optional[Finding] = None  # where the reason is known already
     by_launcher: bool = False  # its launcher ended it, because another rank had failed
     links: Tuple[Ports, ...] = ()  # TCP connections that it is known to have had
-    closed: Tuple[Ports, ...] = ()  # those of them that it closed, and not its peer
+    closed: Tuple[Closed, ...] = ()  # those of them that it closed before its peer did
 
 
 def plain_end(rank: int, status: int, at: float) -> End:

@@ -227,7 +227,9 @@ class RankEnded:
     finding: Optional[Finding] = None
     of_command: bool = False  # not a rank's end, but that of the node's command; `rank` is the node's first
     links: Tuple[Tuple[int, int], ...] = ()  # its TCP connections, by local and remote port
-    closed: Tuple[Tuple[int, int], ...] = ()  # those of them that it closed before its peer did
+    closed: Tuple[
+        Tuple[int, int, float], ...
+    ] = ()  # those of them that it closed before its peer did, and when both had
 
     def __post_init__(self) -> None:
         _within("rank", self.rank, 0, _MOST_RANKS)

@@ -45,7 +45,7 @@ def after_on_start(
             text = f"set -e; {order.on_start}\nexec {show} -0 >&{file.fileno()}"
             process = subprocess.Popen(
                 ["bash", "-c", text], env=environ, cwd=order.workdir, stdin=subprocess.DEVNULL, stdout=output,
-                pass_fds=[file.fileno()], start_new_session=True,
+                stderr=output, pass_fds=[file.fileno()], start_new_session=True,
             )  # fmt: skip
             _until_end(process, came)
             file.seek(0)

@@ -14,7 +14,7 @@ from drumbeat.backends.contract import FAILED, FINISHED
 from drumbeat.backends.local import Queue, own_process
 from drumbeat.base.order import Order, load_order
 from drumbeat.base.problem import Problem
-from drumbeat.base.processes import fork
+from drumbeat.base.processes import fork, redacting
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.start.create import fresh_token
@@ -50,7 +50,7 @@ def run_queued() -> int:
 
 
 def _leave_terminal(log: str) -> None:
-    """Show nothing: what the ranks print is in their logs. Only this process's own failure goes to `log`."""
+    """Show nothing: what the ranks print is in their logs. What on-start prints and this process's own failure go to `log`."""
     own = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number, target in ((0, nothing), (1, nothing), (2, own)):
@@ -68,7 +68,9 @@ def _in_turn(order: Order, queue: Queue, ticket: str) -> int:
             time.sleep(_EVERY)
     if environ is not None:
         try:
-            return foreground.run(before_ranks(foreground, environ, output=2))
+            with open(redacting(2), "wb") as pipe:
+                given = before_ranks(foreground, environ, output=pipe.fileno())
+            return foreground.run(given)
         except Problem as problem:  # on-start did not reach its end
             os.write(2, f"{problem}\n".encode())
             if not foreground.signals:

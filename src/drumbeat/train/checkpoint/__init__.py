@@ -1,1 +1,6 @@
-"""The state of a training run: saving it, finding it again, restoring it, comparing two of them bit by bit."""
+"""Checkpoints: what is saved, how it is written, checked and found again."""
+
+import warnings
+
+# torch warns at every save and load of a world of one, where it is meant.
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)

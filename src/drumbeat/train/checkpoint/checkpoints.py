@@ -12,7 +12,6 @@ import os
 import shutil
 import threading
 import time
-import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple, TypeVar
@@ -44,9 +43,6 @@ from drumbeat.train.checkpoint.folder import (
 from drumbeat.train.checkpoint.generators import generators, restore_generators
 from drumbeat.train.checkpoint.state import TrainingState, own_part
 from drumbeat.train.refusal import Refusal
-
-# torch says so at every save and load of a world of one, where it is meant.
-warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
 
 T = TypeVar("T")
 
@@ -212,15 +208,10 @@ class Checkpoints:
         if self.rank == 0:
             shutil.rmtree(place, ignore_errors=True)
         self._meet()
-        writer = FileSystemWriter(place, thread_count=writers(state), per_thread_copy_ahead=0)
-        writer.fs = written = SummedFileSystem()
-        save(state, storage_writer=writer, planner=OneAtATime(), process_group=self.group)
-        every = self.gathered((written.checksums, first_line(written.error) if written.error else ""))
-        error = next((error for _, error in every if error), "")
-        if self.rank == 0 and not error:
+        files, error = write_state(state, place, self.group), ""
+        if self.rank == 0:
             try:
                 count = sum(p.numel() for part in self.parts for p in part.parameters())
-                files = {name: sums for checksums, _ in every for name, sums in checksums.items()}
                 marker = {"step": step, "ranks": self.size, "model": self.fingerprint, "parameters": count}
                 marker["optimizer"] = self.optimizer
                 commit(self.folder, {**marker, "files": files}, self.keep, place)
@@ -358,19 +349,31 @@ class Checkpoints:
             dist.barrier(group=self.group)
 
     def gathered(self, value: Any) -> List[Any]:
-        """The values of all ranks."""
-        if self.group is None:
-            return [value]
-        every: List[Any] = [None] * self.size
-        dist.all_gather_object(every, value, group=self.group)
-        return every
+        return gathered(value, self.group)
 
     def told_by_rank_0(self, value: Any) -> Any:
-        if self.group is None:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group)
-        return box[0]
+        return self.gathered(value)[0]
+
+
+def gathered(value: Any, group: Optional[dist.ProcessGroup] = None) -> List[Any]:
+    """Return the values of all ranks."""
+    every: List[Any] = [value] * (dist.get_world_size(group) if dist.is_initialized() else 1)
+    if dist.is_initialized():
+        dist.all_gather_object(every, value, group=group)
+    return every
+
+
+def write_state(
+    state: Dict[str, Any], place: str, group: Optional[dist.ProcessGroup] = None
+) -> Dict[str, Tuple[int, int]]:
+    """Write a state, all ranks together; if one cannot, all raise. Returns size and checksum of each file."""
+    writer = FileSystemWriter(place, thread_count=writers(state), per_thread_copy_ahead=0)
+    writer.fs = written = SummedFileSystem()
+    save(state, storage_writer=writer, planner=OneAtATime(), process_group=group)
+    every = gathered((written.checksums, first_line(written.error) if written.error else ""), group)
+    if error := next((error for _, error in every if error), ""):
+        raise OSError(error)
+    return {name: sums for checksums, _ in every for name, sums in checksums.items()}
 
 
 def writers(state: Dict[str, Any]) -> int:
@@ -381,19 +384,16 @@ def writers(state: Dict[str, Any]) -> int:
 
 
 def held_bytes(state: Dict[str, Any]) -> int:
-    """Of this rank's weights and optimizer state."""
-    tensors = [value for kind in ("model", "optimizer") for value in state[kind].values() if isinstance(value, Tensor)]
-    return sum(own_part(value).nbytes for value in tensors)
+    """Return the size of this rank's weights and optimizer state."""
+    values = [value for kind in ("model", "optimizer") for value in state.get(kind, {}).values()]
+    return sum(own_part(value).nbytes for value in values if isinstance(value, Tensor))
 
 
 def fingerprint(parts: Sequence[nn.Module], group: Any) -> str:
     """A hash of the names and shapes of all parameters of all pipeline stages, however they are cut."""
     states = [item for part in parts for item in get_model_state_dict(part).items()]
     own = sorted(f"{name} {tuple(value.shape)}" for name, value in states if isinstance(value, Tensor))
-    if group is not None:
-        gathered: List[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(gathered, own, group=group)
-        own = sorted({line for lines in gathered for line in lines})
+    own = sorted({line for lines in gathered(own, group) for line in lines})
     return hashlib.sha256("\n".join(own).encode()).hexdigest()[:16]
 
 

@@ -7,7 +7,7 @@ block's output by several ways are added while they are read. Sums over pixels a
 An image is read as rows of `WIDTH` values, of which each column belongs to one channel: channels must divide it.
 """
 
-from typing import Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 import triton
@@ -183,3 +183,172 @@ def norm_add_relu(x: Tensor, line: Tensor, shortcut: Tensor, shortcut_line: Opti
 
 def grid(x: Tensor) -> Tuple[int]:
     return (triton.cdiv(rows_of(x), ROWS),)
+
+
+# The gradients of these operations.
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _relu_sums(d_out, source, line, sums, size, height, programs, channels: tl.constexpr, width: tl.constexpr):
+    """Sums of the gradient, and of the gradient times the distance from the mean."""
+    program = tl.program_id(0)
+    total, scaled = tl.zeros((width // 8, 8), tl.float32), tl.zeros((width // 8, 8), tl.float32)
+    column = tl.arange(0, width // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    channel = column % channels
+    mean = tl.load(line + channel)
+    gain, offset = tl.load(line + 2 * channels + channel), tl.load(line + 3 * channels + channel)
+    for row in range(program, height, programs * 2):
+        x, _ = row_of(source, row + program * 0, size, column, width)
+        grad, _ = row_of(d_out, row + program * 0, size, column, width)
+        more_x, _ = row_of(source, row + programs, size, column, width)
+        more, _ = row_of(d_out, row + programs, size, column, width)
+        grad = tl.where(x * gain + offset > 0, grad, 0.0)
+        more = tl.where(more_x * gain + offset > 0, more, 0.0)
+        total += grad + more
+        scaled += grad * (x - mean) + more * (more_x - mean)
+    store_sums(sums, program * 2, total, channels, width)
+    store_sums(sums, program * 2 + 1, scaled, channels, width)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _added_grads(
+    d_one, d_two, d_three, bits, row, size, column, ways: tl.constexpr, width: tl.constexpr
+):  # fmt: skip
+    """The gradients of one row added, and passed through the ReLU."""
+    grad, exists = row_of(d_one, row, size, column, width)
+    if ways > 1:
+        grad += row_of(d_two, row, size, column, width)[0]
+    if ways > 2:
+        grad += row_of(d_three, row, size, column, width)[0]
+    byte = tl.load(bits + row.to(tl.int64) * (width // 8) + column // 8, mask=exists, other=0).to(tl.int32)
+    return tl.where((byte >> (column % 8)) & 1 != 0, grad, 0.0), exists
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_relu_sums(
+    d_one, d_two, d_three, bits, source, line, shortcut, shortcut_line, d_sum, sums, size, height, programs,
+    ways: tl.constexpr, normalised: tl.constexpr, channels: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """Adds the gradients of a block's output, passes them through its ReLU into `d_sum`, and sums them up."""
+    program = tl.program_id(0)
+    total, scaled = tl.zeros((width // 8, 8), tl.float32), tl.zeros((width // 8, 8), tl.float32)
+    more_scaled = tl.zeros((width // 8, 8), tl.float32)
+    column = tl.arange(0, width // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    mean = tl.load(line + column % channels)
+    more_mean = tl.load((shortcut_line if normalised else line) + column % channels)
+    for row in range(program, height, programs * 2):
+        this, that = row + program * 0, row + programs
+        x, _ = row_of(source, this, size, column, width)
+        y, _ = row_of(source, that, size, column, width)
+        one, exists = _added_grads(d_one, d_two, d_three, bits, this, size, column, ways, width)
+        two, also_exists = _added_grads(d_one, d_two, d_three, bits, that, size, column, ways, width)
+        rounded, also_rounded = one.to(d_sum.dtype.element_ty), two.to(d_sum.dtype.element_ty)
+        one, two = rounded.to(tl.float32), also_rounded.to(tl.float32)
+        total += one + two
+        scaled += one * (x - mean) + two * (y - mean)
+        if normalised:
+            x, _ = row_of(shortcut, this, size, column, width)
+            y, _ = row_of(shortcut, that, size, column, width)
+            more_scaled += one * (x - more_mean) + two * (y - more_mean)
+        tl.store(d_sum + this.to(tl.int64) * width + column, rounded, mask=exists)
+        tl.store(d_sum + that.to(tl.int64) * width + column, also_rounded, mask=also_exists)
+    kinds: tl.constexpr = 3 if normalised else 2
+    store_sums(sums, program * kinds, total, channels, width)
+    store_sums(sums, program * kinds + 1, scaled, channels, width)
+    if normalised:
+        store_sums(sums, program * kinds + 2, more_scaled, channels, width)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _terms(
+    sums, line, out, programs, channels, count, kinds: tl.constexpr, kind: tl.constexpr, block: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """By channel: gradients of weight and bias, and what the input's gradient, gain * grad + slope * x + level, takes."""
+    channel = tl.program_id(0) * block + tl.arange(0, block)
+    total, scaled = added(sums, programs, kinds, kind, channel, channels, tile)
+    mean, rstd = tl.load(line + channel), tl.load(line + channels + channel)
+    gain = tl.load(line + 2 * channels + channel)
+    slope = -gain * rstd * rstd * scaled / count
+    tl.store(out + channel, scaled * rstd)
+    tl.store(out + channels + channel, total)
+    tl.store(out + 2 * channels + channel, slope)
+    tl.store(out + 3 * channels + channel, -gain * total / count - slope * mean)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _relu_backward(
+    d_out, source, line, terms, d_source, size, channels, width: tl.constexpr, rows: tl.constexpr
+):  # fmt: skip
+    first, at, exists, column = place(tl.program_id(0) * rows, size, width, rows)
+    channel = column % channels
+    gain, offset = tl.load(line + 2 * channels + channel), tl.load(line + 3 * channels + channel)
+    slope, level = tl.load(terms + 2 * channels + channel), tl.load(terms + 3 * channels + channel)
+    x = tl.load(source + first + at, mask=exists, other=0.0).to(tl.float32)
+    grad = tl.load(d_out + first + at, mask=exists, other=0.0).to(tl.float32)
+    value = tl.where(x * gain + offset > 0, grad, 0.0) * gain + x * slope + level
+    tl.store(d_source + first + at, value.to(d_source.dtype.element_ty), mask=exists)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _norm_backward(
+    d_sum, source, line, terms, d_source, shortcut, shortcut_line, shortcut_terms, d_shortcut, size, channels,
+    normalised: tl.constexpr, width: tl.constexpr, rows: tl.constexpr,
+):  # fmt: skip
+    first, at, exists, column = place(tl.program_id(0) * rows, size, width, rows)
+    channel = column % channels
+    grad = tl.load(d_sum + first + at, mask=exists, other=0.0).to(tl.float32)
+    x = tl.load(source + first + at, mask=exists, other=0.0).to(tl.float32)
+    value = grad * tl.load(line + 2 * channels + channel) + x * tl.load(terms + 2 * channels + channel)
+    value += tl.load(terms + 3 * channels + channel)
+    tl.store(d_source + first + at, value.to(d_source.dtype.element_ty), mask=exists)
+    if normalised:
+        x = tl.load(shortcut + first + at, mask=exists, other=0.0).to(tl.float32)
+        value = grad * tl.load(shortcut_line + 2 * channels + channel)
+        value += x * tl.load(shortcut_terms + 2 * channels + channel) + tl.load(shortcut_terms + 3 * channels + channel)
+        tl.store(d_shortcut + first + at, value.to(d_shortcut.dtype.element_ty), mask=exists)
+
+
+def norm_relu_backward(d_out: Tensor, x: Tensor, line: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    """Gradients by the input, the norm's weight and its bias."""
+    channels, programs = x.shape[1], programs_for(x)
+    sums = torch.empty((programs, 2, channels), dtype=torch.float32, device=x.device)
+    _relu_sums[(programs,)](d_out, x, line, sums, x.numel(), rows_of(x), programs, channels, WIDTH, num_warps=WARPS)
+    terms = _terms_of(sums, line, x, 1)
+    d_x = torch.empty_like(x)
+    _relu_backward[grid(x)](d_out, x, line, terms, d_x, x.numel(), channels, WIDTH, ROWS, num_warps=WARPS)
+    return d_x, terms[0], terms[1]
+
+
+def norm_add_relu_backward(
+    grads: List[Tensor], bits: Tensor, x: Tensor, line: Tensor, shortcut: Tensor, shortcut_line: Optional[Tensor]
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
+    """`grads`: of the sum's one to three uses. Returned: gradients by the input, weight, bias, shortcut and, where that is
+    normalised too, its weight and bias."""
+    channels, programs, normalised = x.shape[1], programs_for(x), shortcut_line is not None
+    d_sum = torch.empty_like(x)
+    sums = torch.empty((programs, 3 if normalised else 2, channels), dtype=torch.float32, device=x.device)
+    other_line = shortcut_line if shortcut_line is not None else line
+    _add_relu_sums[(programs,)](
+        grads[0], grads[min(1, len(grads) - 1)], grads[-1], bits, x, line, shortcut, other_line, d_sum, sums, x.numel(),
+        rows_of(x), programs, len(grads), normalised, channels, WIDTH, num_warps=WARPS,
+    )  # fmt: skip
+    terms = _terms_of(sums, line, x, 1)
+    more = _terms_of(sums, other_line, x, 2) if normalised else terms
+    d_x = torch.empty_like(x)
+    d_shortcut = torch.empty_like(x) if normalised else d_sum
+    _norm_backward[grid(x)](
+        d_sum, x, line, terms, d_x, shortcut, other_line, more, d_shortcut, x.numel(), channels, normalised, WIDTH, ROWS,
+        num_warps=WARPS,
+    )  # fmt: skip
+    return d_x, terms[0], terms[1], d_shortcut, more[0] if normalised else None, more[1] if normalised else None
+
+
+def _terms_of(sums: Tensor, line: Tensor, x: Tensor, kind: int) -> Tensor:
+    programs, kinds, channels = sums.shape
+    out = torch.empty_like(line)
+    block = min(BLOCK, channels)
+    _terms[(channels // block,)](
+        sums, line, out, programs, channels, x.numel() // channels, kinds, kind, block, TILE, num_warps=WARPS
+    )  # fmt: skip
+    return out

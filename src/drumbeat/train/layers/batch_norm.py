@@ -1,7 +1,7 @@
 """Batch norm with its ReLU, and with the residual sum that ends a block, in as few passes over memory as possible.
 
-On a GPU and in training mode they are kernels of our own (kernels/batch_norm.py); anywhere else, and inside torch.compile,
-which fuses them itself, plain torch.
+On a GPU with Triton and in training mode they are kernels of our own (kernels/batch_norm.py); anywhere else, and inside
+torch.compile, which fuses them itself, plain torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from drumbeat.train.kernels import kernels_for
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _SMALLEST, _LARGEST = 16, 2048  # channels, powers of two
@@ -50,7 +52,7 @@ def fusable(norm: nn.BatchNorm2d, x: Tensor) -> bool:
     """Parameters that FSDP has not gathered (DTensors) mean that the norm is a unit of its own: only calling it gathers them."""
     channels = x.shape[1]
     return (
-        x.is_cuda
+        kernels_for(x)
         and isinstance(norm, nn.BatchNorm2d)  # not a pipeline stage that lacks it
         and not torch.compiler.is_compiling()
         and norm.training
@@ -74,7 +76,7 @@ class _NormRelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        from drumbeat.train.kernels import batch_norm_backward as kernel
+        from drumbeat.train.kernels import batch_norm as kernel
 
         x, line = ctx.saved_tensors
         return (*kernel.norm_relu_backward(_channels_last(grads[0]), x, line), None)
@@ -106,7 +108,7 @@ class _NormAddRelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        from drumbeat.train.kernels import batch_norm_backward as kernel
+        from drumbeat.train.kernels import batch_norm as kernel
 
         x, line, bits, shortcut, shortcut_line = ctx.saved_tensors
         used: List[Tensor] = [_channels_last(grad) for grad in grads if grad is not None]
@@ -116,3 +118,34 @@ class _NormAddRelu(torch.autograd.Function):
 
 def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
+
+
+_POOLED = 256  # channels that one program of the pooling kernel holds
+
+
+def norm_relu_pool(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """max_pool(relu(norm(x))), the end of a ResNet's stem: 3 x 3 windows, stride 2, padding 1."""
+    if not fusable(norm, x) or x.shape[1] > _POOLED:
+        return F.max_pool2d(F.relu(norm(x)), 3, stride=2, padding=1)
+    return _NormReluPool.apply(x, norm.weight, norm.bias, norm)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _NormReluPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+        from drumbeat.train.kernels import batch_norm, norm_pool
+
+        x = x.contiguous(memory_format=torch.channels_last)
+        line = batch_norm.line_of(x, norm)
+        pooled, chosen = norm_pool.forward(x, line[2], line[3])
+        ctx.save_for_backward(x, line, chosen)
+        return pooled
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        from drumbeat.train.kernels import norm_pool
+
+        x, line, chosen = ctx.saved_tensors
+        d_pooled = grads[0].contiguous(memory_format=torch.channels_last)
+        mean, rstd, gain, offset = line.unbind()
+        return (*norm_pool.backward(x, gain, offset, mean, rstd, d_pooled, chosen), None)

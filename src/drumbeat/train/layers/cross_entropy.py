@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from drumbeat.train.kernels import kernels_for
+
 IGNORE = -100
 _SLICE_BYTES = 2 << 30  # of bf16 logits: large enough for full-speed products, small beside the activations
 
@@ -80,7 +82,7 @@ def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor]:
     """Sum of the losses and its gradient by the logits."""
-    if logits.is_cuda:
+    if kernels_for(logits):
         from drumbeat.train.kernels.cross_entropy import cross_entropy
 
         return cross_entropy(logits, targets, IGNORE)

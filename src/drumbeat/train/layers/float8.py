@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drumbeat.train.kernels import kernels_for
 from drumbeat.train.layers.swiglu import GatedMLP, gate_gradient, gate_product
 
 Kinds = Tuple[torch.dtype, torch.dtype]  # of weights and inputs, of gradients
@@ -51,7 +52,7 @@ def kinds(device: torch.device) -> Kinds:
 
 def has_kernels(x: Tensor) -> bool:
     """Our casts speak NVIDIA's assembler; elsewhere plain arithmetic does the same."""
-    return x.is_cuda and torch.version.hip is None
+    return kernels_for(x) and torch.version.hip is None
 
 
 def _arch(device: torch.device) -> str:

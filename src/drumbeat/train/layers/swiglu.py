@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drumbeat.train.kernels import kernels_for
+
 
 class GatedMLP(nn.Module):
     """The feed-forward part of a block: width -> (gate, up) -> width. `groups`: how often gate and up take turns."""
@@ -24,7 +26,7 @@ class GatedMLP(nn.Module):
 
 def swiglu(pairs: Tensor, part: int) -> Tensor:
     """(..., groups x (gate, up) x part) -> (..., groups x part)"""
-    if pairs.is_cuda and part % 128 == 0:
+    if kernels_for(pairs) and part % 128 == 0:
         return gate_forward(pairs.contiguous(), part)
     return gate_product(pairs, part)
 
@@ -45,7 +47,7 @@ def gate_gradient(pairs: Tensor, d_out: Tensor, part: int) -> Tensor:
 
 @torch.library.custom_op("drumbeat::gate_forward", mutates_args=())
 def gate_forward(pairs: Tensor, part: int) -> Tensor:
-    if pairs.is_cuda:
+    if kernels_for(pairs):
         from drumbeat.train.kernels import swiglu as kernel
 
         return kernel.forward(pairs, part)
@@ -54,7 +56,7 @@ def gate_forward(pairs: Tensor, part: int) -> Tensor:
 
 @torch.library.custom_op("drumbeat::gate_backward", mutates_args=())
 def gate_backward(pairs: Tensor, d_out: Tensor, part: int) -> Tensor:
-    if pairs.is_cuda:
+    if kernels_for(pairs):
         from drumbeat.train.kernels import swiglu as kernel
 
         return kernel.backward(pairs, d_out, part)

@@ -90,29 +90,3 @@ class Bert(nn.Module):
             x = block(x)
         x = self.transform_norm(F.gelu(self.transform(x)))
         return self.head(x) if targets is None else linear_cross_entropy(x, self.head, targets)
-
-
-def from_hugging_face(theirs: Dict[str, Tensor], shape: BertShape) -> Dict[str, Tensor]:
-    """The state of a transformers BertForMaskedLM under our names (its output bias is left out: ours has none)."""
-    ours = {
-        "words.weight": theirs["bert.embeddings.word_embeddings.weight"],
-        "places.weight": theirs["bert.embeddings.position_embeddings.weight"],
-        "kinds.weight": theirs["bert.embeddings.token_type_embeddings.weight"],
-        "head.weight": theirs["bert.embeddings.word_embeddings.weight"],
-    }
-    pairs = {"norm": "bert.embeddings.LayerNorm", "transform": "cls.predictions.transform.dense"}
-    pairs["transform_norm"] = "cls.predictions.transform.LayerNorm"
-    for i in range(shape.layers):
-        old, new = f"bert.encoder.layer.{i}.", f"blocks.{i}."
-        for kind in ("weight", "bias"):
-            parts = [theirs[f"{old}attention.self.{name}.{kind}"] for name in ("query", "key", "value")]
-            by_head = [t.unflatten(0, (shape.heads, -1)) for t in parts]
-            ours[f"{new}qkv.{kind}"] = torch.stack(by_head, dim=1).flatten(0, 2)
-        pairs[new + "out"] = old + "attention.output.dense"
-        pairs[new + "attention_norm"] = old + "attention.output.LayerNorm"
-        pairs[new + "up"] = old + "intermediate.dense"
-        pairs[new + "down"] = old + "output.dense"
-        pairs[new + "mlp_norm"] = old + "output.LayerNorm"
-    for new, old in pairs.items():
-        ours[new + ".weight"], ours[new + ".bias"] = theirs[old + ".weight"], theirs[old + ".bias"]
-    return ours

@@ -20,6 +20,7 @@ from drumbeat.train.layers.cross_entropy import linear_cross_entropy
 from drumbeat.train.layers.experts import Mixture
 from drumbeat.train.layers.swiglu import GatedMLP
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.safetensors import Segment
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -247,9 +248,6 @@ class Llama(nn.Module):
         return angle.cos() * scale, angle.sin() * scale
 
 
-Segment = Tuple[str, int, int]  # rows of one of transformers' matrices: its name, the first row, the row after the last
-
-
 def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, List[Segment]]:
     """Return which rows of which of transformers' matrices (of its Llama, or its Mixtral) make up each of ours, in our order.
     The rows of all experts' matrices follow each other."""
@@ -286,15 +284,6 @@ def segments(shape: LlamaShape, head_is_embedding: bool = False) -> Dict[str, Li
             {f"{new}{ours}.weight": [(f"{old}{theirs}.weight", 0, shape.width)] for ours, theirs in whole.items()}
         )
     return found
-
-
-def from_hugging_face(theirs: Mapping[str, Tensor], shape: LlamaShape) -> Dict[str, Tensor]:
-    """The state of a transformers LlamaForCausalLM under our names and in our row order."""
-    ours = {
-        name: torch.cat([theirs[source][first:end] for source, first, end in pieces])
-        for name, pieces in segments(shape).items()
-    }
-    return {**ours, "head.weight": ours["embed.weight"]} if shape.tied else ours
 
 
 def shape_from(config: Mapping[str, Any]) -> LlamaShape:
@@ -336,7 +325,7 @@ def shape_from(config: Mapping[str, Any]) -> LlamaShape:
 
 
 def config_of(shape: LlamaShape) -> Dict[str, Any]:
-    """A config.json with which transformers loads what `to_hugging_face` gives."""
+    """A config.json with which transformers loads an export writes."""
     rope: Dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_base}
     if shape.rope is not None:
         rope.update(shape.rope.config())

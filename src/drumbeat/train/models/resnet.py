@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drumbeat.train.layers.batch_norm import Block, block_of, fusable, norm_add_relu, norm_relu
-from drumbeat.train.layers.norm_pool import norm_relu_pool
+from drumbeat.train.layers.batch_norm import Block, block_of, fusable, norm_add_relu, norm_relu, norm_relu_pool
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:

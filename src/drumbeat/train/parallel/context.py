@@ -7,14 +7,15 @@ Ring: keys and values go round the ranks (ring.py). As many rounds as ranks; any
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 
 from drumbeat.train.layers.attention import causal_attention
+from drumbeat.train.parallel.meshes import GROUPS, name_of
 from drumbeat.train.parallel.ring import Ring, zigzag
 from drumbeat.train.refusal import Refusal
 
@@ -48,7 +49,7 @@ class Context:
 
 class Ulysses:
     def __init__(self, mesh: DeviceMesh) -> None:
-        self.group, self.size = mesh.get_group(), mesh.size()
+        self.group_name, self.size = name_of(mesh.get_group()), mesh.size()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         y = causal_attention(*(self._gather_time(x) for x in (q, k, v)))
@@ -57,17 +58,32 @@ class Ulysses:
     def _gather_time(self, x: Tensor) -> Tensor:
         """(batch, time / n, heads, width) -> (batch, time, heads / n, width)"""
         parts = torch.stack(x.chunk(self.size, dim=2))
-        return torch.cat(self._all_to_all(parts).unbind(0), dim=1)
+        return torch.cat(all_to_all(parts, self.group_name).unbind(0), dim=1)
 
     def _gather_heads(self, x: Tensor) -> Tensor:
         parts = torch.stack(x.chunk(self.size, dim=1))
-        return torch.cat(self._all_to_all(parts).unbind(0), dim=2)
-
-    def _all_to_all(self, parts: Tensor) -> Tensor:
-        even = [1] * self.size
-        flat: Any = all_to_all_single_autograd(parts.flatten(1), even, even, self.group)
-        return torch.ops._c10d_functional.wait_tensor(flat).view_as(parts) if _waits(flat) else flat.view_as(parts)
+        return torch.cat(all_to_all(parts, self.group_name).unbind(0), dim=2)
 
 
-def _waits(x: Any) -> bool:
-    return isinstance(x, torch.distributed._functional_collectives.AsyncCollectiveTensor)
+@torch.library.custom_op("drumbeat::all_to_all", mutates_args=())
+def all_to_all(parts: Tensor, group_name: str) -> Tensor:
+    """Send the i-th part to rank i, and return what the ranks have sent, in their order."""
+    received = torch.empty_like(parts, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(received, parts.contiguous(), group=GROUPS[group_name])
+    return received
+
+
+@all_to_all.register_fake
+def _(parts: Tensor, group_name: str) -> Tensor:
+    return torch.empty_like(parts, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: Tuple[Tensor, str], output: Tensor) -> None:
+    ctx.group_name = inputs[1]
+
+
+def _backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
+    return all_to_all(grad, ctx.group_name), None
+
+
+all_to_all.register_autograd(_backward, setup_context=_keep)

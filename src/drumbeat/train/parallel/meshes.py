@@ -22,9 +22,18 @@ def once_per_world(make: Callable[[], T], *key: Any) -> T:
     return made
 
 
+GROUPS: Dict[str, dist.ProcessGroup] = {}  # operators take tensors, numbers and texts: a group goes by its name
+
+
+def name_of(group: dist.ProcessGroup) -> str:
+    GROUPS[group.group_name] = group
+    return group.group_name
+
+
 def forget() -> None:
     """The world is left: nothing may keep its groups."""
     _kept.clear()
+    GROUPS.clear()
 
 
 class Meshes:

@@ -21,6 +21,8 @@ from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence
 
 import torch
 from torch import nn
+
+# No public name: torch.utils.checkpoint takes functions only, and torch's state dicts leave this module out of their names.
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -139,7 +141,7 @@ def find_blocks(model: nn.Module) -> str:
 # Selective recomputation keeps the results of products and attention (expensive) and recomputes the rest (cheap). The lean one
 # also computes a product again that is more than twice as wide as its input, as a feed-forward's gates are: the most memory.
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default, torch.ops.aten._grouped_mm.default}
-_DEAR = {
+_EXPENSIVE = {
     *_PRODUCTS,
     RING_ATTENTION,
     FLASH4,
@@ -152,7 +154,7 @@ _DEAR = {
 
 def _choose(lean: bool, _context: Any, operation: Any, *args: Any, **_more: Any) -> CheckpointPolicy:
     again = lean and operation in _PRODUCTS and args[1].shape[-1] > 2 * args[1].shape[-2]
-    return CheckpointPolicy.MUST_SAVE if operation in _DEAR and not again else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in _EXPENSIVE and not again else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]], how: str) -> None:

@@ -13,9 +13,9 @@ from typing import Any, List, Tuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group
 
 from drumbeat.train.layers.block_attention import block_attention, block_attention_backward
+from drumbeat.train.parallel.meshes import GROUPS, name_of
 
 
 def zigzag(length: int, rank: int, ranks: int) -> Tensor:
@@ -28,17 +28,11 @@ class Ring:
     """Causal attention over the ranks of a group; takes and gives (batch, own time, heads, width)."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group_name = group.group_name
+        self.group_name = name_of(group)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return ring_attention(q, k, v, self.group_name)[0].transpose(1, 2)
-
-
-def _group(name: str) -> dist.ProcessGroup:
-    """An operator's arguments are tensors, numbers and texts, so it is given a group by its name."""
-    find: Any = _resolve_process_group
-    return find(name)
 
 
 def _round(number: int, rank: int, ranks: int, half: int) -> Tuple[slice, slice, bool]:
@@ -54,7 +48,7 @@ def _round(number: int, rank: int, ranks: int, half: int) -> Tuple[slice, slice,
 @torch.library.custom_op("drumbeat::ring_attention", mutates_args=())
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> Tuple[Tensor, Tensor]:
     """q, k, v (batch, heads, own time, width) -> the result and its log-sum-exp (batch, heads, own time)."""
-    group = _group(group_name)
+    group = GROUPS[group_name]
     rank, ranks, half = group.rank(), group.size(), q.shape[2] // 2
     held = torch.stack((k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -82,7 +76,7 @@ def ring_attention_backward(
 ) -> Tuple[Tensor, Tensor]:
     """The gradients of q, and of k and v as one tensor. With the log-sum-exp of the whole row, each block's share of them
     is exact by itself."""
-    group = _group(group_name)
+    group = GROUPS[group_name]
     rank, ranks, half = group.rank(), group.size(), q.shape[2] // 2
     held = torch.stack((k, v))
     d_q = torch.zeros_like(q, dtype=weight.dtype)

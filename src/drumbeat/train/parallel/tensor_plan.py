@@ -19,7 +19,7 @@ Plan = Mapping[str, Union[str, ParallelStyle]]
 
 
 class SummedGradients(ParallelStyle):
-    """The module stays whole but sees only this rank's heads or columns, so each rank's gradient is a part: they are added."""
+    """Style for a module that stays whole but sees only this rank's heads or columns: its gradients are summed over the ranks."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         setattr(module, SUMMED, True)

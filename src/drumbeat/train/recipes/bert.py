@@ -13,9 +13,8 @@ from typing import Dict
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 
-from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.stream import Samples
-from drumbeat.train.data.text import byte_text, standard_library
+from drumbeat.train.data.text import Masked, byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
 from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train

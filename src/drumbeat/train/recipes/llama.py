@@ -36,6 +36,7 @@ from drumbeat.train.parallel.tensor_plan import SummedGradients
 from drumbeat.train.precision import Precision
 from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.safetensors import Tensors
 from drumbeat.train.schedules import SCHEDULES
 from drumbeat.train.settings import TokenSettings, option
 from drumbeat.train.weights import Source
@@ -147,7 +148,7 @@ def run(settings: LlamaSettings, shape: Optional[LlamaShape] = None) -> Result:
         blocks="blocks",
         ema=settings.ema,
         context=settings.context,
-        weights=Source(settings.weights, segments(shape, base.tied)) if settings.weights else "",
+        weights=Source(Tensors(settings.weights), segments(shape, base.tied)) if settings.weights else "",
     )
     context = trainer.contexts.at(length) if trainer.contexts is not None else None
     stream = trainer.stream(samples(settings, shape, length, "train"), settings.batch)
