@@ -132,7 +132,8 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 def remarks(state: State) -> List[str]:
     """List what the row cannot show and its reader must know: a hang, a loss that is not a number, ranks that train apart."""
     from drumbeat.runfolder.lines import not_finite_words, quiet_words
-    from drumbeat.runfolder.state import FINISHED, QUEUED
+    from drumbeat.findings.model import WARNING
+    from drumbeat.runfolder.state import FINISHED, QUEUED, RUNNING
 
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None
     found = [f"hang: {hang.title}"] if hang else []
@@ -140,7 +141,9 @@ def remarks(state: State) -> List[str]:
         found.append(": ".join(filter(None, (f"waiting for {_time(state.seconds)}", state.condition.detail))))
     if state.condition.word == FINISHED and state.condition.detail:
         found.append(f"note: {state.condition.detail}")
-    found += [quiet_words(state.quiet)] if state.quiet is not None and not hang else []
+    doing = state.condition.detail if (state.condition.word, state.condition.severity) == (RUNNING, WARNING) else ""
+    quiet = quiet_words(state.quiet) if state.quiet is not None and not hang else ""
+    found += [": ".join(filter(None, (quiet, doing)))] if quiet or doing else []
     found += [f"warning: loss {not_finite_words(state.progress)}"] if state.progress.not_finite else []
     found += [f"warning: {state.world.title}"] if state.world else []
     return [printable(remark) for remark in found]

@@ -147,6 +147,7 @@ class Figures:
     step_is: str = ""  # `epoch` where the program counts nothing but epochs
     steps_of: str = ""  # stage, `epoch or stage`: where the step number begins anew with each of them
     loss: Optional[Tuple[float, float]] = None  # first, last finite one
+    loss_trend: str = ""  # in words, where the first and the last loss alone mislead
     loss_not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf, and since which step
     validation: Optional[Tuple[float, float]] = None
     validation_not_finite: str = ""

@@ -39,7 +39,7 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import QUEUE, training_share
-from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words
+from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words, trend
 from drumbeat.runfolder.progress import Progress, slowest_rank
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
@@ -241,6 +241,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         starts=max(1, sum(isinstance(event, kinds.RunStarted) for event in events)),
         steps_of=progress.lap,
         loss=_both(progress.first_loss, progress.last_loss),
+        loss_trend=trend(run.losses()),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation=_both(progress.first_validation, progress.last_validation),
         validation_not_finite=progress.validation_not_finite,

@@ -44,7 +44,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
                 f"{figures.step:,}" + (f" of {figures.steps:,}" if figures.steps else "") + counted,
             )
         )
-    losses = [_went(figures.loss, figures.loss_not_finite)]
+    losses = [_went(figures.loss, figures.loss_not_finite, figures.loss_trend)]
     validation = _went(figures.validation, figures.validation_not_finite)
     losses.append(f"validation {validation}" if validation else "")
     found.append(("loss", "; ".join(words for words in losses if words) or NOT))
@@ -252,8 +252,8 @@ def foreseen_words(foreseen: Foreseen) -> str:
     return f"{words}; {foreseen.term}: {foreseen.advice}" if foreseen.term else f"{words}; as predicted"
 
 
-def _went(pair: Optional[Tuple[float, float]], not_finite: str) -> str:
-    went = f"{pair[0]:.3f} to {pair[1]:.3f}" if pair else ""
+def _went(pair: Optional[Tuple[float, float]], not_finite: str, trend: str = "") -> str:
+    went = trend or (f"{pair[0]:.3f} to {pair[1]:.3f}" if pair else "")
     if not_finite:
         return not_finite + (f" ({went} before that)" if went else "")
     return went

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
-from typing import Collection, List, Mapping, Optional, Tuple
+from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
@@ -119,7 +120,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     repeated."""
     progress = summary.progress
     after: Lines = [("end", end_words(summary))]
-    losses = loss_words(progress)
+    losses = loss_words(progress, run.losses())
     if losses:
         after.append(("loss", losses))
     if progress.not_finite:
@@ -266,10 +267,42 @@ def _lines_at_start(path: str) -> int:
     return sum(1 for line in lines if not line.startswith(b"drumbeat: "))  # of a stand-in launcher
 
 
-def loss_words(progress: Progress) -> str:
-    """Say how the loss and the validation loss developed, from the run's first report to its last; empty if there is none."""
+_WINDOW = 5  # losses at least, of which a median is taken
+
+
+def trend(losses: Sequence[float]) -> str:
+    """Compare the first tenth of the losses with the last one, where single losses mislead, as those of noisy batches do;
+    empty if the first and the last loss tell the same, or if there are too few."""
+    size = max(_WINDOW, len(losses) // 10)
+    if len(losses) < 2 * size:
+        return ""
+    (first, before), (last, after) = map(_middle, (losses[:size], losses[-size:]))
+    medians = f"(medians of {size} reports)"
+    if losses[0] == losses[-1] == first == last:
+        return ""
+    if abs(last - first) <= 2.0 * math.hypot(before, after):
+        return f"about the same, {first:.3f} at first and {last:.3f} at the end {medians}"
+    if (last < first) == (losses[-1] < losses[0]):
+        return ""
+    return f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f} {medians}"
+
+
+def _middle(values: Sequence[float]) -> Tuple[float, float]:
+    """Return the median and its standard error, by the median deviation."""
+    middle = _median(values)
+    return middle, 1.4826 * 1.2533 * _median([abs(value - middle) for value in values]) / math.sqrt(len(values))
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def loss_words(progress: Progress, losses: Sequence[float] = ()) -> str:
+    """Say how the loss and the validation loss developed, from the run's first reports to its last; empty if there is none."""
     last = None if progress.laps else progress.last_loss_step
-    went = _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last, progress.counts)
+    went = trend(losses)
+    went = went or _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last, progress.counts)
     if went and progress.laps:
         went += f"; steps are counted anew in each {progress.lap}"
     if progress.not_finite:

@@ -40,6 +40,7 @@ class Course:
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.hang: Optional[Hang] = None  # of the last attempt, while it goes on
         self.stalled: Optional[kinds.Stalled] = None  # a rank that holds the others up, while it does
+        self._activity: Optional[kinds.Activity] = None  # the last look at this attempt's ranks
         self.stopping = ""  # why
         self.next = ""  # what follows an attempt that has ended
         self._started: Optional[kinds.RunStarted] = None
@@ -55,8 +56,10 @@ class Course:
             self.hang = None
         if isinstance(event, kinds.Stalled):
             self.stalled = event if event.share else None
+        elif isinstance(event, kinds.Activity):
+            self._activity = event
         elif isinstance(event, (kinds.AttemptStarted, kinds.AttemptEnded, kinds.RunEnded)):
-            self.stalled = None
+            self.stalled = self._activity = None
         if isinstance(event, kinds.Stopping):
             self.stopping = event.why or "asked to"
         elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
@@ -71,6 +74,11 @@ class Course:
             self._here.add(event.peer)
         elif isinstance(event, kinds.Waiting):
             self._named = event
+
+    def activity(self, progress: Progress) -> Optional[kinds.Activity]:
+        """What the ranks do while no step comes; None once a step has followed."""
+        look = self._activity
+        return look if look and (progress.last_t is None or progress.last_t <= look.t) else None
 
     @property
     def muster(self) -> Optional[Muster]:
@@ -120,8 +128,11 @@ def condition(told: str, detail: str, outcome: str, course: Course, progress: Pr
             word, detail = WAITING, muster.words
         elif progress.phase == SAVES:
             word = SAVING
-        elif course.stalled:
-            return Condition(word, WARNING, course.stalled.words)
+        else:
+            look = course.activity(progress)
+            words = look.what if look else course.stalled.words if course.stalled else ""
+            severity = WARNING if words and (look is None or look.stepped) else OK
+            return Condition(word, severity, "; ".join(filter(None, (words, "" if detail == word else detail))))
     return Condition(word, _SEVERITY.get(word, WARNING), "" if detail in (word, told) else detail)
 
 
