@@ -287,7 +287,7 @@ def test_a_loss_that_is_reported_and_printed_has_not_risen():
 def test_the_speed_of_a_few_printed_lines_is_only_about_right(tmp_path):
     run = make_run(tmp_path / "r")
     metrics = [step(n, 1.0 + n, t=0.25 * (n // 2), printed=True) for n in range(1, 32)]
-    assert added(*metrics[:8]).rate() is None
+    assert added(*metrics[:8]).rate() is None and added(*metrics[:8]).no_rate == "printed steps must span at least 2 s"
     write_metrics(run, metrics)
     assert run.progress().rough and "about 8 steps/s" in progress_line(run.progress())
     said = dict(rows(figures_of(run)))
@@ -295,7 +295,10 @@ def test_the_speed_of_a_few_printed_lines_is_only_about_right(tmp_path):
         said["throughput"]
         == "about 8 steps/s (reported steps, first to last; times of printed lines, to about 0.25 s on an idle node)"
     )
-    assert said["spread"].startswith("not measured: printed lines are read every 0.25 s")
+    too_fast = "not measured: printed lines are read every 0.25 s, too coarse for steps of less than 1 s"
+    assert said["spread"] == too_fast
+    write_metrics(run, metrics[:8])
+    assert dict(rows(figures_of(run)))["throughput"] == "not measured: printed steps must span at least 2 s"
     assert speed(1234.5, "steps/s", rough=True) == "about 1,200 steps/s"
 
 

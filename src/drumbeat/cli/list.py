@@ -27,6 +27,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--all", action="store_true", help=f"also list runs older than the newest {_NEWEST}, and trials of a tuning"
     )
+    parser.add_argument("--here", action="store_true", help="list only runs of the current folder")
     parser.add_argument(
         "--clean", action="store_true", help="remove the folders of old runs that have ended; shows them and asks first"
     )
@@ -38,12 +39,13 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     if args.clean:
         return clean(args)
-    from drumbeat.desk.runs import all_runs, is_trial
+    from drumbeat.desk.runs import all_runs, is_trial, of_this_folder
     from drumbeat.desk.state import as_plain, state_of
     from drumbeat.desk.status import ask_together
 
     found = all_runs(os.environ)
     own = [each for each in found.runs if args.all or not is_trial(each)]
+    own = of_this_folder(own) if args.here else own
     shown = own if args.all else own[:_NEWEST]
     ask_together(shown)
     states = [state_of(each) for each in shown]
@@ -53,7 +55,7 @@ def run(args: Any) -> int:
         print_json([as_plain(state) for state in states])
         return 0
     if not states:
-        print("no run was started yet")
+        print("no run was started here yet" if args.here else "no run was started yet")
         return 0
     for line in table(states, shutil.get_terminal_size((80, 24)).columns):
         print(line)

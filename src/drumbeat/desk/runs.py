@@ -77,13 +77,13 @@ def runs_here(environ: Mapping[str, str]) -> List[Run]:
     runs = [run for run in all_runs(environ).runs if not is_trial(run)]
     if not runs:
         raise Problem("no run was started yet", "drumbeat run -- python train.py")
-    here = _of_this_folder(runs)
+    here = of_this_folder(runs)
     if not here:
         print("drumbeat: no run of this folder; those of all folders count", file=sys.stderr)
     return here or runs
 
 
-def _of_this_folder(runs: Sequence[Run]) -> List[Run]:
+def of_this_folder(runs: Sequence[Run]) -> List[Run]:
     return [run for run in runs if _is_below(run.path) or _is_below(_workdir(run))]
 
 
@@ -142,7 +142,7 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
         return exact[:1]
     named = [run for run in runs if run.record.name == wanted]
     if named:
-        here = _of_this_folder(named) or named
+        here = of_this_folder(named) or named
         if len(named) > 1:
             where = "here" if here is not named else "in all folders"
             many = f"the newest of {len(here)} runs of that name {where}" if len(here) > 1 else f"the only one {where}"

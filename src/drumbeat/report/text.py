@@ -9,7 +9,7 @@ from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
 from drumbeat.runfolder.ledger import QUEUE, TRAINING
-from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, speed
+from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, part_words, speed
 from drumbeat.runfolder.progress import AS_PRINTED
 from drumbeat.runfolder.state import GOING_ON
 
@@ -98,7 +98,7 @@ def ettr_words(figures: Figures) -> str:
     most = sorted(lost, key=lambda name: -lost[name])
     words = [f"{figures.training_share:.1%} of the time on its nodes"]
     words += [f"over {figures.starts} starts of the job"] if figures.starts > 1 else []
-    words += [f"the rest: {', '.join(f'{name} {lost[name] / held:.1%}' for name in most)}"] if most else []
+    words += [f"the rest: {', '.join(f'{part_words(name, parts)} {lost[name] / held:.1%}' for name in most)}"] if most else []
     if parts.get(QUEUE, 0.0) > 0:
         words.append(f"{parts[TRAINING] / sum(parts.values()):.1%} with the queue")
     if figures.gpus and held > _LONG:
@@ -138,7 +138,7 @@ def target_words(figures: Figures) -> str:
 def speed_words(figures: Figures) -> str:
     found = figures.speed
     if found is None:
-        return NOT
+        return f"{NOT}: {figures.no_speed}" if figures.no_speed else NOT
     size = (
         0 if found.unit.startswith("steps") or found.unit.endswith(AS_PRINTED) else figures.size
     )  # all ranks make each step together

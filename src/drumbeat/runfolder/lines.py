@@ -10,6 +10,7 @@ from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
+from drumbeat.runfolder.ledger import TRAINING, UNKNOWN
 from drumbeat.runfolder.progress import AS_PRINTED, Progress
 from drumbeat.runfolder.run import Log, Run, lost_spares
 from drumbeat.runfolder.summary import Affected, Summary
@@ -172,14 +173,7 @@ def failure_lines(
     """Say what failed, why, the end of its log as far as there is room, the fix, and what became of the other ranks."""
     same = [number for each in affected if each.what == failure.title for number in numbers(each.ranks)]
     affected = tuple(each for each in affected if each.what != failure.title)  # they failed alike, not because of it
-    where = f" on {failure.host} (node {failure.node})" if failure.host and failure.node is not None else ""
-    who = "" if failure.rank is None else f"rank {failure.rank}{where}: "
-    if same and failure.rank is not None:
-        who = f"{named_ranks([failure.rank, *same], 8)}: "
-    named, what = f"rank {failure.rank} ", f"{who}{failure.title}"
-    if who and failure.title.startswith(named):  # it is not named twice
-        what = f"{who[:-2]} {failure.title[len(named) :]}"
-    lines = [("failed", what)]
+    lines = [("failed", failed_words(failure, same))]
     if failure.cause:
         lines.append(("cause", failure.cause))
     last = [("fix", failure.fix)] if failure.fix else []
@@ -197,12 +191,31 @@ def failure_lines(
     return lines + last
 
 
+def failed_words(failure: Finding, same: Sequence[int] = ()) -> str:
+    """Say what failed, and where. `same`: ranks that failed alike."""
+    if failure.rank is None:
+        return failure.title
+    where = f" on {failure.host} (node {failure.node})" if failure.host and failure.node is not None else ""
+    who = named_ranks([failure.rank, *same], 8) if same else f"rank {failure.rank}{where}"
+    named = f"rank {failure.rank} "
+    if failure.title.startswith(named):  # it is not named twice
+        return f"{who} {failure.title[len(named) :]}"
+    return f"{who}: {failure.title}"
+
+
 def ledger_words(parts: Mapping[str, float], share: Optional[float]) -> str:
     """Say where the time went; the share of training is of the time that the job held its nodes."""
-    words = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05]
+    words = [f"{part_words(name, parts)} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05]
     if share is not None:
         words = [f"{word} ({share:.0%})" if word.startswith("training ") else word for word in words]
     return ", ".join(words)
+
+
+def part_words(name: str, parts: Mapping[str, float]) -> str:
+    """Name a part of the ledger; the part of which nothing is known says why."""
+    if name != UNKNOWN:
+        return name
+    return "after the last step" if parts.get(TRAINING) else "without a reported step"
 
 
 _DOUBTS = {

@@ -240,6 +240,17 @@ class Progress:
         return (1 / mean, f"{self.counts}s/s") if mean else None
 
     @property
+    def no_rate(self) -> str:
+        """Say why `rate` is None."""
+        if self.step is None:
+            return "no step was reported"
+        if self.laps:
+            return f"steps are counted anew in each {self.lap}: report samples or tokens"
+        if self.printed and self.seconds < _TOO_SHORT:
+            return f"printed steps must span at least {_TOO_SHORT:g} s"
+        return "fewer than two steps were reported" if self.step == self.first_step else "report samples or tokens"
+
+    @property
     def step_seconds(self) -> Optional[float]:
         """Mean time of the steps after the first report; None if that is not known."""
         if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # how many steps an epoch has is not known
