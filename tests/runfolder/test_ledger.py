@@ -68,7 +68,9 @@ def test_steps_that_are_repeated_after_a_failure_are_lost():
     first = ended(62.0, 0, "failed", first_t=11.0, last_t=61.0, first_step=1, step=51)  # one step per second
     second = ended(112.0, 1, "finished", first_t=72.0, last_t=112.0, first_step=42, step=82)  # went on from step 41
     parts = ledger(0.0, 112.0, [run_started(0.5), started(1.0), first, started(64.0, 1), second])
-    assert seconds(parts) == {"start": 1.0, "first step": 10.0, "training": 80.0, "lost": 10.0, "restart": 11.0}, "the ranks ended a second after the last step"
+    assert seconds(parts) == {"start": 1.0, "first step": 10.0, "training": 80.0, "lost": 10.0, "restart": 11.0}, (
+        "the ranks ended a second after the last step"
+    )
 
 
 def test_without_a_checkpoint_all_of_the_first_attempt_is_lost():

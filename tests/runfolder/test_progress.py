@@ -88,7 +88,13 @@ def test_the_first_and_the_last_loss_are_of_one_rank(tmp_path):
     progress = added(*reports)
     assert (progress.first_loss, progress.last_loss, progress.first_validation) == (35.0, 33.5, None)
     run = make_run(tmp_path / "r")
-    metrics(run, *({"t": each.t, "rank": each.rank, "kind": each.kind, "step": each.step, "loss": each.loss} for each in reports))
+    metrics(
+        run,
+        *(
+            {"t": each.t, "rank": each.rank, "kind": each.kind, "step": each.step, "loss": each.loss}
+            for each in reports
+        ),
+    )
     assert (run.progress().first_loss, run.losses()) == (35.0, [35.0, 33.5])
     assert figures_of(run).loss == (35.0, 33.5)
 

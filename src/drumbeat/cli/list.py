@@ -133,8 +133,8 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 
 def remarks(state: State) -> List[str]:
     """List what the row cannot show and its reader must know: a hang, a loss that is not a number, ranks that train apart."""
-    from drumbeat.runfolder.lines import not_finite_words, quiet_words
     from drumbeat.findings.model import WARNING
+    from drumbeat.runfolder.lines import not_finite_words, quiet_words
     from drumbeat.runfolder.state import FINISHED, QUEUED, RUNNING
 
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None

@@ -53,7 +53,9 @@ def with_record(failure: Failure, recorded: Recorded) -> Failure:
     own, end = recorded.cause, _end(recorded)
     if recorded.silence and failure.answer == NO_FAILURE:
         why = f"the run goes on, {recorded.silence}"
-        return replace(failure, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why, in_progress="", seen=(recorded.source,))
+        return replace(
+            failure, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why, in_progress="", seen=(recorded.source,)
+        )
     if own is None:
         return failure if end is None else _answer(failure, end, recorded)
     if own.code in _NO_CAUSE and _names_cause(failure) and not _of_one_ended_by_us(failure.finding, own, recorded):

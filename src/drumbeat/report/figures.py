@@ -170,7 +170,9 @@ class Figures:
     notes: Tuple[Note, ...] = ()
     setting: Setting = field(default_factory=Setting)
     curves: Dict[str, List[Point]] = field(default_factory=dict)  # title with its unit -> points
-    steps_at: List[Point] = field(default_factory=list)  # seconds as those of the curves, step made then; empty: not known
+    steps_at: List[Point] = field(
+        default_factory=list
+    )  # seconds as those of the curves, step made then; empty: not known
 
     @property
     def size(self) -> Optional[int]:

@@ -87,7 +87,9 @@ def charts_of(figures: Figures) -> Dict[str, str]:
         if title != VALIDATION or LOSS not in figures.curves:
             file, over = "-".join(name.lower().replace(",", "").split()), "seconds since the command"
             if unit == "loss" and len(figures.steps_at) > 1:
-                series = {each: [(_step_at(t, figures.steps_at), value) for t, value in series[each]] for each in series}
+                series = {
+                    each: [(_step_at(t, figures.steps_at), value) for t, value in series[each]] for each in series
+                }
                 over = figures.step_is or "step"
             found[file] = line_chart(name, series, over, unit, Look(zero=unit != "loss"))
     return found

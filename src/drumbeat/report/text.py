@@ -98,7 +98,11 @@ def ettr_words(figures: Figures) -> str:
     most = sorted(lost, key=lambda name: -lost[name])
     words = [f"{figures.training_share:.1%} of the time on its nodes"]
     words += [f"over {figures.starts} starts of the job"] if figures.starts > 1 else []
-    words += [f"the rest: {', '.join(f'{part_words(name, parts)} {lost[name] / held:.1%}' for name in most)}"] if most else []
+    words += (
+        [f"the rest: {', '.join(f'{part_words(name, parts)} {lost[name] / held:.1%}' for name in most)}"]
+        if most
+        else []
+    )
     if parts.get(QUEUE, 0.0) > 0:
         words.append(f"{parts[TRAINING] / sum(parts.values()):.1%} with the queue")
     if figures.gpus and held > _LONG:

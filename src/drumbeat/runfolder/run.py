@@ -404,7 +404,11 @@ class Run:
             name = _AT.node(node).metrics
             text, whole = self.files.end(name, _FAR)
             head = None if whole else self.files.chunk(name, 0, _FAR)
-            lines = text.split("\n") if head is None else [*head.data.decode("utf-8", "replace").split("\n"), *text.split("\n")]
+            lines = (
+                text.split("\n")
+                if head is None
+                else [*head.data.decode("utf-8", "replace").split("\n"), *text.split("\n")]
+            )
             for metric in _metrics(lines, node):
                 if metric.kind == "step" and metric.loss is not None and math.isfinite(metric.loss):
                     found.setdefault(metric.rank, []).append(metric.loss)

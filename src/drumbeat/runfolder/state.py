@@ -76,7 +76,7 @@ class Course:
             self._named = event
 
     def activity(self, progress: Progress) -> Optional[kinds.Activity]:
-        """What the ranks do while no step comes; None once a step has followed."""
+        """Return the last look at the ranks while no step comes; None once a step has followed."""
         look = self._activity
         return look if look and (progress.last_t is None or progress.last_t <= look.t) else None
 
@@ -98,6 +98,19 @@ GOING_ON = (QUEUED, WAITING, RUNNING, SAVING, HANGING, STOPPING, RESTARTING)
 _SAY_MORE = ("doubtful", "time-limit")  # outcomes that say more than `finished` and `failed`
 _SEVERITY = {FINISHED: OK, "failed": ERROR, HANGING: ERROR, QUEUED: INFO, WAITING: INFO, RUNNING: OK, SAVING: OK}
 SAVES = "checkpoint"  # the kind of report with which a rank announces that it saves
+
+
+_ENDS = {
+    FINISHED: FINISHED,
+    "doubtful": FINISHED,
+    "stopped": "cancelled",
+    "requeue": "cancelled",
+}  # stopped: as 0.1.0 wrote it
+
+
+def end_state(outcome: str) -> str:
+    """Return the state of a run that ended so: finished, cancelled or failed."""
+    return _ENDS.get(outcome, outcome if outcome == "cancelled" else "failed")
 
 
 @dataclass(frozen=True)
