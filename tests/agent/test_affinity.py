@@ -95,7 +95,9 @@ def test_a_mismatch_that_a_later_look_refutes_is_withdrawn_in_words():
     watch.on(ranks(*GOOD), 10)
     (withdrawn,) = watch.on(ranks(*GOOD), 12)
     verdict = withdrawn.data["verdict"]
-    assert verdict.answer == "as planned" and verdict.summary.endswith("; withdrawn: mismatch, as said before")
+    assert verdict.answer == "as planned" and verdict.summary.endswith(
+        "; the earlier warning (mismatch) no longer holds"
+    )
     assert watch.done
     watch = watcher(level="stop")
     for now in (1, 2.5):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from drumbeat.agent.member.progress import RankProgress
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang import Hang
-from drumbeat.agent.watchers.hang_verdict import Ended, Silence, class_of, doing, judge
+from drumbeat.agent.watchers.hang_verdict import Ended, Silence, class_of, doing, judge, say_of
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
 from drumbeat.base import proc
@@ -568,3 +568,18 @@ def test_the_file_of_a_call_is_named(tmp_path):
         words = waits_for("rpc_wait_bit_killable", call, os.getpid())
         assert words == f"an NFS server, {file.name}" if number else words == "an NFS server"
     assert waits_for("", [], os.getpid()) == ""
+
+
+def test_what_the_ranks_do_is_said_again_when_it_changes():
+    """Where a rank did not answer at first, on a loaded machine, the next look knows more."""
+    world = World("warn")
+    world.train(20)
+    world.looks = lambda: sorted(others(busy(2)), key=lambda each: each.rank)
+    world.run(15)
+    later = replace(busy(2), place="train.py:31 load", stack=("train.py:31 load",))
+    world.looks = lambda: sorted(others(later), key=lambda each: each.rank)
+    world.run(60)
+    facts = [action.data["what"] for _, action in world.actions if isinstance(action, Emit)]
+    assert len(facts) == 2 and "busy at train.py:30" in facts[0] and "train.py:31 load" in facts[1], facts
+    several = say_of([look(0), look(1)], "busy, and its interpreter does not answer")
+    assert several == "ranks 0-1 are busy, and their interpreter does not answer"

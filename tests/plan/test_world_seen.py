@@ -377,7 +377,7 @@ def test_an_answer_that_a_later_one_refutes_is_withdrawn_in_words():
     count.add(0, rows, 3.0)
     again, none, _ = count.judge()
     assert none == [] and again.answer == "as planned"
-    assert again.summary.endswith("; withdrawn: repeated ranks, as said before")
+    assert again.summary.endswith("; the earlier warning (repeated ranks) no longer holds")
     where = {"mono": 0.0, "seq": 0, "host": "n", "node": 0, "attempt": 0}
     events = [
         VerdictGiven("verdict", 1.0, verdict=verdict, **where),
@@ -401,13 +401,24 @@ def test_ranks_that_say_nothing_and_compute_alone_are_copies():
         return found
 
     every = range(1, 60, 5)
-    assert said((at, rows(at)) for at in every) == [(21, "ranks-never-joined")]
+    assert said((at, rows(at)) for at in every) == [(41, "ranks-never-joined")]
     assert said((at, rows(at, share=0.01)) for at in every) == []  # they wait for something
     assert said((at, rows(at, mapped=at)) for at in every) == []  # they are still importing
-    met = tuple(replace(row, joined=True, alone=False) for row in rows(30))
+    met = tuple(replace(row, joined=True, alone=False) for row in rows(60))
     count = WorldCount(Planned(2, 1, True), "stop")
-    for at in every[:6]:
+    for at in every:
         count.add(0, rows(at), float(at))
         count.judge()
-    count.add(0, met, 31.0)
-    assert count.judge()[0].summary.endswith("; withdrawn: separate copies, as said before")
+    count.add(0, met, 61.0)
+    assert count.judge()[0].summary.endswith("; the earlier warning (separate copies) no longer holds")
+
+
+def test_one_look_at_ranks_that_step_is_no_proof_of_copies():
+    """A look on a loaded machine may be told long after it was taken: the next one decides."""
+    lonely = tuple(replace(row, node=0, world_size=2, alone=True, joined=False) for row in world(ranks=range(2)))
+    count = WorldCount(Planned(2, 1, True), "warn")
+    count.first_step = 1.0
+    for at, last_step, told in ((2.0, 2.0, []), (4.0, 9.0, []), (9.0, 9.0, ["ranks-never-joined"])):
+        count.last_step = last_step
+        count.add(0, lonely, at)
+        assert [finding.code for finding in count.judge()[1]] == told

@@ -7,12 +7,14 @@ from drumbeat.findings.model import Finding, Verdict
 from drumbeat.runfolder.events import (
     AttemptEnded,
     AttemptStarted,
+    Failed,
     FindingMade,
     Mustered,
     NodeJoined,
     NodeLost,
     VerdictGiven,
 )
+from drumbeat.runfolder.lines import failure_lines
 from drumbeat.runfolder.records import Line, Metric
 from tests.runfolder.folders import make_run, order
 
@@ -65,6 +67,15 @@ def test_a_node_that_was_lost_before_the_start_is_not_connected(tmp_path, capsys
     view._show([NodeJoined(*common, node, f"n{node}", f"10.0.0.{node}", 0.0) for node in range(2)])
     view._show([NodeLost(*common, 1, "n1", "its agent's connection broke"), Mustered(*common, 0.25, "10.0.0.1", 4711)])
     assert "connected  1 of 2 nodes" in capsys.readouterr().err
+
+
+def test_a_failure_before_a_restart_names_its_rank_as_at_the_end(tmp_path, capsys):
+    view = console(tmp_path, restarts=1)
+    failure = Finding("exception", "error", "RuntimeError: cosmic ray", rank=1, node=1, host="vm")
+    view._show([Failed("failed", 1.0, 1.0, 0, "h", 0, 0, failure)])
+    words = "rank 1 on vm (node 1): RuntimeError: cosmic ray"
+    assert f"failed     {words}" in capsys.readouterr().err
+    assert failure_lines(make_run(tmp_path / "run"), failure)[0] == ("failed", words)
 
 
 def test_every_node_says_where_its_ranks_sit_and_those_that_say_the_same_are_one_line(tmp_path, capsys):

@@ -37,6 +37,8 @@ def test_the_newest_run_here(started, tmp_path, monkeypatch, capsys):
     assert find_run(None, {"HOME": str(tmp_path / "home")}).run_id == "second" and not capsys.readouterr().err
     started("scratch", "elsewhere", workdir=tmp_path / "mine")  # its folder is elsewhere, its program here
     assert main(["status"]) == 0 and "elsewhere" in capsys.readouterr().out
+    assert main(["list", "--here"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["elsewhere", "second", "first"]
     monkeypatch.chdir(tmp_path)
     assert main(["report"]) == 0 and "elsewhere" in capsys.readouterr().out, "folders below this one count"
 

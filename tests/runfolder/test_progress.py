@@ -14,7 +14,7 @@ from drumbeat.metrics.printed import Lines, Reader
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import rows
 from drumbeat.runfolder.files import append
-from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, speed
+from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, speed, trend
 from drumbeat.runfolder.progress import Progress, RankPace, merged
 from drumbeat.runfolder.records import Metric, parse_metric
 from drumbeat.runfolder.summary import Summary, write_summary
@@ -79,6 +79,41 @@ def test_a_loss_that_is_a_number_again_is_one():
     assert loss_words(added(step(1, math.nan))) == "nan since step 1"
     both = merged([(added(step(1, math.nan)), 0.0), (added(step(1, 4.0, rank=1)), 0.0)])
     assert loss_words(both) == "nan since step 1"  # the lowest rank's
+
+
+def test_the_first_and_the_last_loss_are_of_one_rank(tmp_path):
+    """Rank 1 happens to report its first steps before rank 0 does."""
+    reports = [step(1, 28.289, rank=1), step(1, 35.0), step(2, 30.0, rank=1), step(2, 33.5)]
+    reports.insert(0, Metric(0, 1, 0.5, "validation", loss=9.0))
+    progress = added(*reports)
+    assert (progress.first_loss, progress.last_loss, progress.first_validation) == (35.0, 33.5, None)
+    run = make_run(tmp_path / "r")
+    metrics(
+        run,
+        *(
+            {"t": each.t, "rank": each.rank, "kind": each.kind, "step": each.step, "loss": each.loss}
+            for each in reports
+        ),
+    )
+    assert (run.progress().first_loss, run.losses()) == (35.0, [35.0, 33.5])
+    assert figures_of(run).loss == (35.0, 33.5)
+
+
+def test_noise_is_no_trend(tmp_path):
+    noise = [3.0, -2.0, 1.0, -1.0, 0.0] * 8
+    flat = [17.0 + each for each in noise[2:]] + [20.4, 20.4]
+    same = "about the same, 17.000 at first and 18.000 at the end (medians of 5 reports)"
+    assert trend(flat) == same
+    run = make_run(tmp_path / "r")
+    write_metrics(run, [step(number, loss) for number, loss in enumerate(flat, 1)])
+    summary = Summary(
+        run_id="r", outcome="finished", exit_code=0, seconds=9.0, nodes=1, ranks=1, progress=run.progress()
+    )
+    assert dict(closing_lines(run, summary))["loss"] == dict(rows(figures_of(run)))["loss"] == same
+    falls = [20.0 - n / 2 + each for n, each in enumerate(noise)]
+    assert trend(falls) == "", "the first and the last loss say it: it fell"
+    assert trend([-5.0, *falls]) == "fell from 17.500 to 0.500 (medians of 5 reports)"
+    assert trend([5.0] * 40) == trend([1.0, 2.0, 1.0]) == trend([]) == ""
 
 
 def test_the_two_losses_are_named_with_their_own_steps(tmp_path):
@@ -258,7 +293,7 @@ def test_a_loss_that_is_reported_and_printed_has_not_risen():
 def test_the_speed_of_a_few_printed_lines_is_only_about_right(tmp_path):
     run = make_run(tmp_path / "r")
     metrics = [step(n, 1.0 + n, t=0.25 * (n // 2), printed=True) for n in range(1, 32)]
-    assert added(*metrics[:8]).rate() is None
+    assert added(*metrics[:8]).rate() is None and added(*metrics[:8]).no_rate == "printed steps must span at least 2 s"
     write_metrics(run, metrics)
     assert run.progress().rough and "about 8 steps/s" in progress_line(run.progress())
     said = dict(rows(figures_of(run)))
@@ -266,7 +301,10 @@ def test_the_speed_of_a_few_printed_lines_is_only_about_right(tmp_path):
         said["throughput"]
         == "about 8 steps/s (reported steps, first to last; times of printed lines, to about 0.25 s on an idle node)"
     )
-    assert said["spread"].startswith("not measured: printed lines are read every 0.25 s")
+    too_fast = "not measured: printed lines are read every 0.25 s, too coarse for steps of less than 1 s"
+    assert said["spread"] == too_fast
+    write_metrics(run, metrics[:8])
+    assert dict(rows(figures_of(run)))["throughput"] == "not measured: printed steps must span at least 2 s"
     assert speed(1234.5, "steps/s", rough=True) == "about 1,200 steps/s"
 
 

@@ -163,13 +163,21 @@ def test_an_exact_id_wins_over_a_prefix(home, tmp_path):
         find_run("nothing", os.environ)
 
 
-def test_a_name_that_two_runs_have_is_asked_about(drumbeat, home, tmp_path):
-    for name in ("twin-1", "twin-2"):
-        make_run(tmp_path / name, name="twin")
-    index(home, tmp_path / "twin-1", tmp_path / "twin-2")
+def test_a_name_means_its_newest_run_and_those_of_this_folder_first(drumbeat, home, tmp_path):
+    for number, folder in enumerate(("here", "here", "elsewhere"), 1):
+        make_run(tmp_path / folder / f"twin-{number}", name="twin", created=1000.0 + number)
+    index(home, *(tmp_path / path for path in ("here/twin-1", "here/twin-2", "elsewhere/twin-3")))
+    drumbeat.folder = tmp_path / "here"
     for command in ("status", "diagnose"):
         done = drumbeat.here(command, "twin")
-        assert done.returncode == 2 and "twin could be any of twin-" in done.stderr and "twin-2" in done.stderr
+        assert "drumbeat: twin is twin-2, the newest of 2 runs of that name here" in done.stderr, done.stderr
+        assert done.returncode == 0 or command == "diagnose"
+    drumbeat.folder = tmp_path / "third"
+    drumbeat.folder.mkdir()
+    done = drumbeat.here("status", "twin", "--json")
+    assert "twin-3, the newest of 3 runs of that name in all folders" in done.stderr
+    assert json.loads(done.stdout)["run_id"] == "twin-3"
+    assert find_run("twin-1", os.environ).run_id == "twin-1", "an id is exact"
     for name in ("nothing", "no/such/file.log"):
         assert f"{name}: no such file, folder or run" in drumbeat.here("diagnose", name).stderr
 

@@ -137,6 +137,12 @@ def test_restart_keeps_the_attempts_apart(drumbeat):
         assert log.read_text() == f"attempt {attempt}\n"
 
 
+def test_a_schedulers_site_is_refused_where_there_is_no_such_scheduler(drumbeat):
+    done = run(drumbeat, code="", flags=("--site", "slurm"))
+    assert done.returncode == 2 and "site slurm uses Slurm, and this machine is in no job of it" in done.stderr
+    assert "bug" not in done.stderr and not (drumbeat.folder / "runs").exists()
+
+
 def test_restarts_are_spent_and_said(drumbeat):
     done = run(drumbeat, code="raise SystemExit(3)", flags=("--restarts", 1))
     assert done.returncode == 3 and len(summary(drumbeat)["attempts"]) == 2

@@ -147,3 +147,31 @@ def test_a_slow_rank_is_shown_while_it_holds_the_others_up(tmp_path, monkeypatch
         session.tick()
         head = session.head()
         assert (head.word, head.severity, head.detail) == ("running", "warning" if words else "ok", words)
+
+
+def test_a_silent_run_says_in_every_view_what_its_ranks_do(tmp_path, monkeypatch, capsys):
+    """Steps of a second until 20 s ago, then a look: what it showed stands in every view until a step follows."""
+    words = "rank 0 is waiting in all_reduce 26 at stuck.py:22; rank 1 is asleep at stuck.py:20"
+    look = ("activity", {"seconds": 8.8, "what": words, "stepped": True})
+    steps = [{**STEP, "step": step, "t": step - 30.0} for step in range(1, 10)]
+    for again in (False, True):
+        reports = [*steps, {**STEP, "step": 10, "t": 1.0}] if again else steps
+        monkeypatch.setitem(STATES, "running", ("running", (*TRAINS, look), reports))
+        run, told = recorded(tmp_path / str(again), "running")
+        for place in ("drumbeat.desk.state.status", "drumbeat.watch.session.status"):
+            monkeypatch.setattr(place, lambda run, told=told: told)
+        said = {}
+        for command in ("status", "diagnose"):
+            assert main([command, run.path]) == 0
+            said[command] = " ".join(capsys.readouterr().out.split())
+        said["list"] = " ".join(" ".join(table([state_of(run)], 120)).split())
+        session = Session(run)
+        session.load()
+        session.tick()
+        head = session.head()
+        said["watch"] = dict(glance(head, session.view))["run"]
+        said["page"] = head_data(session)["head"]["detail"]
+        assert {view: words in text for view, text in said.items()} == dict.fromkeys(said, not again), said
+        assert ("no step for" in said["list"]) == ("no step for" in said["diagnose"]) == (not again)
+        assert ("none seen" in said["diagnose"]) == again
+        assert head.severity == ("ok" if again else "warning")

@@ -1,6 +1,7 @@
 """A real Prometheus scrapes /metrics and reads the alert rules; promtool likes both; Grafana's own types have the board."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -11,6 +12,7 @@ import urllib.request
 
 import pytest
 
+from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.watch import prometheus
 from drumbeat.watch.prometheus import Publisher
 from tests.conftest import ROOT
@@ -147,8 +149,16 @@ def test_the_text_file_for_node_exporter(tmp_path):
     assert 'drumbeat_gpu_energy_joules_total{run="r",node="0",host="n000",gpu="0"}' in text
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, timeout=180)
     assert checked.returncode == 0 and checked.stderr == "", checked.stderr
-    file.remove()
-    assert list((tmp_path / "collector").iterdir()) == []
+    write_summary(run.folder, Summary("r", "doubtful", 1, 5.0, 1))
+    file.end()
+    text = written.read_text()
+    assert (
+        'drumbeat_state{run="r",state="doubtful"} 1.0' in text and 'drumbeat_state{run="r",state="running"} 0.0' in text
+    )
+    os.utime(written, (1.0, 1.0))
+    other = Publisher(str(tmp_path / "collector"), recorded(tmp_path / "later").path, {})
+    other.update()
+    assert [path.name for path in (tmp_path / "collector").iterdir()] == ["drumbeat-later.prom"]
 
 
 def test_a_large_run_gives_no_part_for_the_whole(tmp_path):
@@ -175,4 +185,5 @@ def test_the_lead_of_a_real_run_keeps_it(drumbeat, tmp_path):
     look += f"; print(open(glob.glob('{tmp_path}/collector/*.prom')[0]).read())"
     done = drumbeat("run", "--textfile", tmp_path / "collector", "--", sys.executable, "-c", look)
     assert done.returncode == 0 and "drumbeat_nodes_planned{run=" in done.stdout, done.stderr
-    assert list((tmp_path / "collector").iterdir()) == []
+    (left,) = (tmp_path / "collector").iterdir()
+    assert 'state="finished"} 1.0' in left.read_text()

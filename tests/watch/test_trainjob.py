@@ -84,7 +84,7 @@ def test_numbers_in_the_form_that_the_status_has(server, tmp_path):
     publisher.update()
     publisher.update()  # at most every 15 s
     (server.folder / "token").write_text("second")
-    publisher.remove()
+    publisher.end()
     (path, first, body), (_, second, _) = server.posts
     assert path == PATH and (first, second) == ("Bearer first", "Bearer second")
     status = body["trainerStatus"]

@@ -10,7 +10,7 @@ from drumbeat.jobfile.fields import keys_of
 from drumbeat.jobfile.job import Job
 
 _COMMON = {"--help", "--help-all", "--json", "--json-schema", "--debug"}
-_RUN = "run id or the start of one, run folder, or scheduler job"
+_RUN = "name, run id or the start of one, run folder, or scheduler job"
 _JOB = {f"--{name}" for name, (_, key) in keys_of(Job).items() if key.flag}
 
 
@@ -20,8 +20,8 @@ def page() -> str:
         "# Commands",
         "",
         "`drumbeat COMMAND --help` shows what most people need, `--help-all` everything. `--json` prints machine-readable "
-        "output, `--json-schema` its schema, `--debug` the traceback of an error. RUN is a run id or the start of one, a run "
-        "folder, or a scheduler's job; default: the newest. "
+        "output, `--json-schema` its schema, `--debug` the traceback of an error. RUN is a name (its newest run "
+        "here), a run id or the start of one, a run folder, or a scheduler's job; default: the newest. "
         "An error is text on standard error, with `--json` too, where standard output then stays empty or has what could "
         "still be said; the exit code is not 0, and 2 for wrong input.",
         "",

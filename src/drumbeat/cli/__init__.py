@@ -184,5 +184,5 @@ def add_json_schema(parser: Any) -> None:
 
 def add_run(parser: Any, default: str) -> None:
     """Add the RUN argument. `default` says which run is meant if none is named."""
-    words = f"run id or the start of one, run folder, or scheduler job; {default}"
+    words = f"name, run id or the start of one, run folder, or scheduler job; {default}"
     parser.add_argument("run", nargs="?", metavar="RUN", help=words)

@@ -27,6 +27,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--all", action="store_true", help=f"also list runs older than the newest {_NEWEST}, and trials of a tuning"
     )
+    parser.add_argument("--here", action="store_true", help="list only runs of the current folder")
     parser.add_argument(
         "--clean", action="store_true", help="remove the folders of old runs that have ended; shows them and asks first"
     )
@@ -38,12 +39,13 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     if args.clean:
         return clean(args)
-    from drumbeat.desk.runs import all_runs, is_trial
+    from drumbeat.desk.runs import all_runs, is_trial, of_this_folder
     from drumbeat.desk.state import as_plain, state_of
     from drumbeat.desk.status import ask_together
 
     found = all_runs(os.environ)
     own = [each for each in found.runs if args.all or not is_trial(each)]
+    own = of_this_folder(own) if args.here else own
     shown = own if args.all else own[:_NEWEST]
     ask_together(shown)
     states = [state_of(each) for each in shown]
@@ -53,7 +55,7 @@ def run(args: Any) -> int:
         print_json([as_plain(state) for state in states])
         return 0
     if not states:
-        print("no run was started yet")
+        print("no run was started here yet" if args.here else "no run was started yet")
         return 0
     for line in table(states, shutil.get_terminal_size((80, 24)).columns):
         print(line)
@@ -131,8 +133,9 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 
 def remarks(state: State) -> List[str]:
     """List what the row cannot show and its reader must know: a hang, a loss that is not a number, ranks that train apart."""
+    from drumbeat.findings.model import WARNING
     from drumbeat.runfolder.lines import not_finite_words, quiet_words
-    from drumbeat.runfolder.state import FINISHED, QUEUED
+    from drumbeat.runfolder.state import FINISHED, QUEUED, RUNNING
 
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None
     found = [f"hang: {hang.title}"] if hang else []
@@ -140,7 +143,9 @@ def remarks(state: State) -> List[str]:
         found.append(": ".join(filter(None, (f"waiting for {_time(state.seconds)}", state.condition.detail))))
     if state.condition.word == FINISHED and state.condition.detail:
         found.append(f"note: {state.condition.detail}")
-    found += [quiet_words(state.quiet)] if state.quiet is not None and not hang else []
+    doing = state.condition.detail if (state.condition.word, state.condition.severity) == (RUNNING, WARNING) else ""
+    quiet = quiet_words(state.quiet) if state.quiet is not None and not hang else ""
+    found += [": ".join(filter(None, (quiet, doing)))] if quiet or doing else []
     found += [f"warning: loss {not_finite_words(state.progress)}"] if state.progress.not_finite else []
     found += [f"warning: {state.world.title}"] if state.world else []
     return [printable(remark) for remark in found]

@@ -93,6 +93,11 @@ def _render(args: Any) -> int:
     if args.save:
         write_file(args.save, dump_order(order))
     request = backends.get(order.backend).render(order)
+    if order.backend == "local" and not args.json:
+        print(
+            "drumbeat plan: no scheduler here; this is the order that submit would start on this machine",
+            file=sys.stderr,
+        )
     if args.json:
         print_json(request)
     else:

@@ -15,7 +15,7 @@ from drumbeat.cli.output import print_json, write_file
 _FORMATS = ("markdown", "csv", "latex")  # as in drumbeat.report.tables
 
 
-_RUN = "run id or the start of one, run folder, scheduler job, or a file that a program printed"
+_RUN = "name, run id or the start of one, run folder, scheduler job, or a file that a program printed"
 
 
 def add_arguments(parser: Any) -> None:

@@ -60,4 +60,5 @@ def _say_what_is_seen(job: Any) -> None:
     alone = job.ranks_per_node == 1 and (job.nodes or 1) == 1
     first = not os.path.isdir(job.runs or "runs")
     if find_place(LiveHost()).kind == HERE and (first if look.world else not alone):
-        print(f"{'script':<10} {printable('; '.join(filter(None, look)))}", file=sys.stderr)
+        words = "; ".join(filter(None, (look.world and f"uses {look.world}", look.advice)))
+        print(f"{'script':<10} {printable(words)}", file=sys.stderr)

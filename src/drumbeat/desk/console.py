@@ -22,7 +22,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.follow import EVENTS, LINES, METRICS, Follower, Record
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.lines import closing_lines, count, duration, folded, near, progress_line
+from drumbeat.runfolder.lines import Lines, closing_lines, count, duration, failed_words, folded, near, progress_line
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import LeadClock, Run
@@ -113,12 +113,17 @@ def write_lines(lines: Iterable[Line]) -> None:
         if stream == "err" and rank is not None and len(texts) > 1:
             shown.setdefault(tuple(_OWN_PREFIX.sub("", text, count=1) for text in texts), []).append(rank)
         else:
-            write(sys.stdout if stream == "out" else sys.stderr, f"[{rank}] " if rank else "", map(visible, texts))
+            write(sys.stdout if stream == "out" else sys.stderr, mark(rank), map(visible, texts))
     for block, ranks in shown.items():
         if ranks == [0]:
             write(sys.stderr, "", map(visible, blocks[0, "err"]))
         else:
             write(sys.stderr, f"[{ranges(ranks)}] ", map(visible, block))
+
+
+def mark(rank: Optional[int]) -> str:
+    """Return what a rank's lines begin with: those of rank 0 are as it prints them."""
+    return f"[{rank}] " if rank else ""
 
 
 def write(stream: TextIO, prefix: str, texts: Iterable[str]) -> None:
@@ -162,6 +167,23 @@ _COLOURS = {
 }
 
 
+def opening_lines(order: Order, name: str = "") -> Lines:
+    """Say what is about to run, and where. `name`: that of a run on several machines, if it is not the order's."""
+    ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
+    if order.launcher == "once" and order.ranks_per_node == 1:
+        ranks = "1 process"  # which may start ranks: how many, is seen when they run
+    where = ", emulated on this machine" if order.nodes_emulated else ""
+    spares = f", {count(order.spares, 'spare node')}" if order.spares else ""
+    size = f"{count(order.nodes, 'node')} x {ranks}{spares}{where}"
+    lines = [("drumbeat", f"{name or order.run_id}: {size} (site {order.site})")]
+    lines.append(("launcher", f"{_LAUNCHERS[order.launcher]} ({order.launcher_why})"))
+    replaced = replaced_flags(order.command)
+    if replaced:
+        flags = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
+        lines.append(("replaced", f"{flags} (drumbeat sets these itself)"))
+    return [*lines, ("folder", near(order.folder))]
+
+
 class Console:
     """drumbeat's own lines go to standard error; what ranks print goes where they printed it."""
 
@@ -197,19 +219,8 @@ class Console:
         self._open(order.folder, from_end=True)
         if not self.leads:
             return
-        ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
-        if order.launcher == "once" and order.ranks_per_node == 1:
-            ranks = "1 process"  # which may start ranks: how many, is seen when they run
-        where = ", emulated on this machine" if order.nodes_emulated else ""
-        name = self.joined or order.run_id
-        spares = f", {count(order.spares, 'spare node')}" if order.spares else ""
-        self.say("drumbeat", f"{name}: {count(order.nodes, 'node')} x {ranks}{spares}{where} (site {order.site})")
-        self.say("launcher", f"{_LAUNCHERS[order.launcher]} ({order.launcher_why})")
-        replaced = replaced_flags(order.command)
-        if replaced:
-            flags = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
-            self.say("replaced", f"{flags} (drumbeat sets these itself)")
-        self.say("folder", near(order.folder))
+        for label, text in opening_lines(order, self.joined):
+            self.say(label, text)
         for text in order.track:
             tracker, _, place = text.partition("=")
             place = near(place or RunFolder(order.folder).at(tracker))
@@ -344,7 +355,7 @@ class Console:
         elif isinstance(event, kinds.Excluded):
             self.say("excluded", f"node {event.peer} ({event.peer_host}): {event.why}")
         elif isinstance(event, kinds.Failed) and (self.order.restarts or self.order.survives_loss):
-            self.say("failed", event.finding.title)
+            self.say("failed", failed_words(event.finding))
         elif isinstance(event, kinds.AttemptEnded):
             for line in self._affinity.take():
                 self.say("affinity", line)

@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 import sys
-from typing import Callable, List, Mapping, Optional, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import ALIVE, CANCELLED, FINISHED, parse_handle
@@ -57,8 +57,8 @@ def is_trial(run: Run) -> bool:
 
 
 def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
-    """Find the run that is meant; the newest one here if none is named. An exact id wins, then an exact name, then the
-    start of an id."""
+    """Find the run that is meant; the newest one here if none is named. An exact id wins, then an exact name (the newest
+    run of that name, and of this folder if one is), then the start of an id."""
     if wanted and (os.path.isdir(wanted) or os.sep in wanted and "://" not in wanted):
         return _opened(wanted, environ)
     if not wanted:
@@ -77,10 +77,14 @@ def runs_here(environ: Mapping[str, str]) -> List[Run]:
     runs = [run for run in all_runs(environ).runs if not is_trial(run)]
     if not runs:
         raise Problem("no run was started yet", "drumbeat run -- python train.py")
-    here = [run for run in runs if _is_below(run.path) or _is_below(_workdir(run))]
+    here = of_this_folder(runs)
     if not here:
         print("drumbeat: no run of this folder; those of all folders count", file=sys.stderr)
     return here or runs
+
+
+def of_this_folder(runs: Sequence[Run]) -> List[Run]:
+    return [run for run in runs if _is_below(run.path) or _is_below(_workdir(run))]
 
 
 def run_to_diagnose(environ: Mapping[str, str]) -> Run:
@@ -137,8 +141,13 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
     if exact:
         return exact[:1]
     named = [run for run in runs if run.record.name == wanted]
-    if len(named) == 1:
-        return named
+    if named:
+        here = of_this_folder(named) or named
+        if len(named) > 1:
+            where = "here" if here is not named else "in all folders"
+            many = f"the newest of {len(here)} runs of that name {where}" if len(here) > 1 else f"the only one {where}"
+            print(printable(f"drumbeat: {wanted} is {here[0].run_id}, {many}"), file=sys.stderr)
+        return here[:1]
     job, _, task = wanted.rpartition("/")[2].partition("_")
     if job.isdigit():
         by_job = [run for run in runs if job_of(run) == job]
@@ -147,7 +156,7 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
     of_array = [run for run in runs if wanted.startswith(run.run_id + "-") and wanted[len(run.run_id) + 1 :].isdigit()]
     if of_array:
         return [_task(of_array[0], wanted[len(of_array[0].run_id) + 1 :])]
-    return named or [run for run in runs if run.run_id.startswith(wanted)]
+    return [run for run in runs if run.run_id.startswith(wanted)]
 
 
 def _task(whole: Run, task: str) -> Run:

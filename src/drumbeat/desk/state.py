@@ -17,7 +17,7 @@ from drumbeat.findings.model import ENDED_BY_US, ERROR, UNKNOWN, WARNING, Findin
 from drumbeat.plan.placement import Row, text_table
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event, VerdictGiven
-from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words
+from drumbeat.runfolder.lines import GpuUse, gpu_use, near, not_finite_words, quiet_words
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Ranks, Run, lead_now, replaced_nodes, spares_left
 from drumbeat.runfolder.state import Condition, Course, Hang, Muster, condition, world_of
@@ -158,7 +158,18 @@ def recorded_end(run: Run) -> Recorded:
             outcome, code = event.outcome, event.exit_code
     hang, stopped = Course(events).hang, _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
     cause = _cause(failed, hang.finding if hang else None)
-    return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped)
+    silence = "" if outcome or cause else _silence(run, events)
+    return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped, silence=silence)
+
+
+def _silence(run: Run, events: Sequence[Event]) -> str:
+    """Say how long a run that goes on has made no step, and what its ranks do; '' if steps come."""
+    progress = run.progress()
+    quiet = progress.quiet(lead_now(run))
+    if quiet is None or status(run).state != RUNNING:
+        return ""
+    look = Course(events).activity(progress)
+    return quiet_words(quiet) + (f": {look.what}" if look else "")
 
 
 def with_paths(run: Run, recorded: Recorded) -> Recorded:

@@ -11,7 +11,7 @@ import time
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from drumbeat import backends
-from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.backends.contract import CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.proc import start_time
@@ -19,6 +19,7 @@ from drumbeat.base.record import RecordError
 from drumbeat.inspector.tree import Process, of_user
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import end_state
 from drumbeat.runfolder.summary import REQUEUE, RunRecord, Summary, next_step, read_run_record, write_run_record
 
 # State of a run from two sources: what its folder says of the last end, and what the scheduler says of the job.
@@ -26,14 +27,6 @@ from drumbeat.runfolder.summary import REQUEUE, RunRecord, Summary, next_step, r
 # the user. Each start has a number, and the summary says to which one it belongs. So a summary is the end of the run
 # only where no later start is queued or running.
 
-
-_ENDS = {
-    "finished": FINISHED,
-    "doubtful": FINISHED,
-    "cancelled": CANCELLED,
-    "stopped": CANCELLED,  # as 0.1.0 wrote it
-    "requeue": CANCELLED,
-}  # every other outcome is a failure
 
 _NOT_AGAIN = {
     True: "its ranks asked to be started again (75), but its scheduler did not queue it again",
@@ -90,7 +83,7 @@ def settled(
     refused = requeued and asked is not None and asked.state == FAILED
     if end.outcome == "requeue" and submitted and (refused or not requeued):
         return Status(handle, FAILED, _NOT_AGAIN[requeued], end.exit_code, starts=end.start)
-    return Status(handle, _ENDS.get(end.outcome, FAILED), end.outcome, end.exit_code, starts=end.start)
+    return Status(handle, end_state(end.outcome), end.outcome, end.exit_code, starts=end.start)
 
 
 # Processes of a run that outlived everything that would have ended them. Where the desk, every guard and every agent

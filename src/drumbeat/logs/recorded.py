@@ -11,7 +11,7 @@ from typing import FrozenSet, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import CERTAIN, INFO, LIKELY, Finding
+from drumbeat.findings.model import CERTAIN, INFO, LIKELY, UNKNOWN, Finding
 from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.logs.meaning.rules import CAUSE, rulebook
 from drumbeat.logs.read.progress import NOT_FINITE
@@ -38,6 +38,7 @@ class Recorded:
     notes: Tuple[Finding, ...] = ()  # what the checks of the last attempt warned of, a loss that is no finite number
     ended_by_us: FrozenSet[int] = frozenset()  # ranks that had not failed when drumbeat ended them
     steps_missing: str = ""  # in words, where the reports of a run that finished end before its last step
+    silence: str = ""  # in words, where a run that goes on makes no step
 
 
 def with_record(failure: Failure, recorded: Recorded) -> Failure:
@@ -50,6 +51,11 @@ def with_record(failure: Failure, recorded: Recorded) -> Failure:
     if recorded.outcome == "finished" and recorded.cause is None:
         return _finished(failure, recorded)
     own, end = recorded.cause, _end(recorded)
+    if recorded.silence and failure.answer == NO_FAILURE:
+        why = f"the run goes on, {recorded.silence}"
+        return replace(
+            failure, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why, in_progress="", seen=(recorded.source,)
+        )
     if own is None:
         return failure if end is None else _answer(failure, end, recorded)
     if own.code in _NO_CAUSE and _names_cause(failure) and not _of_one_ended_by_us(failure.finding, own, recorded):

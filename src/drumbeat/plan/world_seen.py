@@ -71,8 +71,9 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
     return _unnumbered(rows, ranks, planned, seen) if final else None
 
 
-def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
-    """Ranks that train and have no connection to each other are not one training, but several."""
+def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Optional[Finding]:
+    """Ranks that train and have no connection to each other are not one training, but several. `training`: steps were
+    reported; before that they may still connect."""
     ranks = _ranks(rows, planned)
     if len(ranks) < 2 or any(row.joined or row.alone is None for row in ranks) or len(_groups(ranks)) < len(ranks):
         return None
@@ -81,6 +82,7 @@ def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
     loaded = sorted({row.framework for row in ranks if row.framework})
     return find(
         "ranks-never-joined",
+        "" if training else "yet",
         ranks=len(ranks),
         join=_join_with(loaded[0] if len(loaded) == 1 else "", planned),
         alone=alone,

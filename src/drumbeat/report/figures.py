@@ -147,6 +147,8 @@ class Figures:
     step_is: str = ""  # `epoch` where the program counts nothing but epochs
     steps_of: str = ""  # stage, `epoch or stage`: where the step number begins anew with each of them
     loss: Optional[Tuple[float, float]] = None  # first, last finite one
+    no_speed: str = ""  # why the speed is not known
+    loss_trend: str = ""  # in words, where the first and the last loss alone mislead
     loss_not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf, and since which step
     validation: Optional[Tuple[float, float]] = None
     validation_not_finite: str = ""
@@ -168,6 +170,9 @@ class Figures:
     notes: Tuple[Note, ...] = ()
     setting: Setting = field(default_factory=Setting)
     curves: Dict[str, List[Point]] = field(default_factory=dict)  # title with its unit -> points
+    steps_at: List[Point] = field(
+        default_factory=list
+    )  # seconds as those of the curves, step made then; empty: not known
 
     @property
     def size(self) -> Optional[int]:

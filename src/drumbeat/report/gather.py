@@ -29,7 +29,7 @@ from drumbeat.report.figures import (
     Traffic,
     Utilisation,
 )
-from drumbeat.report.intervals import Reports, error_of_mean, quantile, thinned
+from drumbeat.report.intervals import CLOSE, Reports, error_of_mean, quantile, thinned
 from drumbeat.report.predicted import compared, remember_run
 from drumbeat.report.printed_log import figures_of_log
 from drumbeat.report.scaling import Comparison, compare
@@ -39,7 +39,7 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import QUEUE, training_share
-from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words
+from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words, trend
 from drumbeat.runfolder.progress import Progress, slowest_rank
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
@@ -241,6 +241,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         starts=max(1, sum(isinstance(event, kinds.RunStarted) for event in events)),
         steps_of=progress.lap,
         loss=_both(progress.first_loss, progress.last_loss),
+        loss_trend=trend(run.losses()),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation=_both(progress.first_validation, progress.last_validation),
         validation_not_finite=progress.validation_not_finite,
@@ -248,6 +249,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         target=target,
         target_reached=reached,
         speed=speed,
+        no_speed="" if speed else progress.no_rate,
         batch=batch,
         batch_unit=reports.unit.partition("/")[0] if batch else "",
         utilisation=utilisation,
@@ -262,6 +264,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         notes=(*_unread(run), *_short(state.condition, progress), *_notes(events, state.failure, hangs_of(events))),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
+        steps_at=[] if progress.laps else _steps_at(reports, run.record.created),
     )
 
 
@@ -370,7 +373,7 @@ def _speed(
     rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
     no_spread = f"steps are counted anew in each {progress.lap}" if progress.lap and not reports.stated else ""
     if reports.too_close:
-        no_spread = "printed lines are read every 0.25 s, and steps come too fast for that"
+        no_spread = f"printed lines are read every 0.25 s, too coarse for steps of less than {CLOSE:g} s"
     if no_spread or not rates:
         return Speed(value * factor, unit, how, no_spread=no_spread, rough=progress.rough, hung=hung)
     return Speed(
@@ -522,6 +525,10 @@ def _curves(
     }
     shifted = {name: [(max(0.0, t - begin), value) for t, value in sorted(points)] for name, points in curves.items()}
     return {name: thinned(points) for name, points in shifted.items() if len(points) > 1}
+
+
+def _steps_at(reports: Reports, begin: float) -> List[Tuple[float, float]]:
+    return thinned(sorted((max(0.0, step.t - begin), float(number)) for number, step in reports.steps.items()))
 
 
 def _both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:

@@ -36,7 +36,7 @@ _STUDENT = (
     2.09,
 )
 _LARGEST = 1e18  # any script may report anything
-_CLOSE = 1.0  # seconds: printed lines are read about four times per second
+CLOSE = 1.0  # seconds: printed lines are read about four times per second
 _FEWEST_REPORTS = 3  # at which ranks are compared
 
 
@@ -116,7 +116,7 @@ class Reports:
         """Return true if steps come so fast that the times at which their lines were read do not tell them apart."""
         times = sorted(step.t for step in self.steps.values())
         each = [later - earlier for earlier, later in zip(times, times[1:])]
-        return self.printed and not self.unit and bool(each) and statistics.median(each) < _CLOSE
+        return self.printed and not self.unit and bool(each) and statistics.median(each) < CLOSE
 
     @property
     def hung(self) -> float:

@@ -11,6 +11,7 @@ from drumbeat.metrics.printed import Reader
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases, Setting, Speed
 from drumbeat.report.intervals import error_of_mean, quantile
 from drumbeat.report.setting import precision_in
+from drumbeat.runfolder.lines import trend
 
 _CHUNK = 1 << 20
 _LARGEST = 2 << 30  # bytes
@@ -61,6 +62,7 @@ def figures_of_log(path: str) -> Figures:
         steps=ends.get("steps"),
         step_is=ends.get("step_is", ""),
         loss=_both(values.get("loss")),
+        loss_trend=trend(values.get("loss", [])),
         loss_not_finite=_not_finite(records, "step"),
         validation=_both(values.get("validation")),
         validation_not_finite=_not_finite(records, "validation"),

@@ -113,7 +113,7 @@ class Row:
     nodes: Optional[int]
     size: int  # GPUs, or ranks where there are none
     throughput: float
-    speedup: float
+    speedup: Optional[float]  # None as the efficiency
     efficiency: Optional[float]  # None: steps per second of a batch that is not known say nothing about it
     error: Optional[
         float
@@ -230,7 +230,7 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
     step, ideal_step = run.phases.step, _ideal_step(baseline.phases.step, ratio, kind)
     lost = step - ideal_step if step is not None and ideal_step is not None and run is not baseline else None
     return Row(
-        run.name, run.nodes, run.size, run.speed.value, speedup, efficiency, error,
+        run.name, run.nodes, run.size, run.speed.value, speedup if ideal else None, efficiency, error,
         baseline.speed.value * ideal if ideal else None,
         run.training_s or run.seconds, run.accuracy, run.target_reached, step, lost,
         () if run is baseline else losses(run.phases, baseline.phases, ratio, kind, lost, baseline.ranks == 1),
@@ -241,7 +241,7 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
 def _ideal_ratio(unit: str, ratio: float, kind: str) -> Optional[float]:
     """Return how many times as fast the ideal run is. Steps per second do not grow if the batch grows with the size, and
     tell nothing if the batch is not known."""
-    if not unit.startswith("steps/s") or ratio == 1 or kind == STRONG:
+    if not unit.startswith("steps/s") or kind in (STRONG, REPEATED):
         return ratio
     return 1.0 if kind == WEAK else None
 

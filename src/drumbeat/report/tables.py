@@ -6,6 +6,7 @@ import csv
 import io
 import textwrap
 import time
+from bisect import bisect_left
 from html import escape
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -84,9 +85,22 @@ def charts_of(figures: Figures) -> Dict[str, str]:
         if title == LOSS and VALIDATION in figures.curves:
             series = {"training": points, "validation": figures.curves[VALIDATION]}
         if title != VALIDATION or LOSS not in figures.curves:
-            file = "-".join(name.lower().replace(",", "").split())
-            found[file] = line_chart(name, series, "seconds since the command", unit, Look(zero=unit != "loss"))
+            file, over = "-".join(name.lower().replace(",", "").split()), "seconds since the command"
+            if unit == "loss" and len(figures.steps_at) > 1:
+                series = {
+                    each: [(_step_at(t, figures.steps_at), value) for t, value in series[each]] for each in series
+                }
+                over = figures.step_is or "step"
+            found[file] = line_chart(name, series, over, unit, Look(zero=unit != "loss"))
     return found
+
+
+def _step_at(t: float, steps: Sequence[Tuple[float, float]]) -> float:
+    """Return the step made at a time, between those that are known."""
+    place = min(max(bisect_left(steps, (t, -1.0)), 1), len(steps) - 1)
+    (before, first), (after, second) = steps[place - 1], steps[place]
+    share = (t - before) / (after - before) if after > before else 1.0
+    return round(first + (second - first) * min(max(share, 0.0), 1.0))
 
 
 def document(title: str, body: Sequence[str]) -> str:
@@ -135,7 +149,7 @@ def _cells(row: Row) -> List[str]:
     efficiency = "not known" if row.efficiency is None else f"{100 * row.efficiency:.1f}{interval} %"
     return [
         str(row.nodes) if row.nodes else "not known", str(row.size), f"{row.throughput:,.0f}" if row.throughput >= 100 else
-        f"{row.throughput:.3g}", f"{row.speedup:.2f}", efficiency,
+        f"{row.throughput:.3g}", "not known" if row.speedup is None else f"{row.speedup:.2f}", efficiency,
         duration(row.seconds) if row.seconds is not None else NOT, _target(row),
     ]  # fmt: skip
 
@@ -267,7 +281,7 @@ def page(comparison: Comparison) -> str:
     kind = f"{comparison.kind} scaling".capitalize() if comparison.kind in (STRONG, WEAK) else comparison.kind_why
     end = "Not a fair comparison: the runs differ in more than their size" if broken else kind
     words = f"{cell[3]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
-    words += f": {cell[4]} of ideal" if last.efficiency is not None else "; of ideal: not known"
+    words = f"{words}: {cell[4]} of ideal" if last.efficiency is not None else "speed-up and efficiency: not known"
     verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
     parts = [
         f'<section class="verdict {"error" if broken else "ok"}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>'

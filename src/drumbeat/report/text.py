@@ -9,7 +9,7 @@ from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
 from drumbeat.runfolder.ledger import QUEUE, TRAINING
-from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, speed
+from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, part_words, speed
 from drumbeat.runfolder.progress import AS_PRINTED
 from drumbeat.runfolder.state import GOING_ON
 
@@ -44,7 +44,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
                 f"{figures.step:,}" + (f" of {figures.steps:,}" if figures.steps else "") + counted,
             )
         )
-    losses = [_went(figures.loss, figures.loss_not_finite)]
+    losses = [_went(figures.loss, figures.loss_not_finite, figures.loss_trend)]
     validation = _went(figures.validation, figures.validation_not_finite)
     losses.append(f"validation {validation}" if validation else "")
     found.append(("loss", "; ".join(words for words in losses if words) or NOT))
@@ -98,7 +98,11 @@ def ettr_words(figures: Figures) -> str:
     most = sorted(lost, key=lambda name: -lost[name])
     words = [f"{figures.training_share:.1%} of the time on its nodes"]
     words += [f"over {figures.starts} starts of the job"] if figures.starts > 1 else []
-    words += [f"the rest: {', '.join(f'{name} {lost[name] / held:.1%}' for name in most)}"] if most else []
+    words += (
+        [f"the rest: {', '.join(f'{part_words(name, parts)} {lost[name] / held:.1%}' for name in most)}"]
+        if most
+        else []
+    )
     if parts.get(QUEUE, 0.0) > 0:
         words.append(f"{parts[TRAINING] / sum(parts.values()):.1%} with the queue")
     if figures.gpus and held > _LONG:
@@ -138,7 +142,7 @@ def target_words(figures: Figures) -> str:
 def speed_words(figures: Figures) -> str:
     found = figures.speed
     if found is None:
-        return NOT
+        return f"{NOT}: {figures.no_speed}" if figures.no_speed else NOT
     size = (
         0 if found.unit.startswith("steps") or found.unit.endswith(AS_PRINTED) else figures.size
     )  # all ranks make each step together
@@ -252,8 +256,8 @@ def foreseen_words(foreseen: Foreseen) -> str:
     return f"{words}; {foreseen.term}: {foreseen.advice}" if foreseen.term else f"{words}; as predicted"
 
 
-def _went(pair: Optional[Tuple[float, float]], not_finite: str) -> str:
-    went = f"{pair[0]:.3f} to {pair[1]:.3f}" if pair else ""
+def _went(pair: Optional[Tuple[float, float]], not_finite: str, trend: str = "") -> str:
+    went = trend or (f"{pair[0]:.3f} to {pair[1]:.3f}" if pair else "")
     if not_finite:
         return not_finite + (f" ({went} before that)" if went else "")
     return went

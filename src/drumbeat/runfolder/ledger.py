@@ -8,8 +8,8 @@ validation  seconds that the program reported for validation
 checkpoint  seconds that the program reported for saving
 between stages  from the last step before a script started another launcher to the first step after it
 hang        from the last step before a reported hang to the next step, or to the end
-lost        steps that a later attempt had to repeat, and the rest of an attempt that failed
-restart     from the end of an attempt to the first step of the next one
+lost        steps that a later attempt had to repeat, and attempts that failed before their first step
+restart     from the last step of an attempt that failed, through the end of its ranks, to the first step of the next one
 idle        nothing of the job ran
 unknown     nothing was reported for this time: after the last report, or all of it if the program reports no steps
 
@@ -157,7 +157,7 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
     repeated = span * _share_repeated(progress, resumed) if superseded else 0.0
     parts[TRAINING] += span - repeated
     parts["lost"] += repeated
-    parts["hang" if attempt.hangs else "lost" if superseded else UNKNOWN] += tail
+    parts["hang" if attempt.hangs else "restart" if superseded else UNKNOWN] += tail
 
 
 def _share_repeated(progress: Progress, resumed: Optional[Progress]) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
-from typing import Collection, List, Mapping, Optional, Tuple
+from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
+from drumbeat.runfolder.ledger import TRAINING, UNKNOWN
 from drumbeat.runfolder.progress import AS_PRINTED, Progress
 from drumbeat.runfolder.run import Log, Run, lost_spares
 from drumbeat.runfolder.summary import Affected, Summary
@@ -119,7 +121,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     repeated."""
     progress = summary.progress
     after: Lines = [("end", end_words(summary))]
-    losses = loss_words(progress)
+    losses = loss_words(progress, run.losses())
     if losses:
         after.append(("loss", losses))
     if progress.not_finite:
@@ -171,14 +173,7 @@ def failure_lines(
     """Say what failed, why, the end of its log as far as there is room, the fix, and what became of the other ranks."""
     same = [number for each in affected if each.what == failure.title for number in numbers(each.ranks)]
     affected = tuple(each for each in affected if each.what != failure.title)  # they failed alike, not because of it
-    where = f" on {failure.host} (node {failure.node})" if failure.host and failure.node is not None else ""
-    who = "" if failure.rank is None else f"rank {failure.rank}{where}: "
-    if same and failure.rank is not None:
-        who = f"{named_ranks([failure.rank, *same], 8)}: "
-    named, what = f"rank {failure.rank} ", f"{who}{failure.title}"
-    if who and failure.title.startswith(named):  # it is not named twice
-        what = f"{who[:-2]} {failure.title[len(named) :]}"
-    lines = [("failed", what)]
+    lines = [("failed", failed_words(failure, same))]
     if failure.cause:
         lines.append(("cause", failure.cause))
     last = [("fix", failure.fix)] if failure.fix else []
@@ -196,12 +191,31 @@ def failure_lines(
     return lines + last
 
 
+def failed_words(failure: Finding, same: Sequence[int] = ()) -> str:
+    """Say what failed, and where. `same`: ranks that failed alike."""
+    if failure.rank is None:
+        return failure.title
+    where = f" on {failure.host} (node {failure.node})" if failure.host and failure.node is not None else ""
+    who = named_ranks([failure.rank, *same], 8) if same else f"rank {failure.rank}{where}"
+    named = f"rank {failure.rank} "
+    if failure.title.startswith(named):  # it is not named twice
+        return f"{who} {failure.title[len(named) :]}"
+    return f"{who}: {failure.title}"
+
+
 def ledger_words(parts: Mapping[str, float], share: Optional[float]) -> str:
     """Say where the time went; the share of training is of the time that the job held its nodes."""
-    words = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05]
+    words = [f"{part_words(name, parts)} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05]
     if share is not None:
         words = [f"{word} ({share:.0%})" if word.startswith("training ") else word for word in words]
     return ", ".join(words)
+
+
+def part_words(name: str, parts: Mapping[str, float]) -> str:
+    """Name a part of the ledger; the part of which nothing is known says why."""
+    if name != UNKNOWN:
+        return name
+    return "after the last step" if parts.get(TRAINING) else "without a reported step"
 
 
 _DOUBTS = {
@@ -266,10 +280,42 @@ def _lines_at_start(path: str) -> int:
     return sum(1 for line in lines if not line.startswith(b"drumbeat: "))  # of a stand-in launcher
 
 
-def loss_words(progress: Progress) -> str:
-    """Say how the loss and the validation loss developed, from the run's first report to its last; empty if there is none."""
+_WINDOW = 5  # losses at least, of which a median is taken
+
+
+def trend(losses: Sequence[float]) -> str:
+    """Compare the first tenth of the losses with the last one, where single losses mislead, as those of noisy batches do;
+    empty if the first and the last loss tell the same, or if there are too few."""
+    size = max(_WINDOW, len(losses) // 10)
+    if len(losses) < 2 * size:
+        return ""
+    (first, before), (last, after) = map(_middle, (losses[:size], losses[-size:]))
+    medians = f"(medians of {size} reports)"
+    if losses[0] == losses[-1] == first == last:
+        return ""
+    if abs(last - first) <= 2.0 * math.hypot(before, after):
+        return f"about the same, {first:.3f} at first and {last:.3f} at the end {medians}"
+    if (last < first) == (losses[-1] < losses[0]):
+        return ""
+    return f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f} {medians}"
+
+
+def _middle(values: Sequence[float]) -> Tuple[float, float]:
+    """Return the median and its standard error, by the median deviation."""
+    middle = _median(values)
+    return middle, 1.4826 * 1.2533 * _median([abs(value - middle) for value in values]) / math.sqrt(len(values))
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def loss_words(progress: Progress, losses: Sequence[float] = ()) -> str:
+    """Say how the loss and the validation loss developed, from the run's first reports to its last; empty if there is none."""
     last = None if progress.laps else progress.last_loss_step
-    went = _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last, progress.counts)
+    went = trend(losses)
+    went = went or _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last, progress.counts)
     if went and progress.laps:
         went += f"; steps are counted anew in each {progress.lap}"
     if progress.not_finite:

@@ -21,12 +21,14 @@ _UNKNOWN = (None, "")
 # After no step for longer than both of these (as in the hang watcher) the time left is unknown.
 _QUIET = 5.0  # seconds
 _QUIET_TIMES = 5.0  # times the usual time between two reports
+_LOSSES = ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since")
+_VALIDATIONS = ("first_validation", "last_validation", "validation_not_finite")
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
     ("step", "first_step", "widest", "reports", "step_is"),
     ("steps",),
-    ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since"),
-    ("first_validation", "last_validation", "validation_not_finite"),
+    _LOSSES,
+    _VALIDATIONS,
     ("saved",),
     ("phase",),
 )
@@ -81,6 +83,8 @@ class Progress:
         rank = metric.rank
         if self._lowest is None or rank < self._lowest:
             self._lowest, self._previous, self.reports = rank, (None, None), None
+            for name in _LOSSES + _VALIDATIONS:  # never the first loss of one rank and the last one of another
+                setattr(self, name, _DEFAULTS[name])
         lowest = rank == self._lowest
         if lowest:
             self.phase = metric.kind if metric.announces else ""
@@ -236,6 +240,17 @@ class Progress:
         return (1 / mean, f"{self.counts}s/s") if mean else None
 
     @property
+    def no_rate(self) -> str:
+        """Say why `rate` is None."""
+        if self.step is None:
+            return "no step was reported"
+        if self.laps:
+            return f"steps are counted anew in each {self.lap}: report samples or tokens"
+        if self.printed and self.seconds < _TOO_SHORT:
+            return f"printed steps must span at least {_TOO_SHORT:g} s"
+        return "fewer than two steps were reported" if self.step == self.first_step else "report samples or tokens"
+
+    @property
     def step_seconds(self) -> Optional[float]:
         """Mean time of the steps after the first report; None if that is not known."""
         if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # how many steps an epoch has is not known
@@ -316,6 +331,7 @@ class Progress:
         return from_plain(Progress, data)
 
 
+_DEFAULTS = {item.name: item.default for item in dataclasses.fields(Progress)}
 _COUNTS = {item.name: item.default for item in dataclasses.fields(Progress) if item.type in ("int", "Optional[int]")}
 
 

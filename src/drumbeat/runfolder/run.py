@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import socket
@@ -395,6 +396,25 @@ class Run:
         if first.first_validation is not None:
             total.first_validation = first.first_validation
         return total
+
+    def losses(self) -> List[float]:
+        """Return the finite losses of the lowest rank that reports any; of a long run, those at both ends of its record."""
+        found: Dict[int, List[float]] = {}
+        for node in self.nodes()[:_MANY]:
+            name = _AT.node(node).metrics
+            text, whole = self.files.end(name, _FAR)
+            head = None if whole else self.files.chunk(name, 0, _FAR)
+            lines = (
+                text.split("\n")
+                if head is None
+                else [*head.data.decode("utf-8", "replace").split("\n"), *text.split("\n")]
+            )
+            for metric in _metrics(lines, node):
+                if metric.kind == "step" and metric.loss is not None and math.isfinite(metric.loss):
+                    found.setdefault(metric.rank, []).append(metric.loss)
+            if found:
+                break
+        return found[min(found)] if found else []
 
     def parts(self, paced: bool = False) -> Dict[int, Progress]:
         """Return the progress of each node in this attempt; `paced`: with the paces of all its ranks. Only the end of a long

@@ -40,6 +40,7 @@ class Course:
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.hang: Optional[Hang] = None  # of the last attempt, while it goes on
         self.stalled: Optional[kinds.Stalled] = None  # a rank that holds the others up, while it does
+        self._activity: Optional[kinds.Activity] = None  # the last look at this attempt's ranks
         self.stopping = ""  # why
         self.next = ""  # what follows an attempt that has ended
         self._started: Optional[kinds.RunStarted] = None
@@ -55,8 +56,10 @@ class Course:
             self.hang = None
         if isinstance(event, kinds.Stalled):
             self.stalled = event if event.share else None
+        elif isinstance(event, kinds.Activity):
+            self._activity = event
         elif isinstance(event, (kinds.AttemptStarted, kinds.AttemptEnded, kinds.RunEnded)):
-            self.stalled = None
+            self.stalled = self._activity = None
         if isinstance(event, kinds.Stopping):
             self.stopping = event.why or "asked to"
         elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
@@ -71,6 +74,11 @@ class Course:
             self._here.add(event.peer)
         elif isinstance(event, kinds.Waiting):
             self._named = event
+
+    def activity(self, progress: Progress) -> Optional[kinds.Activity]:
+        """Return the last look at the ranks while no step comes; None once a step has followed."""
+        look = self._activity
+        return look if look and (progress.last_t is None or progress.last_t <= look.t) else None
 
     @property
     def muster(self) -> Optional[Muster]:
@@ -90,6 +98,19 @@ GOING_ON = (QUEUED, WAITING, RUNNING, SAVING, HANGING, STOPPING, RESTARTING)
 _SAY_MORE = ("doubtful", "time-limit")  # outcomes that say more than `finished` and `failed`
 _SEVERITY = {FINISHED: OK, "failed": ERROR, HANGING: ERROR, QUEUED: INFO, WAITING: INFO, RUNNING: OK, SAVING: OK}
 SAVES = "checkpoint"  # the kind of report with which a rank announces that it saves
+
+
+_ENDS = {
+    FINISHED: FINISHED,
+    "doubtful": FINISHED,
+    "stopped": "cancelled",
+    "requeue": "cancelled",
+}  # stopped: as 0.1.0 wrote it
+
+
+def end_state(outcome: str) -> str:
+    """Return the state of a run that ended so: finished, cancelled or failed."""
+    return _ENDS.get(outcome, outcome if outcome == "cancelled" else "failed")
 
 
 @dataclass(frozen=True)
@@ -120,8 +141,11 @@ def condition(told: str, detail: str, outcome: str, course: Course, progress: Pr
             word, detail = WAITING, muster.words
         elif progress.phase == SAVES:
             word = SAVING
-        elif course.stalled:
-            return Condition(word, WARNING, course.stalled.words)
+        else:
+            look = course.activity(progress)
+            words = look.what if look else course.stalled.words if course.stalled else ""
+            severity = WARNING if words and (look is None or look.stepped) else OK
+            return Condition(word, severity, "; ".join(filter(None, (words, "" if detail == word else detail))))
     return Condition(word, _SEVERITY.get(word, WARNING), "" if detail in (word, told) else detail)
 
 

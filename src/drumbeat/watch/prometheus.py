@@ -6,20 +6,21 @@ Names carry their unit; what is unknown has no sample.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import sys
 import time
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.backends.contract import RUNNING
+from drumbeat.backends.contract import RUNNING, UNKNOWN
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.record import RecordError
 from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.state import GOING_ON
+from drumbeat.runfolder.state import GOING_ON, end_state
 from drumbeat.watch.head import Head, Standing, head_of
 from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView
@@ -152,12 +153,13 @@ def _escaped(value: str) -> str:
 
 
 # The run's numbers for readers outside, kept by the lead's monitor on a compute node: the standard library alone. In
-# node-exporter's text file, so that no port is opened: it is replaced whole, and removed when the run ends. In the
+# node-exporter's text file, so that no port is opened: it is replaced whole, and says how the run ended. In the
 # status of a Kubeflow TrainJob: docs/user-guides/trainjob-progress.md of github.com/kubeflow/trainer has the protocol.
 
 
 EVERY = 15.0  # seconds
 _ALL_NODES = 16  # above, only the lead's own node is read: following all of them would cost it too much
+_KEPT = 600.0  # seconds for which the file of a run that has ended stays at least
 _ANSWER = 5.0  # seconds for the TrainJob's server
 _MOST = 2**31 - 1  # its numbers have 32 bits
 _SERVER = "KUBEFLOW_TRAINER_SERVER_"  # variables that Kubeflow Trainer sets
@@ -171,6 +173,7 @@ class Publisher:
         self.path = os.path.join(folder, f"drumbeat-{os.path.basename(run_path)}.prom") if folder else ""
         self.run: Optional[Run] = None
         self._next = 0.0
+        self._over = False
         self._failed: Set[str] = set()
 
     def update(self) -> None:
@@ -188,13 +191,17 @@ class Publisher:
         if self.environ.get(_SERVER + "URL"):
             self._try("cannot post the TrainJob's progress", self._post, head)
 
-    def remove(self) -> None:
-        """Take the file away; the TrainJob keeps the run's last numbers."""
-        if self.path:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
-        self.path, self._next = "", 0.0
+    def end(self) -> None:
+        """Say how the run ended. The file stays, to be scraped; a later run takes it away."""
+        self._over, self._next = True, 0.0
         self.update()
+
+    def _remove_old(self) -> None:
+        """Remove files of runs that ended some time ago: a run that goes on writes its own all the time."""
+        for old in glob.glob(os.path.join(glob.escape(os.path.dirname(self.path)), "drumbeat-*.prom")):
+            with contextlib.suppress(OSError):
+                if time.time() - os.stat(old).st_mtime > _KEPT:
+                    os.unlink(old)
 
     def _try(self, what: str, pass_on: Callable[[Head], None], head: Head) -> None:
         try:
@@ -209,6 +216,8 @@ class Publisher:
 
     def _open(self) -> Run:
         run = Run.open(self.run_path)
+        if self.path:
+            self._remove_old()
         order = run.order()
         self.whole = order is None or order.nodes <= _ALL_NODES
         self.view = RunView(order)
@@ -229,8 +238,10 @@ class Publisher:
                 self.view.add(record)
             if not self.follower.behind:
                 break
-        about = self.run.record
-        standing = Standing(self.run.run_id, about.name, RUNNING, created=about.created, folder=self.run.path)
+        about, summary = self.run.record, self.run.summary() if self._over else None
+        self.view.end(summary)
+        state = end_state(summary.outcome) if summary else UNKNOWN if self._over else RUNNING
+        standing = Standing(self.run.run_id, about.name, state, created=about.created, folder=self.run.path)
         return head_of(self.view, standing, now)
 
     def _write(self, head: Head) -> None:

@@ -43,7 +43,7 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     lines.append(("nodes", _nodes(head)))
     if head.gpus:
         lines.append(("GPUs", _gpus(head)))
-    if head.slowest:
+    if head.slowest and (head.slowest.stands_out or head.quiet is None):
         lines.append(("slowest", slowest_words(head)))
     shown = [check for check in head.checks if check.answer != "unknown"]
     unknown = [check.check for check in head.checks if check.answer == "unknown"]

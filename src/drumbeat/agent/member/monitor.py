@@ -27,7 +27,7 @@ class TextFile(Protocol):
 
     def update(self) -> None: ...
 
-    def remove(self) -> None: ...
+    def end(self) -> None: ...
 
 
 OpenTextFile = Callable[[str, str], Optional[TextFile]]  # of that folder, for that run; None: nobody reads them
@@ -48,7 +48,7 @@ def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenT
             _write(folder.telemetry, kept)
         if last:
             if textfile:
-                textfile.remove()
+                textfile.end()
             return
         if textfile:
             textfile.update()

@@ -187,7 +187,7 @@ class Placement:
             self.done = not wrong or now - self._said_at > _REFUTED
             if wrong or answer.answer == UNKNOWN:
                 return []
-            answer = replace(answer, summary=f"{answer.summary}; withdrawn: mismatch, as said before")
+            answer = replace(answer, summary=f"{answer.summary}; the earlier warning (mismatch) no longer holds")
         self._said_at = now
         self.done = self.done or ended or stops or not wrong
         actions: List[Action] = [Emit("verdict", {"verdict": answer, "table": text_table(table), "rows": table})]

@@ -89,7 +89,7 @@ class Hang:
         self._looks = 0  # at this silence
         self._said: Optional[Finding] = None
         self._last_words = ""
-        self._told = False  # what the ranks do in this silence
+        self._told = ""  # what the ranks do in this silence
         self._alone: Tuple[int, ...] = ()  # ranks that were named while the others went on
         self._alone_for = 0.0  # seconds
         self._longest = 0.0  # seconds: the longest pause that went well
@@ -162,7 +162,7 @@ class Hang:
         return self._over(self._alone_for)
 
     def _over(self, seconds: float) -> List[Action]:
-        said, self._said, self._looks, self._shown, self._told = self._said, None, 0, (), False
+        said, self._said, self._looks, self._shown, self._told = self._said, None, 0, (), ""
         self._waiting, self._next_look = None, 0.0
         return [Emit("resumed", {"seconds": round(seconds, 1)})] if said else []
 
@@ -242,11 +242,13 @@ class Hang:
         return actions
 
     def _state(self, looks: List[RankLook], seconds: float) -> List[Action]:
-        """No verdict, but a fact: who waits, and what the others do. Said once per silence, unless all work alike."""
-        if self._told or seconds < _FACT or all(class_of(look) == BUSY for look in looks):
+        """No verdict, but a fact: who waits, and what the others do. Said when it changes, unless all work alike."""
+        words = in_words(looks)
+        plain = _NUMBERS.sub("", words)
+        if plain == self._told or seconds < _FACT or all(class_of(look) == BUSY for look in looks):
             return []
-        self._told = True
-        return [Emit("activity", {"seconds": round(seconds, 1), "what": in_words(looks), "stepped": True})]
+        self._told = plain
+        return [Emit("activity", {"seconds": round(seconds, 1), "what": words, "stepped": True})]
 
     def _before_first_step(self, looks: List[RankLook], now: float) -> List[Action]:
         """Say what the ranks do; warn only of what no start-up does: a stopped rank, or all idle twice in a row."""

@@ -124,7 +124,9 @@ def say_of(looks: Sequence[RankLook], words: str) -> str:
     names = [named_ranks(ranks, 8)] if ranks else []
     names += [named_commands(commands)] if commands else []
     names += _processes([look for look in looks if look.unnumbered])
-    return f"{' and '.join(names)} {'is' if len(looks) == 1 else 'are'} {words}"
+    return f"{' and '.join(names)} " + (
+        f"is {words}" if len(looks) == 1 else f"are {words.replace(' its ', ' their ')}"
+    )
 
 
 def _processes(looks: Sequence[RankLook]) -> List[str]:

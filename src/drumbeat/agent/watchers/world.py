@@ -169,7 +169,7 @@ def unmet_finding(rows: Sequence[Row]) -> Finding:
 
 _EVERY = 2.0  # seconds between two judgements
 _READ_LATE = 5.0  # seconds by which the report of a step may be read late
-_SILENT = 20.0  # seconds for which ranks without a step must have computed alone
+_SILENT = 40.0  # seconds for which ranks without a step must have computed alone
 _LOADED = 9.0  # seconds of these at the end in which they must have imported nothing more
 _COMPUTES = 0.1  # cores, of each rank
 _SAME_REPORTS = 2  # reports in a row that must show the same before a run is called wrong
@@ -230,7 +230,7 @@ class WorldCount:
         training = self.first_step is not None and all(at > self.first_step for at, _ in self.rows.values())
         training = training and not any(row.later for row in rows)
         verdict = judge(rows, self.planned, training)
-        lonely = copies(rows, self.planned)
+        lonely = copies(rows, self.planned, training)
         if not self._train_alone(rows, lonely is not None, training):
             if lonely and verdict is not None and verdict.answer == UNKNOWN:
                 verdict = None
@@ -269,12 +269,12 @@ class WorldCount:
         if verdict.answer != AS_PLANNED or before in ("", AS_PLANNED):
             return verdict
         self._copies_said = False
-        return replace(verdict, summary=f"{verdict.summary}; withdrawn: {before}, as said before")
+        return replace(verdict, summary=f"{verdict.summary}; the earlier warning ({before}) no longer holds")
 
     def _train_alone(self, rows: Sequence[Row], alone: bool, training: bool) -> bool:
-        """Return true if these very processes, seen without a connection, went on training: by steps that were reported
-        later, since at its end a program may have closed its connections; or by the time that they computed with all
-        libraries loaded."""
+        """Return true if these very processes, seen twice without a connection, went on training: by steps that were
+        reported later, since at its end a program may have closed its connections; or by the time that they computed with
+        all libraries loaded."""
         at = max(at for at, _ in self.rows.values())
         if not alone:
             self._alone = None
@@ -287,7 +287,7 @@ class WorldCount:
             self._alone = replace(self._alone, mapped=mapped, loaded=at, cpu=tuple(row.cpu for row in rows))
         if training and not self._alone.training:  # what was seen before the first step does not count
             self._alone = replace(self._alone, training=True, stepping=at)
-        if training and (self.last_step or 0.0) > self._alone.stepping + _READ_LATE:
+        if training and min(at, self.last_step or 0.0) > self._alone.stepping + _READ_LATE:
             return True
         seconds = at - self._alone.loaded
         worked = [row.cpu - before for row, before in zip(rows, self._alone.cpu)]

@@ -99,6 +99,16 @@ def check_all_nodes(place: Place, job_site: Optional[str]) -> None:
     )
 
 
+def check_scheduler_here(place: Place, site: Site) -> None:
+    """Refuse a scheduler's site on a machine that has no such scheduler: nobody would start its nodes."""
+    backend = backends.get(site.backend)
+    if place.node_rank is None and backend.name not in ("local", "ssh"):
+        raise Problem(
+            f"site {site.name} uses {backend.title}, and this machine is in no job of it and cannot submit one",
+            "leave --site out, or name localhost, to run it on this machine",
+        )
+
+
 def check_joinable(identity: Identity) -> None:
     """Check that all that joining needs is known, or raise a Problem that says how to give it."""
     scheduler, nodes = identity.scheduler, identity.nodes

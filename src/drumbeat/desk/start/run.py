@@ -35,6 +35,7 @@ from drumbeat.desk.start.place import (
     check_command,
     check_joinable,
     check_not_login,
+    check_scheduler_here,
     find_place,
 )
 from drumbeat.desk.start.scheduled_node import EVERY, guard_rank, joined
@@ -310,6 +311,7 @@ def run_job(
             by_hand = named_in_command(job, environ, nodes)
         place = Place(HERE, place.identity, "", *by_hand)
         check_all_nodes(place, job.site)
+        check_scheduler_here(place, site)
     if place.kind == INSIDE:
         return join(job, site, place, environ, create)
     order = make_order(job, site, place, environ)
