@@ -55,7 +55,9 @@ CASES = {
         "exception",
         None,
     ),
-    "ascend, the runtime": ("step 3\nEH9999: Inner Error!\n  rtStreamSync execute failed, reason=[aicore]", "unknown", None),
+    "ascend, the runtime": (
+        "step 3\nEH9999: Inner Error!\n  rtStreamSync execute failed, reason=[aicore]", "gpu-launch-failure", None,
+    ),
     "ascend, a collective": (
         "RuntimeError: ACL stream synchronize failed.\n"
         "EI0002: [PID: 7] The wait execution of the Notify register times out. Reason: none from remote rank: [3].",

@@ -417,7 +417,7 @@ def test_a_frame_of_the_heartbeat_monitor_below_a_warning_is_no_failure():
 
 
 def test_open_mpi_says_in_two_lines_that_a_process_failed():
-    lines = ["the shard list is empty", "-" * 74, "Primary job  terminated normally, but 1 process returned",
+    lines = ["the minstrel has left", "-" * 74, "Primary job  terminated normally, but 1 process returned",
              "a non-zero exit code. Per user-direction, the job has been aborted.", "-" * 74]  # fmt: skip
     assert failure("\n".join(lines)).answer == "unknown"
 

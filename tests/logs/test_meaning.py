@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.logs.meaning.likely import likely
 from drumbeat.logs.meaning.senses import sense
 from tests.logs.reading import read
 
@@ -39,7 +40,7 @@ def test_a_cause_in_other_words(code, words):
 
 
 def test_a_cause_in_any_words_of_a_program_that_failed():
-    """The words of a run that is known to have failed are read by all cues together, with the rank that the others name."""
+    """The words of a run that is known to have failed are read by the model, with the rank that the others name."""
     read_as = {words: read("\n".join(RUN).format(words)).failure for _, words in FAILED_RUNS}
     assert {words: (failure.answer, failure.finding.rank) for words, failure in read_as.items()} == {
         words: (code, 2) for code, words in FAILED_RUNS
@@ -68,7 +69,7 @@ def test_a_record_of_fields_is_read_by_its_message(record):
 
 
 def test_a_run_that_was_stopped_before_any_work_has_not_gone_well():
-    assert read("the pantry is locked since 12 MB\nterminating").failure.answer == "unknown"
+    assert read("the pantry is shut\nterminating").failure.answer == "unknown"
 
 
 @pytest.mark.parametrize("words", ["result: not ok", "wrapper: finish 66", "shed closed (134)", "2 lanes closed, 12"])
@@ -115,3 +116,10 @@ def test_the_remedy_of_the_log_itself(words, fix):
 def test_well_known_errors_that_need_no_rule(code, words):
     failure = read(words).failure
     assert failure.answer == code and failure.finding.fix
+
+
+def test_words_that_the_model_was_not_taught():
+    """A tenth of the lines that people labelled is kept apart: at least seven of ten are read as they said, of 51 codes."""
+    held_out = [line.split("\t", 1) for line in (HERE / "held_out.tsv").read_text().splitlines()]
+    right = [code for code, text in held_out if next(iter(likely(text)), "") == code]
+    assert len(right) > 0.7 * len(held_out)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Sequence, Set, Tuple
 
 import torch
+
 from drumbeat.logs.meaning.likely import stems_of
 
 HERE = Path(__file__).parent
 TESTED = HERE.parent.parent / "tests" / "logs" / "data"
 WEIGHTS = HERE.parent.parent / "src" / "drumbeat" / "logs" / "meaning" / "weights.yaml"
-STEPS, RATE, DECAY, SMALLEST = 60, 0.2, 3e-6, 0.5
+STEPS, RATE, DECAY, SMALLEST = 150, 0.2, 3e-6, 0.5
 
 Example = Tuple[str, str]
 
@@ -34,12 +35,14 @@ def learn(examples: Sequence[Example]) -> Dict[str, Dict[str, float]]:
     found = [stems_of(text) for _, text in examples]
     stems = sorted(Counter(stem for each in found for stem in each))
     x, y = _matrix(found, stems), torch.tensor([codes.index(code) for code, _ in examples])
+    counts = torch.bincount(y).float()
+    rare = (counts.mean() / counts).sqrt()  # half the examples count 1.4 times
     weights = torch.zeros(len(stems), len(codes), requires_grad=True)
     bias = torch.zeros(len(codes), requires_grad=True)
     optimizer = torch.optim.Adam([weights, bias], lr=RATE)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(torch.sparse.mm(x, weights) + bias, y)
+        loss = torch.nn.functional.cross_entropy(torch.sparse.mm(x, weights) + bias, y, weight=rare)
         (loss + DECAY * weights.square().sum()).backward()
         optimizer.step()
     kept = weights.detach().where(weights.detach().abs() >= SMALLEST, 0.0)
@@ -55,12 +58,16 @@ def _matrix(found: Sequence[Set[str]], stems: Sequence[str]) -> torch.Tensor:
     place = {stem: number for number, stem in enumerate(stems)}
     entries = [(row, place[stem], 1 / math.sqrt(len(each))) for row, each in enumerate(found) for stem in sorted(each)]
     rows, columns, values = zip(*entries)
-    return torch.sparse_coo_tensor(torch.tensor([rows, columns]), torch.tensor(values), (len(found), len(stems))).coalesce()
+    return torch.sparse_coo_tensor(
+        torch.tensor([rows, columns]), torch.tensor(values), (len(found), len(stems))
+    ).coalesce()
 
 
 def text_of(weights: Dict[str, Dict[str, float]]) -> str:
     """One line per code: its bias, then each stem and its weight, in tenths."""
-    lines = ["# Written by `python -m tools.meaning`: code -> its bias, then stems and how much each speaks for it, in tenths."]
+    lines = [
+        "# Written by `python -m tools.meaning`: code -> its bias, then stems and how much each speaks for it, in tenths."
+    ]
     for code, of in weights.items():
         lines.append(f'{code}: "{" ".join(f"{stem}:{round(10 * each)}" for stem, each in of.items())}"')
     return "\n".join(lines) + "\n"

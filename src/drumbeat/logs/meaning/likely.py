@@ -13,11 +13,12 @@ from drumbeat.base.data import load
 from drumbeat.base.regex import regex
 from drumbeat.logs.meaning.senses import MAX, row_of, sense, spelt, words
 
-BENIGN, AFTERMATH = "benign", "aftermath"  # codes of the model that are no causes
+_NO_CAUSES = ("benign", "aftermath", "vague")  # codes of the model
 _LETTERS = regex(r"[a-z+]+")
 _STEM = 6  # letters
 _CERTAIN = 3.0  # points of a code that is certain
-_OF_A_ROW, _OF_A_WEAK_ROW = 1.3, 0.5  # for the grammar's own answer
+_LITTLE = 7.0  # evidence that any few words may have; twice as much is enough
+_OF_A_ROW, _OF_A_WEAK_ROW = 1.8, 0.5  # for the grammar's own answer
 
 
 def stems_of(text: str) -> Set[str]:
@@ -41,29 +42,30 @@ def _weights() -> Tuple[Mapping[str, float], Mapping[str, Mapping[str, float]]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def likely(text: str) -> Mapping[str, float]:
-    """Code -> its probability, the likeliest first; nothing where no word is known."""
+def likely(text: str) -> Mapping[str, Tuple[float, float]]:
+    """Code -> its probability and the sum of weights that speak for it, the likeliest first; empty where no word is known."""
     bias, weights = _weights()
     known = [weights[stem] for stem in stems_of(text) if stem in weights]
-    if not known:
-        return {}
-    scores = {code: each * math.sqrt(len(known)) for code, each in bias.items()}
-    for each in known:
-        for code, weight in each.items():
-            scores[code] += weight
-    powers = {code: math.exp(score) for code, score in scores.items()}
+    evidence = {code: sum(each.get(code, 0.0) for each in known) for code in bias}
+    powers = {code: math.exp(evidence[code] + bias[code] * math.sqrt(len(known))) for code in bias}
     whole = sum(powers.values())
-    return {code: powers[code] / whole for code in sorted(powers, key=powers.__getitem__, reverse=True)}
+    order = sorted(powers, key=powers.__getitem__, reverse=True) if known else ()
+    return {code: (powers[code] / whole, evidence[code]) for code in order}
 
 
 def likely_sense(text: str) -> Tuple[str, float]:
-    """The code of what the words of a failed run mean most likely, and the points that speak for it: model and grammar together."""
+    """The code that the words of a failed run most likely mean, and its points: model and grammar together."""
     if words().concepts["unrelated"].search(spelt(text[:MAX])):
         return "", 0.0
-    points = {code: _CERTAIN * share for code, share in likely(text).items() if code not in (BENIGN, AFTERMATH)}
+    points = {
+        code: _CERTAIN * share * min(max(evidence / _LITTLE - 1, 0.0), 1.0)
+        for code, (share, evidence) in likely(text).items()
+        if code not in _NO_CAUSES
+    }
     meant, (by_row, weak) = sense(text), row_of(text[:MAX])
     if meant:
         weight = _CERTAIN if meant != by_row else _OF_A_WEAK_ROW if weak else _OF_A_ROW
-        points[meant] = points.get(words().like.get(meant, meant), 0.0) + weight
+        kinds = (meant, words().like.get(meant, meant))
+        points[meant] = max(points.get(each, 0.0) for each in kinds) + weight
     best = max(points, key=points.__getitem__, default="")
     return best, points.get(best, 0.0)

@@ -12,8 +12,7 @@ import functools
 import os
 import re
 import signal as signals
-from collections import Counter
-from typing import Any, Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass

@@ -329,10 +329,9 @@ _NEGATIVE = regex(
 _COLUMNS = regex(r"\S(?: {3,}| ?\t)\S")
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
 _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
-_LEAST = 0.3  # points of a line that says why
-_CONSEQUENCE = 1.3  # points that a line has at most if it only tells of another's end
+_LEAST = 1.0  # points of a line that says why
 _STOPPED = 1.0  # the same, where the run was stopped
-_STRONG = 1.7  # points of a line that says so though nothing else does
+_STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
     r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b"
     r"|^[EF] +(?=[\[<(a-z]\S* +[a-z])|^!! "
@@ -387,11 +386,10 @@ def telling(
 ) -> Optional[Tuple[int, Line, str]]:
     """The line among the last ones of a file that says why it failed, or at least that it did, and the code of what it means.
 
-    Behind the last work (and before it, of a rank that does none afterwards) the line counts whose words mean most, if they mean
-    enough for how the log ends; consequences and lines that tell of no harm count less. Else the first line of the rank that the
-    others name (`blame`, from a line on), else the last that speaks of a failure. `is_known`: lines that were read already;
-    `begin`: first line of the file's last run; `plain`: a text with plain words for its labels of ranks; `began`: something
-    worked."""
+    The line counts whose words mean most, if they mean enough for how the log ends; consequences, and what was said by those who
+    worked on, count half. Else the first line of the rank that the others name (`blame`, from a line on), else the last that
+    speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the file's last run; `plain`: a text
+    with plain words for its labels of ranks; `began`: something worked."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
     works = _works(texts, speaker)
     worked = max(works, default=-1) + 1
@@ -470,13 +468,11 @@ def _words(
         sentence = logged or not _TABLE.search(line.text)
         sentence = sentence and (logged or bool(_SENTENCE.search(line.text)) or not _COLUMNS.search(line.text))
         code, points = likely_sense(words)
-        if points < _STRONG and not (sentence and (failed or failing or not _MEASURED.search(line.text))):
-            code = ""
-            code = "" if points < _STOPPED + 0.5 and STATUS.search(line.text) and not sense(words) else code
         negative = failing or bool(_NEGATIVE.search(words))
         alone = who is not None and speakers[_template(text)] == {who}
         told = failed or failing or negative or code in NOBODYS_FAULT and _STOPS.search(text)
         value = _A_VALUE.search(line.text) or _CALL.search(line.text) and not _SENTENCE.search(line.text)
-        if points < _STRONG and (not told or value and not failing):
+        said = failing or not value and (failed or not _MEASURED.search(line.text)) or failed and points >= _STRONG
+        if points < _LEAST or not (told and sentence and said):
             code = ""
         yield Words(number, line, who, code, points, failing, negative, hedged, alone)
