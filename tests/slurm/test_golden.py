@@ -36,8 +36,8 @@ JOBS = {
 }
 
 
-def script(name):
-    job = job_from_text(JOBS[name])
+def script(name, **more):
+    job = job_from_text(JOBS[name] + "".join(f"{key}: {value}\n" for key, value in more.items()))
     environ = {"PROJ": "/project/465", "HOME": "/home/ada", "WITH_CONDA": "conda"}
     site = load_site(job.site or name, environ)
     here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
@@ -135,3 +135,9 @@ def test_gpus_with_a_type_are_asked_for_once(option):
     text = render(resolve(job, load_site("lumi", environ), here)).text
     asked = re.findall(r"^#SBATCH (--(?:gres|gpus-per-node)=\S+)", text, re.M)
     assert asked == ([option] if "a100" in option else ["--gpus-per-node=4", option])
+
+
+def test_a_job_without_requeues_is_never_queued_again_and_modules_may_be_purged():
+    text = script("spares", requeues=0, modules="[purge, CUDA]")
+    assert "#SBATCH --no-requeue" in text and "#SBATCH --requeue" not in text and "preempted: queueing" not in text
+    assert "\nmodule purge || exit 78\nmodule load CUDA || exit 78\n" in text

@@ -145,10 +145,10 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
             f"{notice(order)} s before the end; B: to this script alone, or every process would get it",
         )
     )
-    if requeue:
+    if requeue and request.requeues:
         made.append(("--requeue", "after a preemption or a lost node the job comes back; each start has its own logs"))
     else:
-        made.append(("--no-requeue", "started again it would begin with its first run"))
+        made.append(("--no-requeue", "requeues: 0" if requeue else "started again it would begin with its first run"))
     made += [
         ("--open-mode=append", "a job that comes back must not overwrite what it wrote"),
         (f"--output={order.folder}/slurm-{job}.out", ""),
