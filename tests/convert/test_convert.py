@@ -136,7 +136,7 @@ def test_one_command_of_several():
     assert job(text).command == ("python", "train.py")
     assert job(text).on_start.split("\n")[-1] == "python prepare.py"
     draft = convert(script("srun -n1 python prepare.py | tee log", "srun python train.py", "srun python eval.py"))
-    assert draft.on_start[-1] == "srun -n1 python prepare.py | tee log" and [each.line for each in draft.advice] == [2]
+    assert draft.on_start[-1] == "srun -n1 python prepare.py | tee log" and {each.line for each in draft.advice} == {2}
     assert [(each.line, each.why) for each in draft.to_check] == [
         (4, "a job file starts one command; give this one a job of its own")
     ]

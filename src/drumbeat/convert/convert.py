@@ -414,9 +414,13 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[
 def ask_about_findings(draft: Draft, script: Script) -> None:
     gone = {rule.id for rule in rules() if rule.converted}
     dropped = {note.line for note in draft.left_out} - _carried(draft, script)
+    pipes = {note.line for note in draft.left_out if note.text.startswith("| ")}
+    unpiped = {each.commands[-1].line for each in script.pipelines if each.line in pipes}
     for finding in lint(script.text, "script.sh").findings:
         place = finding.evidence[0]
         line = place.line or 0
+        if finding.code == "exit-code-lost" and line in unpiped:
+            continue
         if finding.code not in gone and line not in dropped and not _asked(draft, finding, line):
             why = redact(f"{finding.title}; {finding.fix} [{finding.code}]")
             draft.question(line, place.text, why, advice=True)
