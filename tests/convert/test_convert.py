@@ -260,7 +260,9 @@ def test_nothing_that_the_script_sets_is_dropped_without_a_word():
         "#SBATCH -N 2\nLRS=(1 2)\nml reset\nml load A\nml use /my\nml load B\nmapfile -t x < <(hostname)\nfor seed in 1 2; do\n"
         "  srun --export=ALL,SEED=3 python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed $seed\ndone\n"
     )
-    assert draft.modules == ["reset", "A"] and draft.on_start == ["ml use /my", "ml load B"] and draft.env == {"SEED": "3"}
+    assert (
+        draft.modules == ["reset", "A"] and draft.on_start == ["ml use /my", "ml load B"] and draft.env == {"SEED": "3"}
+    )
     assert draft.keys["command"][2].endswith("exec python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed 1")
     assert any(each.why.startswith("starts only under a condition, or in a loop") for each in draft.to_check)
 

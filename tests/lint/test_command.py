@@ -138,7 +138,8 @@ def test_a_job_file_is_checked_by_its_own_reader(drumbeat):
 
 def test_shell_in_a_job_file_is_read_as_in_a_script(tmp_path):
     block = "command:\n- bash\n- -c\n- |-\n  echo $$HOME\n  python train.py --a $$B | tee log\n"
-    for job, line in ((block, 6), ("command: bash -c 'python train.py | tee log'\n", 1), ("setup: python a.py | tee log\ncommand: x\n", 1)):
+    setup = "setup: python a.py | tee log\ncommand: x\n"
+    for job, line in ((block, 6), ("command: bash -c 'python train.py | tee log'\n", 1), (setup, 1)):
         (tmp_path / "job.yaml").write_text(job)
         done = drumbeat("job.yaml", folder=tmp_path)
         assert f"job.yaml:{line}: error: the exit code of python is lost" in done.stdout, done.stdout

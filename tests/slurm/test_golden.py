@@ -105,6 +105,16 @@ def test_gpus_without_cores_are_questioned():
         assert bool(notes(resolve(job, load_site("slurm", {}), here))) == questioned
 
 
+def test_a_folder_that_only_one_node_has_is_questioned():
+    for nodes, folder, questioned in ((2, "/tmp/code", True), (1, "/tmp/code", False), (2, "/tmpfs/code", False)):
+        job = job_from_text(f"nodes: {nodes}\ncommand: python train.py\n")
+        here = Here("login1", folder, {"HOME": "/h"}, 8, None, "ada", 1.7e9, "golden")
+        assert (
+            any("local to each node" in each for each in notes(resolve(job, load_site("slurm", {}), here)))
+            == questioned
+        )
+
+
 @pytest.mark.parametrize(
     "words,fix",
     [

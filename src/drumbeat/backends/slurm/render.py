@@ -195,6 +195,7 @@ def render(order: Order) -> Request:
         "",
         f"# Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` sends exactly this file.",
         f"# Its command: {' '.join(printable(shlex.join(order.command)).split())}",
+        *([f"# Handed on from the shell that submits it: {', '.join(order.passed)}"] if order.passed else []),
         f"BASE={shlex.quote(order.folder)}",
         *_array_lines(order),
         "",
