@@ -72,7 +72,7 @@ def find(paths: List[str]) -> Sources:
     found = Sources()
     for path in paths:
         if path == "-":
-            found.copies.append(tempfile.NamedTemporaryFile(prefix="drumbeat-"))
+            found.copies.append(tempfile.NamedTemporaryFile(prefix="drumbeat-"))  # noqa: SIM115 - while `found` lives
             shutil.copyfileobj(sys.stdin.buffer, found.copies[-1])
             found.copies[-1].flush()
             found.files.append(Source(found.copies[-1].name, "stdin"))

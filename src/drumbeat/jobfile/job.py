@@ -460,7 +460,7 @@ class JobScheduler:
         "number",
         "Number of times drumbeat queues the job again: without the lost node after a node was lost, or when a rank "
         "ends with 75 without being asked to stop. Requeues by the scheduler or by you do not count. 0: never, not even after "
-        "a preemption or at the time limit (Slurm gets --no-requeue).",
+        "a preemption or at the time limit.",
         "1",
         3,
         minimum=0,
