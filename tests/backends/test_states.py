@@ -162,6 +162,10 @@ def test_every_order_of_requests(saves, lost):
                     assert after.step == END
 
 
+def test_a_job_with_no_requeues_never_comes_back():
+    assert after_end(True, "", True, False, 0, 0).step == after_end(True, "", False, False, 0, 0).step == END
+
+
 def test_lost_nodes_accumulate_and_requeues_are_counted(tmp_path):
     folder = RunFolder(str(tmp_path))
     write_verdict(folder, 69, REQUEUE, ["n1"], counts=True)

@@ -73,15 +73,34 @@ def test_what_drumbeat_works_out_is_left_out_and_the_rest_kept():
         "srun --cpu-bind=map_cpu:1,2 python train.py",
     )  # fmt: skip
     made = job(text)
-    assert made.modules == ("NRIS/GPU", "CUDA") and made.workdir == "$HOME/code"
+    assert made.modules == ("purge", "NRIS/GPU", "CUDA") and made.workdir == "$HOME/code"
     assert made.env == {"NCCL_DEBUG": "INFO", "HF_TOKEN": None}
     assert made.on_start.split("\n") == [
         "set +e  # as in the script", 'cd "${SLURM_SUBMIT_DIR}"', "cd $HOME/code", "source env/bin/activate",
         "export NCCL_DEBUG=INFO", 'export HF_HOME="${SCRATCH}/hf"', 'export CACHE="${TMPDIR:-/tmp}/c"', "mkdir -p out",
     ]  # fmt: skip
     assert "abcdefgh" not in job_file(convert(text), "x")
-    for word in ("MASTER_ADDR", "cpu-bind", "purge"):
+    for word in ("MASTER_ADDR", "cpu-bind"):
         assert why(text, word), word
+
+
+def test_nothing_with_a_consequence_is_left_out_without_a_question():
+    text = script("srun python train.py --out /tmp/out", "cp -r /tmp/out $SCRATCH/", "rsync -a $TMPDIR/out/ $HOME/results/",
+                  "conda deactivate")  # fmt: skip
+    notes = convert(text).to_check
+    assert [note.text.split()[0] for note in notes] == ["cp", "rsync"] and "after the training" in notes[0].why
+    draft = convert(script("srun python train.py", sbatch=["--export=NONE"]))
+    assert [note.text for note in draft.to_check] == ["#SBATCH --export=NONE"]
+    assert why("#!/bin/bash -l\nsrun python train.py\n", "bash -l")
+
+
+def test_options_that_change_the_job_are_carried_over():
+    options = ("--no-requeue", "--hint=nomultithread", "--threads-per-core=1", "--export=ALL,WANDB_MODE=offline")
+    text = script("srun python train.py --mode $WANDB_MODE", sbatch=options)
+    made = job(text)
+    assert made.requeues == 0 and not convert(text).to_check and not convert(text).differences
+    assert made.submit_options == ("--hint=nomultithread", "--threads-per-core=1")
+    assert made.env["WANDB_MODE"] == "offline" and made.command[-1] == "offline"
 
 
 def test_what_only_the_job_knows_is_left_to_a_shell_on_the_node():
@@ -117,7 +136,7 @@ def test_one_command_of_several():
     assert job(text).command == ("python", "train.py")
     assert job(text).on_start.split("\n")[-1] == "python prepare.py"
     draft = convert(script("srun -n1 python prepare.py | tee log", "srun python train.py", "srun python eval.py"))
-    assert draft.on_start[-1] == "srun -n1 python prepare.py | tee log" and [each.line for each in draft.advice] == [2]
+    assert draft.on_start[-1] == "srun -n1 python prepare.py | tee log" and {each.line for each in draft.advice} == {2}
     assert [(each.line, each.why) for each in draft.to_check] == [
         (4, "a job file starts one command; give this one a job of its own")
     ]
@@ -241,7 +260,9 @@ def test_nothing_that_the_script_sets_is_dropped_without_a_word():
         "#SBATCH -N 2\nLRS=(1 2)\nml reset\nml load A\nml use /my\nml load B\nmapfile -t x < <(hostname)\nfor seed in 1 2; do\n"
         "  srun --export=ALL,SEED=3 python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed $seed\ndone\n"
     )
-    assert draft.modules == ["A"] and draft.on_start == ["ml use /my", "ml load B"] and draft.env == {"SEED": "3"}
+    assert (
+        draft.modules == ["reset", "A"] and draft.on_start == ["ml use /my", "ml load B"] and draft.env == {"SEED": "3"}
+    )
     assert draft.keys["command"][2].endswith("exec python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed 1")
     assert any(each.why.startswith("starts only under a condition, or in a loop") for each in draft.to_check)
 

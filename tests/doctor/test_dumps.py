@@ -1,22 +1,26 @@
 """Pasted dumps: what each tool prints, and what that means for a job. All written here."""
 
 import dataclasses
+import gzip
 import random
+import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
 
-from drumbeat.doctor.dumps import judged
+from drumbeat.doctor.dumps import judge, judged
 from drumbeat.doctor.examine import examine
 from drumbeat.logs.reader import Reader
 from drumbeat.logs.show import render
-from drumbeat.machine.dumps import MAX_BYTES, READERS, together
+from drumbeat.machine.dumps import MAX_BYTES, READERS
 from drumbeat.machine.dumps import read_dumps as parse
 from tests.plan.archetype import facts_of
 
 
 def read_dumps(text, file):
-    return tuple(map(judged, parse(text, file)))
+    return tuple(judged(parse(text, file)))
 
 
 def dump(text, kind):
@@ -259,7 +263,7 @@ def test_damaged_dumps_stop_nothing():
         for _ in range(rng.randint(1, 6)):
             start, length = rng.randrange(len(text)), rng.randint(0, 60)
             text = text[:start] + rng.choice(odd) * rng.randint(0, 1) + text[start + length :]
-        judged(together(parse(text, "x")))
+        judge(parse(text, "x") or parse(IBSTAT, "x"))
 
 
 TOPO_WITHOUT_LEGEND = """
@@ -375,8 +379,29 @@ def test_dumps_of_one_node_together_know_which_port_is_beside_a_gpu():
     topo = "\tGPU0\tmlx5_0\tmlx5_1\tCPU Affinity\nGPU0\t X \tPIX\tSYS\t0-7\n"
     down, up = "state DOWN physical_state DISABLED netdev a", "state ACTIVE physical_state LINK_UP netdev b"
     ports = f"link mlx5_0/1 {down}\nlink mlx5_1/1 {up}\n"
-    both = judged(together([*parse(topo, "topo.txt"), *parse(ports, "ports.txt")]))
-    assert "beside a GPU" in next(each.title for each in both.findings if each.code == "rdma-port-down")
+    _, found = judged([*parse(topo, "topo.txt"), *parse(ports, "ports.txt")])
+    (finding,) = [each for each in found.findings if each.code == "rdma-port-down"]
+    assert "beside a GPU" in finding.title and finding.evidence[0].place == "ports.txt:1"
+    assert finding.support == "the port of mlx5_0 on the node is down"
+
+
+def test_standard_input_is_judged_as_a_file_is_by_diagnose_and_doctor(tmp_path):
+    fields = "\t\tState: {}\n\t\tPhysical state: {}\n\t\tRate: 10\n\t\tLink layer: InfiniBand\n"
+    text = "CA 'mlx5_0'\n\tPort 1:\n" + fields.format("Active", "LinkUp")
+    text += "CA 'mlx5_1'\n\tPort 1:\n" + fields.format("Down", "Polling")
+    (tmp_path / "ibstat.txt").write_text(text)
+    with gzip.open(tmp_path / "ibstat.gz", "wt") as file:
+        file.write(text)
+
+    def said(*arguments):
+        command = [sys.executable, "-m", "drumbeat", *arguments]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=tmp_path, timeout=150)
+        return re.sub("ibstat.txt|ibstat.gz|stdin", "FILE", " ".join(done.stdout.split()))
+
+    for arguments in (("diagnose",), ("doctor", "--from")):
+        as_file, packed, piped = (said(*arguments, path) for path in ("ibstat.txt", "ibstat.gz", "-"))
+        assert as_file == packed == piped and "mlx5_1 port 1 is down (Polling)" in piped, (piped, packed)
+        assert "FILE:9" in piped
 
 
 def test_a_live_node_is_judged_by_the_checks_that_only_dumps_had():

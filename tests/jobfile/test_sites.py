@@ -91,6 +91,8 @@ def test_a_path_that_leads_nowhere():
     "text, message",
     [
         ("backend: local\n", "s.yaml:1: the site has no 'summary' (text; example: 4 MI250X per node, Slingshot 11)"),
+        ("summary: s\npartition: gpu\n", "s.yaml:2: unknown key 'partition' in the site; "
+         "write submit: {partition: {value: --partition=..., why: ...}}"),
         ("summary: s\nbackends: local\n", "s.yaml:2: unknown key 'backends' in the site; did you mean 'backend'?"),
         ("summary: s\nenv: {A: b}\n", "s.yaml:2: env.A: expected a mapping of mappings, got 'b' "
          "(example: {GLOO_SOCKET_IFNAME: {value: lo, why: nodes share one machine}})"),

@@ -134,3 +134,14 @@ def test_a_job_file_is_checked_by_its_own_reader(drumbeat):
     (drumbeat.folder / "a.yaml").write_text("nodez: 2\ncommand: [python, train.py\n")
     done = drumbeat.here("lint", "a.yaml")
     assert done.returncode == 1 and "not YAML" in done.stdout
+
+
+def test_shell_in_a_job_file_is_read_as_in_a_script(tmp_path):
+    block = "command:\n- bash\n- -c\n- |-\n  echo $$HOME\n  python train.py --a $$B | tee log\n"
+    setup = "setup: python a.py | tee log\ncommand: x\n"
+    for job, line in ((block, 6), ("command: bash -c 'python train.py | tee log'\n", 1), (setup, 1)):
+        (tmp_path / "job.yaml").write_text(job)
+        done = drumbeat("job.yaml", folder=tmp_path)
+        assert f"job.yaml:{line}: error: the exit code of python is lost" in done.stdout, done.stdout
+    (tmp_path / "job.yaml").write_text("command: torchrun --nnodes=2 train.py\nnodes: 2\n")
+    assert drumbeat("job.yaml", folder=tmp_path).returncode == 0, "drumbeat fills in the rendezvous"

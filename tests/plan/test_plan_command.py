@@ -249,3 +249,15 @@ def test_the_command_is_shown_and_what_is_replaced_in_it(lumi, capsys):
     out = capsys.readouterr().out
     assert "\ncommand   torchrun --nnodes=2 --node_rank 0 --standalone x.py --note 'a b'\n" in out
     assert "\nreplaced  --nnodes=2 --node_rank=0 --standalone: " in out
+
+
+def test_variables_that_are_passed_on_are_shown_and_reasons_are_whole_in_a_pipe(lumi, tmp_path, capsys, monkeypatch):
+    (tmp_path / "job.yaml").write_text("command: python train.py\nnodes: 2\nenv: {HF_TOKEN: pass}\n")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    for place in (["--root", lumi[0]], ["--site", "dgx-h100"]):
+        main(["plan", *place, str(tmp_path / "job.yaml")])
+        out = capsys.readouterr().out
+        assert "HF_TOKEN: handed on" in out and "hf_secret" not in out and "…\n" not in out
+    assert "NCCL_IB_HCA: " in out and "anp" not in out, "AMD's plug-in on a site with NVIDIA GPUs"
+    main(["plan", "--render", "--site", "slurm", str(tmp_path / "job.yaml")])
+    assert "# Handed on from the shell that submits it: HF_TOKEN" in capsys.readouterr().out

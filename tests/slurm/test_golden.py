@@ -36,8 +36,8 @@ JOBS = {
 }
 
 
-def script(name):
-    job = job_from_text(JOBS[name])
+def script(name, **more):
+    job = job_from_text(JOBS[name] + "".join(f"{key}: {value}\n" for key, value in more.items()))
     environ = {"PROJ": "/project/465", "HOME": "/home/ada", "WITH_CONDA": "conda"}
     site = load_site(job.site or name, environ)
     here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
@@ -105,6 +105,16 @@ def test_gpus_without_cores_are_questioned():
         assert bool(notes(resolve(job, load_site("slurm", {}), here))) == questioned
 
 
+def test_a_folder_that_only_one_node_has_is_questioned():
+    for nodes, folder, questioned in ((2, "/tmp/code", True), (1, "/tmp/code", False), (2, "/tmpfs/code", False)):
+        job = job_from_text(f"nodes: {nodes}\ncommand: python train.py\n")
+        here = Here("login1", folder, {"HOME": "/h"}, 8, None, "ada", 1.7e9, "golden")
+        assert (
+            any("local to each node" in each for each in notes(resolve(job, load_site("slurm", {}), here)))
+            == questioned
+        )
+
+
 @pytest.mark.parametrize(
     "words,fix",
     [
@@ -135,3 +145,9 @@ def test_gpus_with_a_type_are_asked_for_once(option):
     text = render(resolve(job, load_site("lumi", environ), here)).text
     asked = re.findall(r"^#SBATCH (--(?:gres|gpus-per-node)=\S+)", text, re.M)
     assert asked == ([option] if "a100" in option else ["--gpus-per-node=4", option])
+
+
+def test_a_job_without_requeues_is_never_queued_again_and_modules_may_be_purged():
+    text = script("spares", requeues=0, modules="[purge, CUDA]")
+    assert "#SBATCH --no-requeue" in text and "#SBATCH --requeue" not in text and "preempted: queueing" not in text
+    assert "\nmodule purge || exit 78\nmodule load CUDA || exit 78\n" in text

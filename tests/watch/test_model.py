@@ -8,10 +8,11 @@ import pytest
 from drumbeat.findings.model import Verdict
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
-from drumbeat.watch import page_data
+from drumbeat.watch import page_data, prometheus
 from drumbeat.watch.model import RunView
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import glance
+from tests.conftest import ROOT
 from tests.runfolder.folders import events, make_run, metrics
 from tests.watch.recorded import begin, gpu, recorded, sample, steps
 
@@ -181,3 +182,18 @@ def test_a_hostile_folder_stays_small(tmp_path):
     message = json.dumps(page_data.head_data(session))
     assert len(message) < 300_000 and len(session.view.nodes) == 2 and len(session.view.ranks) == 4
     assert len(session.head().checks) <= 30 and session.view.nodes[1].lost
+
+
+def test_every_metric_is_in_the_docs():
+    text = (ROOT / "docs" / "watch.md").read_text()
+    names = [f"drumbeat_{row[0]}" for row in prometheus._OF_RUN]
+    for what, table in (("node", prometheus._OF_NODE), ("gpu", prometheus._OF_GPU)):
+        names += [f"drumbeat_{what}_{row[0]}{'_total' * (row[2] == prometheus.COUNTER)}" for row in table]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_the_token_of_the_page_is_the_same_at_each_start(tmp_path):
+    web = pytest.importorskip("drumbeat.watch.web")
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    first = web.page_token(environ)
+    assert first == web.page_token(environ) and first not in (tmp_path / "config/drumbeat/token").read_text()

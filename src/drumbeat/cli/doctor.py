@@ -80,19 +80,15 @@ def _nodes(args: Any) -> Judged:
 
 
 def _dumps(args: Any) -> Judged:
+    from drumbeat.desk.log_sources import find, short_text
     from drumbeat.doctor.dumps import judge
-    from drumbeat.machine.dumps import MAX_BYTES, read_dumps, together
+    from drumbeat.machine.dumps import read_dumps
 
-    found: List[Any] = []
-    for path in args.dumps:
-        try:
-            with open(path, encoding="utf-8-sig", errors="replace") as file:
-                found += read_dumps(file.read(MAX_BYTES), path)
-        except OSError as error:
-            raise Problem(f"cannot read {path}: {error.strerror}") from None
+    sources = find(args.dumps)
+    found = [dump for source in sources.files for dump in read_dumps(short_text(source), source.name)]
     if not found:
         raise Problem("nothing in these files is known", "docs/diagnose.md lists the commands whose output is read")
-    return [(", ".join(dict.fromkeys(dump.kind for dump in found)), list(judge(together(found))))]
+    return [(", ".join(dict.fromkeys(dump.kind for dump in found)), [each for _, each in judge(found)])]
 
 
 def _framework(args: Any) -> Judged:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import shlex
+from dataclasses import replace
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.record import to_plain
@@ -179,6 +181,7 @@ def review_job_file(text: str, name: str) -> Any:
     from drumbeat.jobfile.yamlfile import load_text, shown_path
     from drumbeat.lint.engine import Review
 
+    shell: List[Any] = []
     file = shown_path(name)
     try:
         table = load_text(text, file, "a job file")
@@ -190,9 +193,29 @@ def review_job_file(text: str, name: str) -> Any:
         if not is_job_file(list(table.entries)):
             return None
         problems = mistakes(Job, table, file, "the job")
-    lines = text.splitlines()
-    found = [_finding(problem, file, name, lines) for problem in problems]
+        for key in ("command", "on-start", "setup"):
+            if key in table.entries:
+                shell += _in_shell(table.entries[key], table.lines[key], text.splitlines(), name)
+    found = [*(_finding(problem, file, name, text.splitlines()) for problem in problems), *shell]
     return Review(text, False, tuple(found), (), LOOKED_AT)
+
+
+def _in_shell(entry: Any, first: int, lines: Sequence[str], name: str) -> Iterator[Any]:
+    """Yield findings on the shell text of a key, each with its line of the job file."""
+    from drumbeat.findings.model import Evidence
+    from drumbeat.jobfile.yamlfile import Items, Text
+    from drumbeat.lint.context import rules
+    from drumbeat.lint.engine import lint
+
+    items = [each.value for each in entry.values if isinstance(each, Text)] if isinstance(entry, Items) else []
+    words = items[2] if items[:2] == ["bash", "-c"] and items[2:] else shlex.join(items)
+    words = entry.value if isinstance(entry, Text) else words
+    settled = {rule.id for rule in rules() if rule.converted}
+    for finding in lint(words.replace("$$", "$"), "job.sh").findings:
+        shown = finding.evidence[0].text
+        line = next((n for n, text in enumerate(lines, 1) if n >= first and shown in text.replace("$$", "$")), first)
+        if finding.code not in settled:
+            yield replace(finding, evidence=(Evidence(shown, name, line),))
 
 
 def top_keys(text: str) -> List[str]:

@@ -28,9 +28,7 @@ def add_arguments(parser: Any) -> None:
     )
     group.add_argument("--from-run", metavar="RUN", help="plan for the nodes of an earlier run, from its folder")
     group = parser.add_argument_group("what to print")
-    group.add_argument(
-        "--explain", action="store_true", help="show every reason in full, and what is left unset and why"
-    )
+    group.add_argument("--explain", action="store_true", help="also show what is left unset, and why")
     group.add_argument(
         "--against", type=int, metavar="N", help="show only what changes compared with a job of N nodes, and why"
     )
@@ -113,7 +111,7 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
         print_json({"order": order, "decided here": [*order.env, *exported], "nodes": []})
         return 0
     print("\n".join(_headline(order)))
-    print("\n".join(desk_lines(order, exported, args.explain, _width())))
+    print("\n".join(desk_lines(order, exported, _width())))
     return 0
 
 
@@ -123,7 +121,7 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Di
 
     from drumbeat.plan.argv import AT_START
     from drumbeat.plan.node_plan import differences
-    from drumbeat.plan.show import difference_lines, finding_lines, plan_lines, wrapped
+    from drumbeat.plan.show import difference_lines, finding_lines, passed_lines, plan_lines, wrapped
     from drumbeat.predict.job import line_of_command
     from drumbeat.runfolder.summary import gpus_used
 
@@ -145,7 +143,7 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Di
         )
         return
     lines = [*_headline(order), *(wrapped(f"predicted {predicted}", _width()) if predicted else ())]
-    lines += plan_lines(plans[0], args.explain, _width())
+    lines += [*passed_lines(order), *plan_lines(plans[0], args.explain, _width())]
     if paths:
         lines += ["", *(f"{name}: {path}" for name, path in paths.items())]
     lines += finding_lines([each for found in beside.values() for each in found], _width())

@@ -13,7 +13,7 @@ from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import absolute, differences, from_job, from_script
-from drumbeat.convert.directives import read_directives, slurm_variables, tasks_per_node
+from drumbeat.convert.directives import exported, read_directives, slurm_variables, tasks_per_node
 from drumbeat.convert.draft import Difference, Draft, LeftOut, job_file
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
@@ -54,12 +54,16 @@ def convert(
         )
     for line in script.late:
         draft.drop(line, "#SBATCH", "it comes after the first command, so sbatch ignores it")
+    if re.match(r"#!\s*\S*sh\s+(?:-\w*l|--login)", text):
+        draft.drop(1, text.split("\n", 1)[0], "your login shell has read its profile, and its variables are passed on")
     _unclosed(draft, script)
     known = slurm_variables(draft, script.directives)
     for wanted in (starts_training, starts_something):
         batch = JobShell(known, wanted, arguments, draft.marks, read=read_file)
         batch.cwd = absolute(draft.keys.get("workdir", ""), draft.marks)
         batch.set_options(re.findall(r"\A#!\s*\S*sh\s+(-\w+)", text))
+        for name, value in exported(script.directives).items():
+            batch._assign(name, value, batch.marks.quoted(value), 1, True)
         batch.run(without_marks(text))
         if batch.started:
             break
@@ -203,8 +207,11 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
         if event.kind == "print" and not event.text.startswith(("exit", "echo", "printf", "date", "set", "wait")):
             draft.drop(event.line, event.text, "only prints or waits")
     for event in batch.events[chosen.before + 1 :] if chosen.certain else ():
-        if event.kind in ("once", "shell", "each"):
-            draft.drop(event.line, event.text, "runs after the training; on-end runs one command when a job has ended")
+        if event.kind in ("once", "each") or event.kind == "shell" and not event.soft and not event.writes:
+            why = "runs after the training, and nothing here does it: let the program do it, or a script that is the command"
+            draft.question(event.line, event.text, why)
+        elif event.kind == "shell":
+            draft.drop(event.line, event.text, "after the training, and only of the shell")
     if not any(launch.words):
         draft.drop(chosen.line, chosen.text, "nothing is left of it to start")
         return
@@ -407,9 +414,13 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[
 def ask_about_findings(draft: Draft, script: Script) -> None:
     gone = {rule.id for rule in rules() if rule.converted}
     dropped = {note.line for note in draft.left_out} - _carried(draft, script)
+    pipes = {note.line for note in draft.left_out if note.text.startswith("| ")}
+    unpiped = {each.commands[-1].line for each in script.pipelines if each.line in pipes}
     for finding in lint(script.text, "script.sh").findings:
         place = finding.evidence[0]
         line = place.line or 0
+        if finding.code == "exit-code-lost" and line in unpiped:
+            continue
         if finding.code not in gone and line not in dropped and not _asked(draft, finding, line):
             why = redact(f"{finding.title}; {finding.fix} [{finding.code}]")
             draft.question(line, place.text, why, advice=True)

@@ -19,17 +19,13 @@ _DROPPED = {
     "open-mode": "logs of a requeued job are kept apart by attempt",
     "signal": "drumbeat asks the ranks to save before the time limit (stop-signal, stop-grace)",
     "requeue": "drumbeat decides what is requeued (requeues)",
-    "no-requeue": "drumbeat decides what is requeued (requeues: 0)",
     "mail-type": "mail is sent when the job ends or fails",
-    "export": "drumbeat passes your variables on",
     "ntasks": "drumbeat starts one agent per node",
     "ntasks-per-node": "drumbeat starts one agent per node",
     "tasks-per-node": "drumbeat starts one agent per node",
     "cpu-bind": "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)",
     "gpu-bind": "worked out on each node; every rank sees the GPUs that the plan gives it",
     "distribution": "drumbeat numbers the ranks itself",
-    "threads-per-core": "cores are bound by the plan",
-    "hint": "cores are bound by the plan",
     "overcommit": "cores are bound by the plan",
     "parsable": "only changes what sbatch prints",
     "quiet": "only changes what sbatch prints",
@@ -88,10 +84,29 @@ def _one(draft: Draft, each: Directive) -> None:
         draft.set(_SAME[name], value, each.line)
     elif name == "exclusive":
         draft.set("exclusive", True, each.line)
+    elif name == "no-requeue":
+        draft.set("requeues", 0, each.line)
+    elif name == "export":
+        _export(draft, each)
     elif name in _DROPPED:
         draft.drop(each.line, each.text, _DROPPED[name])
     elif name not in ("cpus-per-task", "gpus-per-task", *_MEMORY_PER):
         draft.options.append(f"--{name}={value}" if value else f"--{name}")
+
+
+def _export(draft: Draft, each: Directive) -> None:
+    """Ask if the script wants fewer of the submitting shell's variables than drumbeat passes on."""
+    if "ALL" in each.value.split(",") or not each.value:
+        draft.drop(each.line, each.text, "drumbeat passes your variables on")
+    else:
+        why = "all variables of your shell reach this job: submit it from a shell that has only those it should have"
+        draft.question(each.line, each.text, why)
+
+
+def exported(directives: Sequence[Directive]) -> Dict[str, str]:
+    """Return the variables that `--export` gives a value."""
+    given = [each.value.split(",") for each in directives if each.name == "export"][-1:]
+    return dict(pair.split("=", 1) for pairs in given for pair in pairs if "=" in pair)
 
 
 def _time(draft: Draft, each: Directive) -> None:

@@ -301,7 +301,7 @@ class _Residue:
             rest = [word for word in event.words[1:] if word not in ("-q", "--force", "--quiet")]
             verb = rest.pop(0) if rest and (event.words[0] == "module" or rest[0] in _VERBS) else "load"
             if verb in ("purge", "reset"):
-                draft.drop(event.line, event.text, "modules are loaded in a clean environment")
+                draft.modules.append(verb)
             elif verb in ("load", "add") and self.marks.kind("".join(rest)) in ("", SUBMIT):
                 draft.modules += rest
             elif verb not in ("list", "avail", "spider", "show"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import gzip
 import os
+import shutil
 import sys
+import tempfile
 import time
 import zlib
 from collections import deque
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from drumbeat.logs.own_verdicts import OwnVerdicts
     from drumbeat.logs.reader import Reader
     from drumbeat.logs.report import Report
+    from drumbeat.machine.dumps import Dump
     from drumbeat.runfolder.run import Run
 
 BLOCK = 1 << 20
@@ -61,6 +64,7 @@ class Sources:
     files: List[Source] = field(default_factory=list)
     skipped: int = 0  # binary or not for us
     runs: List[Run] = field(default_factory=list)  # whose folders were given
+    copies: List[IO[bytes]] = field(default_factory=list)  # of standard input, which is then a file like the others
 
 
 def find(paths: List[str]) -> Sources:
@@ -68,7 +72,10 @@ def find(paths: List[str]) -> Sources:
     found = Sources()
     for path in paths:
         if path == "-":
-            found.files.append(Source("-", "stdin"))
+            found.copies.append(tempfile.NamedTemporaryFile(prefix="drumbeat-"))  # noqa: SIM115 - while `found` lives
+            shutil.copyfileobj(sys.stdin.buffer, found.copies[-1])
+            found.copies[-1].flush()
+            found.files.append(Source(found.copies[-1].name, "stdin"))
         elif os.path.isdir(path):
             _folder(path, found)
         elif os.path.exists(path):
@@ -236,9 +243,6 @@ def _blocks(path: str) -> Iterator[bytes]:
 
 
 def open_binary(path: str) -> IO[bytes]:
-    if path == "-":
-        packed = sys.stdin.buffer.peek(2)[:2] == GZIP if hasattr(sys.stdin.buffer, "peek") else False
-        return gzip.GzipFile(fileobj=sys.stdin.buffer) if packed else sys.stdin.buffer  # type: ignore[return-value]
     with open(path, "rb") as file:
         packed = file.read(2) == GZIP
     return gzip.open(path, "rb") if packed else open(path, "rb")  # type: ignore[return-value]
@@ -251,8 +255,6 @@ def encoding_of(start: bytes) -> str:
 
 def start_of(source: Source) -> bytes:
     """Return the first bytes, to tell text from other data."""
-    if source.path == "-":
-        return b""
     try:
         with open_binary(source.path) as file:
             return file.read(4096)
@@ -299,20 +301,26 @@ def diagnose(paths: Sequence[str]) -> Report:
 
 def read(paths: Sequence[str], verdicts: Optional[OwnVerdicts] = None) -> Reader:
     """Read everything below these paths; of a single run folder, also what the run itself recorded."""
+    from drumbeat.doctor.dumps import judged
     from drumbeat.logs.reader import Reader
 
     sources = find(list(paths))
     reader, progress = Reader(), Progress()
+    dumps: List[Dump] = []
     for source in sources.files:
-        _read(reader, source, progress, verdicts)
+        dumps += _read(reader, source, progress, verdicts)
     progress.end()
+    reader.pasted[:0] = judged(dumps)
     if len(sources.runs) == 1:
         _add_record(reader, sources.runs[0])
     return reader
 
 
-def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional[OwnVerdicts]) -> None:
+def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional[OwnVerdicts]) -> Sequence[Dump]:
+    """Feed a file to the reader; return what was pasted of a node in it."""
     from drumbeat.logs.read import flight
+    from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
+    from drumbeat.machine.dumps import read_dumps
 
     start = start_of(source)
     if flight.looks_like_dump(os.path.basename(source.path), start):
@@ -321,12 +329,11 @@ def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional
                 reader.add_dump(flight.parse(source.name, file.read(flight.MAX_BYTES + 1)))
             except flight.DumpError as error:
                 print(f"drumbeat diagnose: {source.name}: {error}; skipped", file=sys.stderr)
-        return
+        return ()
     encoding = encoding_of(start)
     if not encoding and b"\0" in start and start.count(b"\0") * 10 > len(start):
         print(f"drumbeat diagnose: {source.name}: not text; skipped", file=sys.stderr)
-        return
-    _read_dumps(reader, source, start)
+        return ()
     if source.rank is not None or source.host:
         reader.name_file(source.name, source.rank, source.host)
     for number, some, last in with_tail(lines(source)):
@@ -334,21 +341,24 @@ def _read(reader: Reader, source: Source, progress: Progress, verdicts: Optional
         reader.feed_lines(source.name, number, some, last)
         progress.tick(source.name, number)
     reader.not_whole(source.name, source.cut)
-
-
-def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
-    """Read topology, ports, GIDs and jobs that people paste beside a log. Standard input is read once, as a log."""
-    from drumbeat.doctor.dumps import judged
-    from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
-    from drumbeat.machine.dumps import MAX_BYTES, read_dumps
-
-    if source.path == "-" or start.startswith(GZIP) or os.path.getsize(source.path) > MAX_BYTES:
-        return
-    with open(source.path, encoding=encoding_of(start) or "utf-8-sig", errors="replace") as file:
-        text = file.read(MAX_BYTES)
-    reader.pasted.extend(judged(dump) for dump in read_dumps(text, source.name))
+    text = short_text(source)
     jobs = read_pasted_jobs(text, source.name)
     reader.pasted += [jobs] if jobs else []
+    return read_dumps(text, source.name)
+
+
+def short_text(source: Source) -> str:
+    """Return a text that may hold what people paste beside a log; '' if it is too long for that."""
+    from drumbeat.machine.dumps import MAX_BYTES
+
+    if os.path.getsize(source.path) > MAX_BYTES:
+        return ""
+    data = b""
+    for block in _blocks(source.path):
+        data += block
+        if len(data) > MAX_BYTES:
+            return ""
+    return data.decode("utf-8", "replace")
 
 
 def _add_record(reader: Reader, run: Run) -> None:

@@ -4,46 +4,62 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from drumbeat.doctor.examine import examine
 from drumbeat.doctor.software import check_report, operators
 from drumbeat.findings.model import OK, Evidence, Finding, PastedDump
 from drumbeat.machine.distance import distance, nearest
-from drumbeat.machine.dumps import Dump
+from drumbeat.machine.dumps import Dump, together
 from drumbeat.machine.model import Facts, Gpu, RdmaDevice
 from drumbeat.plan.network import candidates, ipv4_of, usable_gids
 
 
-def judged(dump: Dump) -> PastedDump:
-    """Return the dump as a report shows it: its facts in words, and findings on them."""
+def judged(dumps: Sequence[Dump]) -> List[PastedDump]:
+    """Return the dumps as a report shows them: facts in words, and findings. They are of one node unless a kind repeats."""
+    if len({dump.kind for dump in dumps}) < len(dumps):
+        return [each for dump in dumps for each in judged([dump])]
+    findings = judge(dumps)
+    return [_shown(dump, tuple(found for source, found in findings if source is dump)) for dump in dumps]
+
+
+def _shown(dump: Dump, findings: Tuple[Finding, ...]) -> PastedDump:
     facts = (*dump.notes, *_words(dump))
     if dump.answers is not None:
         built = [name for name, (there, _) in operators(dump.answers).items() if there]
         facts = (*facts, f"ops built ahead: {', '.join(built) or 'none (built at first use, in every rank)'}")
-    return PastedDump(dump.kind, dump.file, facts, judge(dump), _data(dump))
+    return PastedDump(dump.kind, dump.file, facts, findings, _data(dump))
 
 
-def judge(dump: Dump) -> Tuple[Finding, ...]:
-    """Findings on what the dump shows, each with the line that names its subject."""
-    found = [finding for finding in examine(dump.facts, shown=dump.shown) if finding.severity != OK]
-    if dump.answers is not None:
-        found += [finding for finding in check_report(dump.answers) if finding.severity != OK]
-    return tuple(
-        replace(finding, evidence=_lines(dump, finding), seen=(f"{dump.kind}: {dump.file}",), host=None, support="")
-        for finding in found
-    )
+def judge(dumps: Sequence[Dump]) -> List[Tuple[Dump, Finding]]:
+    """Judge what the dumps of one node show together; each finding comes with the dump, and the line, that shows it."""
+    alone = [(dump, {finding.code for finding in _found(dump)}) for dump in dumps]
+    judged = []
+    for finding in _found(together(dumps)) if dumps else ():
+        sources = [dump for dump, codes in alone if finding.code in codes] or list(dumps)
+        dump = next((dump for dump in sources if _named(dump, finding)), sources[0])
+        evidence = tuple(_named(dump, finding)[:3]) or _first(dump) or (Evidence(finding.title, dump.file),)
+        judged.append((dump, replace(finding, evidence=evidence, seen=(f"{dump.kind}: {dump.file}",), host=None)))
+    return judged
 
 
-def _lines(dump: Dump, finding: Finding) -> Tuple[Evidence, ...]:
-    """The lines that name what the title names; else where the dump begins."""
-    named = [
+def _found(dump: Dump) -> List[Finding]:
+    reported = check_report(dump.answers) if dump.answers is not None else ()
+    facts = replace(dump.facts, host="the node")
+    return [each for each in (*examine(facts, shown=dump.shown), *reported) if each.severity != OK]
+
+
+def _named(dump: Dump, finding: Finding) -> List[Evidence]:
+    """Return the lines that name what the title names."""
+    return [
         line
         for name, line in dump.lines.items()
         if name in finding.title and re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", finding.title)
     ]
-    first = sorted(dump.lines.values(), key=lambda line: line.line or 0)[:1]
-    return tuple(named[:3] or first) or (Evidence(finding.title, dump.file),)
+
+
+def _first(dump: Dump) -> Tuple[Evidence, ...]:
+    return tuple(sorted(dump.lines.values(), key=lambda line: line.line or 0)[:1])
 
 
 def _words(dump: Dump) -> Iterator[str]:

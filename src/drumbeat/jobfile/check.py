@@ -41,6 +41,9 @@ _KNOWN_AS = {
 }  # fmt: skip
 
 
+_OF_SUBMIT = ("partition", "account", "qos", "constraint", "reservation", "time")
+
+
 def check(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> T:
     """Check a table. `what` names the whole for messages (`the job`); `given` are fields that are not in the file."""
     checker = Checker(file)
@@ -172,6 +175,8 @@ def check_variable_name(name: str, place: str) -> None:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
+    if name in _OF_SUBMIT and "submit" in known:  # a site's default for all jobs
+        return f"; write submit: {{{name}: {{value: --{name}=..., why: ...}}}}"
     return near(name, known) or "; known keys: " + ", ".join(known)
 
 

@@ -459,7 +459,8 @@ class JobScheduler:
     requeues: int = key(
         "number",
         "Number of times drumbeat queues the job again: without the lost node after a node was lost, or when a rank "
-        "ends with 75 without being asked to stop. Requeues by the scheduler or by you do not count.",
+        "ends with 75 without being asked to stop. Requeues by the scheduler or by you do not count. 0: never, not even after "
+        "a preemption or at the time limit.",
         "1",
         3,
         minimum=0,
@@ -484,7 +485,11 @@ class JobScheduler:
 @dataclass(frozen=True)
 class JobSoftware:
     modules: Tuple[str, ...] = key(
-        "words", "Environment modules, loaded on the node before anything else.", "[NRIS/GPU, NCCL]", ()
+        "words",
+        "Environment modules, loaded once by the batch script, before `on-start`; the ranks get what they set. `purge` and "
+        "`reset` in the list do just that.",
+        "[purge, NRIS/GPU, NCCL]",
+        (),
     )
     python: Optional[str] = key(
         "text",

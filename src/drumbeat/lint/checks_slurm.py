@@ -177,6 +177,35 @@ def monitor_on_one_node(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"name": command.name})
 
 
+_LOCAL = re.compile(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])")
+
+
+def staged_on_one_node(context: Context) -> Iterator[Hit]:
+    if not context.batch or (context.nodes or 1) < 2:
+        return
+    for command in context.script.commands:
+        words = [word.text for word in command.words]
+        if command.within or command.name not in ("cp", "rsync", "mv", "tar", "unzip", "unsquashfs"):
+            continue
+        inside = re.search(r" (?:-C|-d|--directory)[ =]?(\S+)", command.text)
+        target = inside[1] if inside else words[-1] if command.name in ("cp", "rsync", "mv") else ""
+        if _LOCAL.match(target):
+            yield Hit(command.line, {"name": command.name, "target": target, "nodes": str(context.nodes)})
+
+
+def output_folder_too_late(context: Context) -> Iterator[Hit]:
+    made = {
+        word.text.rstrip("/")
+        for command in context.script.commands
+        if command.name == "mkdir"
+        for word in command.words[1:]
+    }
+    for each in context.script.directives:
+        folder = each.value.rpartition("/")[0]
+        if each.name in ("output", "error") and folder in made:
+            yield Hit(each.line, {"folder": folder, "value": each.value})
+
+
 # Commands that end at once: a script that goes on with nothing else ends before its background work.
 _QUICK = frozenset((
     "echo", "printf", "date", "sleep", "exit", "cd", "true", ":", "export", "unset", "set", "mkdir", "rm", "cp", "mv", "cat",
@@ -233,6 +262,8 @@ CHECKS = {
     "not-exported": not_exported,
     "launched-on-one-node": launched_on_one_node,
     "monitor-on-one-node": monitor_on_one_node,
+    "staged-on-one-node": staged_on_one_node,
+    "output-folder-too-late": output_folder_too_late,
     "not-waited-for": not_waited_for,
     "scontrol-in-container": scontrol_in_container,
 }

@@ -17,9 +17,9 @@ from drumbeat.plan.variables import COMPUTED, Computed, steers
 
 
 def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = None) -> List[str]:
-    """`width` cuts the reasons to the terminal; with `explain` they are given in full, and what is not set too."""
+    """`width` wraps the lines; `explain` adds what is not set, and why."""
     lines = [*wrapped(f"node {plan.node} ({plan.host}): {plan.fabric}, {plan.fabric_why}", width), ""]
-    lines += variable_lines(plan.variables, explain, width)
+    lines += variable_lines(plan.variables, width)
     lines += ["", *start_lines(explain, width)]
     lines += ["", *slot_lines(plan, width)]
     meeting = plan.rendezvous
@@ -43,16 +43,20 @@ def wrapped(text: str, width: Optional[int]) -> List[str]:
     )
 
 
-def variable_lines(variables: Sequence[EnvVar], explain: bool, width: Optional[int]) -> List[str]:
-    """Two lines for each: what is set, and below it why; `explain` gives the reason in full."""
+def variable_lines(variables: Sequence[EnvVar], width: Optional[int]) -> List[str]:
+    """Return what is set, and below each variable why."""
     return [
         line
         for variable in variables
         for line in (
             f"{variable.name}={variable.value}",
-            *_reason(f"    {variable.source}: {variable.why}", explain, width),
+            *wrapped(f"    {variable.source}: {variable.why}", width),
         )
     ]
+
+
+def passed_lines(order: Order) -> List[str]:
+    return [f"{name}: handed on from your shell (pass); its value is written nowhere" for name in order.passed]
 
 
 def start_lines(explain: bool, width: Optional[int]) -> List[str]:
@@ -63,12 +67,6 @@ def start_lines(explain: bool, width: Optional[int]) -> List[str]:
         "set when the run starts:",
         *(line for each in AT_START.items() for line in wrapped("  {}: {}".format(*each), width)),
     ]
-
-
-def _reason(text: str, explain: bool, width: Optional[int]) -> List[str]:
-    if explain or width is None or len(text) <= width:
-        return wrapped(text, width)
-    return [text[: width - 1] + "…"]
 
 
 def slot_lines(plan: NodePlan, width: Optional[int]) -> List[str]:
@@ -127,15 +125,15 @@ def exported_variables(order: Order, facts: Facts) -> List[EnvVar]:
     ]
 
 
-def desk_lines(order: Order, exported: Sequence[EnvVar], explain: bool, width: Optional[int]) -> List[str]:
+def desk_lines(order: Order, exported: Sequence[EnvVar], width: Optional[int]) -> List[str]:
     """Away from the nodes: what is settled already, and what each node will settle for itself."""
     settled = sorted([*order.env, *exported], key=lambda variable: variable.name)
     names = {variable.name for variable in settled}
     later = {entry.name: entry for entry in reversed(COMPUTED) if entry.name not in names and _possible(order, entry)}
-    lines = ["decided here:", *(variable_lines(settled, explain, width) or ["  nothing"]), ""]
+    lines = ["decided here:", *(variable_lines(settled, width) or ["  nothing"]), *passed_lines(order), ""]
     lines.append("decided on each node, from what it has:")
     for name, entry in sorted(later.items()):
-        lines += [*wrapped(f"{name}: {entry.when}", width), *_reason(f"    {entry.why}", explain, width)]
+        lines += [*wrapped(f"{name}: {entry.when}", width), *wrapped(f"    {entry.why}", width)]
     lines += [
         "",
         *wrapped(

@@ -470,7 +470,7 @@ COMPUTED: Tuple[Computed, ...] = (
     Computed(
         "NCCL_NET",
         "`RCCL-ANP`",
-        "with NCCL_NET_PLUGIN=librccl-anp.so",
+        "AMD's Pensando NICs, with NCCL_NET_PLUGIN=librccl-anp.so",
         "the plug-in's own name for its network: RCCL stops instead of falling back to TCP",
         "amd-anp",
     ),

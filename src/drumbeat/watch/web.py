@@ -16,7 +16,20 @@ import secrets
 import socket
 import sys
 import time
-from typing import Any, AsyncIterator, Awaitable, Callable, Dict, FrozenSet, List, MutableMapping, Optional, Set, Tuple
+from typing import (
+    Any,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    MutableMapping,
+    Optional,
+    Set,
+    Tuple,
+)
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,6 +39,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from drumbeat.base.problem import Problem
+from drumbeat.desk.start.create import users_token
 from drumbeat.watch import page_data
 from drumbeat.watch.openmetrics import exposition
 from drumbeat.watch.session import Session
@@ -258,8 +272,16 @@ def build_app(session: Session, token: str) -> Guard:
     return Guard(Starlette(routes=routes, lifespan=lifespan), token, own_names())
 
 
+def page_token(environ: Mapping[str, str]) -> str:
+    """Return the user's token for pages: the same at each start, so that what scrapes /metrics need not be changed."""
+    try:
+        return hmac.new(users_token(environ).encode(), b"drumbeat watch", "sha256").hexdigest()[:32]
+    except Problem:  # nowhere to keep one
+        return secrets.token_urlsafe(24)
+
+
 def serve(session: Session, listen: str = "127.0.0.1", port: Optional[int] = None) -> int:
-    token = secrets.token_urlsafe(24)
+    token = page_token(os.environ)
     bound = _bind(listen, port)
     address, number = bound.getsockname()[:2]
     _announce(session, address, number, token)

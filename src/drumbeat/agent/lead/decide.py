@@ -282,11 +282,11 @@ def after_end(
     empty: it does not.
 
     A rank that ends with 75 because it was told to stop (the notice before a time limit, a preemption) may come back as
-    often as that happens: each start had its time. Everything else is bounded by `allowed`.
+    often as that happens: each start had its time. Everything else is bounded by `allowed`; 0: never again.
     """
     if cancelled:
         return Next(END, "it was cancelled")
-    if saved and asked_to_stop:
+    if saved and asked_to_stop and allowed:
         return Next(REQUEUE, "its ranks ask to be started again (exit code 75)")
     if asked_to_stop or not (saved or wanted):
         return Next(END, "it has ended")

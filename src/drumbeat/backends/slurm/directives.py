@@ -18,6 +18,7 @@ _EARLY = 60  # seconds: Slurm may send its signal so much earlier (sbatch(1), --
 # Each value becomes one word of an #SBATCH line, which has its own simple quoting: better none than a wrong one.
 _WORD = regex(r"[^\s'\"\\`$]{1,500}")
 _GPUS = regex(r"--gpus-per-node=|--gres=(?:\S*,)?gpu\b")  # as the job itself asks for them, with their type
+_LOCAL = regex(r"/(?:tmp|var/tmp|dev/shm)(?:/|$)")
 _BAD_PATH = regex(r"[\s'\"\\`$:,]")
 
 
@@ -93,6 +94,11 @@ def notes(order: Order) -> List[str]:
             f"{request.gpus} GPUs per node, and no number of cores: most clusters then give 1 core for all ranks; "
             "add cpus: N, or exclusive: true"
         )
+    local = next((path for path in (order.workdir, order.folder) if _LOCAL.match(path)), "")
+    if local and order.nodes > 1:
+        said.append(
+            f"{local} is usually local to each node, and this job has {order.nodes}: submit from a shared folder"
+        )
     return said
 
 
@@ -145,10 +151,10 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
             f"{notice(order)} s before the end; B: to this script alone, or every process would get it",
         )
     )
-    if requeue:
+    if requeue and request.requeues:
         made.append(("--requeue", "after a preemption or a lost node the job comes back; each start has its own logs"))
     else:
-        made.append(("--no-requeue", "started again it would begin with its first run"))
+        made.append(("--no-requeue", "requeues: 0" if requeue else "started again it would begin with its first run"))
     made += [
         ("--open-mode=append", "a job that comes back must not overwrite what it wrote"),
         (f"--output={order.folder}/slurm-{job}.out", ""),

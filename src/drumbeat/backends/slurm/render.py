@@ -68,7 +68,13 @@ _SHARE = [
 ]
 
 
-def after_lines(script: str, array: bool = False) -> List[str]:
+def after_lines(script: str, array: bool = False, requeue: bool = True) -> List[str]:
+    preempted = [
+        '  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then',
+        '    echo "drumbeat  preempted: queueing the job again"',
+        "    scontrol requeue $SLURM_JOB_ID",
+        "  fi",
+    ]
     return [
         "# the lead's verdict, read as words: nothing in that file is ever run",
         f'verdict() {{ sed -n "s/^$1=\\([A-Za-z0-9._,-]*\\)\\$/\\1/p" "$RUN/{VERDICT}" 2>/dev/null | tail -n 1; }}',
@@ -103,10 +109,7 @@ def after_lines(script: str, array: bool = False) -> List[str]:
         'if [ "$(verdict cancelled)" = 1 ]; then  # Slurm shall count it as cancelled, not as failed',
         "  trap '' TERM; scancel $SLURM_JOB_ID; exit $code",
         'elif [ "$(verdict next)" != requeue ]; then',
-        '  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then',
-        '    echo "drumbeat  preempted: queueing the job again"',
-        "    scontrol requeue $SLURM_JOB_ID",
-        "  fi",
+        *(preempted if requeue else ()),
         "  exit $code",
         'elif [ -n "$lost" ]; then',
         "  leave_out",
@@ -192,6 +195,7 @@ def render(order: Order) -> Request:
         "",
         f"# Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` sends exactly this file.",
         f"# Its command: {' '.join(printable(shlex.join(order.command)).split())}",
+        *([f"# Handed on from the shell that submits it: {', '.join(order.passed)}"] if order.passed else []),
         f"BASE={shlex.quote(order.folder)}",
         *_array_lines(order),
         "",
@@ -279,6 +283,11 @@ def _on_start(order: Order) -> List[str]:
     ]
 
 
+def _modules(order: Order) -> List[str]:
+    words = (name if name in ("purge", "reset") else f"load {shlex.quote(name)}" for name in order.modules)
+    return [f"module {each} || exit {EXIT_PREFLIGHT}" for each in words]
+
+
 def _batch_part(order: Order) -> List[str]:
     options = [f"  {option} \\" for option, _ in srun_options(order)]
     reasons = [f"# {option}: {why}" for option, why in srun_options(order)]
@@ -304,7 +313,7 @@ def _batch_part(order: Order) -> List[str]:
         "trap 'ask USR2 \"Slurm ends this job soon\"; left & disown' USR2",
         "trap 'ask TERM \"Slurm ends this job\"; left & disown' TERM",
         "",
-        *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
+        *_modules(order),
         *_on_start(order),
         *before,
         "# by this token the agents of this run know each other; it is made here and written nowhere",
@@ -332,7 +341,7 @@ def _batch_part(order: Order) -> List[str]:
         "while kill -0 $step 2>/dev/null; do wait $step; code=$?; done  # a trap ends a wait early",
         "kill -KILL $watcher 2>/dev/null",
         "",
-        *after_lines(SCRIPT, bool(order.resources.array)),
+        *after_lines(SCRIPT, bool(order.resources.array), order.resources.requeues > 0),
     ]
 
 
@@ -357,7 +366,7 @@ def render_command(order: Order, word: str, request: str, text: str, why: str) -
         "",
         f"# Written by drumbeat {__version__}: {why}",
         f"BASE={shlex.quote(order.folder)}",
-        *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
+        *_modules(order),
         *look,
         *loader,
         f"{start} &",

@@ -58,7 +58,7 @@ def _read(text: Text) -> Iterator[Dump]:
 
 def together(dumps: Iterable[Dump]) -> Dump:
     """Several dumps of one node as one: each device as all of them describe it."""
-    found: Dump = Dump("", Facts("pasted"))
+    found: Dump = Dump("", Facts(""))
     for dump in dumps:
         facts = _merged(found.facts, dump.facts)
         lines: Dict[str, Evidence] = {**dump.lines, **found.lines}
