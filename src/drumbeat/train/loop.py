@@ -79,10 +79,8 @@ def _train(
     checkpoints = trainer.checkpoints(settings.checkpoint, settings.keep) if settings.checkpoint else None
     snapshots = _snapshots(settings, trainer)
     done = first = trainer.load(settings.checkpoint) if checkpoints is not None else 0
-    if done:
-        reporter.say(f"resumed after step {done}{trainer.loaded_from}")
-        if settings.deterministic:
-            digests.append(_digest(reporter, trainer, stream))
+    if done and settings.deterministic:
+        digests.append(_digest(reporter, trainer, stream))
     reporter.figures("setup", done, {}, _setup_words(unit, trainer, utilisation))
     trouble = Trouble(settings, trainer, stream)
     gc.collect()
@@ -114,7 +112,8 @@ def _train(
                 losses.append(now["loss"])
                 gathered.clear()
                 gc.collect(1)
-                if problem := trouble.judge(now, reporter.say):
+                skipped = int(now.get("skipped_steps", 0))
+                if problem := trouble.judge(done, now["loss"], skipped, trainer.usual, reporter.say):
                     _saved(reporter, checkpoints.finish() if checkpoints is not None else None)
                     trouble.go_back(problem, reporter.say)
                     done = trainer.steps
