@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any, List
 
@@ -120,3 +121,21 @@ def test_ranks_that_share_a_batch_count_its_samples_once(
     world.run(reported, layout, str(tmp_path), size=size)
     lines: List[Any] = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
     assert sum(line["samples"] for line in lines) == 3 * 8
+
+
+class Views(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return y.view(-1), y.square().mean()
+
+
+def warned() -> List[str]:
+    model = Views(4, 4)
+    trainer = train.setup(model, torch.optim.SGD(model.parameters(), lr=0.1), layout="fsdp")
+    with warnings.catch_warnings(record=True) as told:
+        trainer.step(torch.ones(2, 4))
+    return [str(each.message) for each in told if "returned a view" in str(each.message)]
+
+
+def test_a_view_that_nobody_writes_into_is_no_warning(world: GlooWorld) -> None:
+    assert world.run(warned, size=2) == [[], []]

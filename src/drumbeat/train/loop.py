@@ -28,6 +28,8 @@ from drumbeat.train.stopping import StopTogether
 from drumbeat.train.trainer import Loss, Trainer
 from drumbeat.train.trouble import Trouble
 
+_QUIET = 10.0  # seconds without a line, between two reports, after which one says where training is
+
 
 class Result(NamedTuple):
     step: int
@@ -85,7 +87,7 @@ def _train(
     trouble = Trouble(settings, trainer, stream)
     gc.collect()
     gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
-    stopped = False
+    stopped, spoke = False, (began := time.monotonic())
     try:
         while done < settings.steps:
             meter.start()
@@ -106,7 +108,11 @@ def _train(
                 gc.collect()
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             stopped = (stop.agreed() or done == settings.stop_after) and not last
+            if time.monotonic() - spoke > _QUIET and not (reporting or stopped):
+                reporter.say(f"at step {done}/{settings.steps}, {time.monotonic() - began:.0f} s after the start")
+                spoke = time.monotonic()
             if reporting or stopped:
+                spoke = time.monotonic()
                 now = _report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
                 figures |= now
                 losses.append(now["loss"])

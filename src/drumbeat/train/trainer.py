@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import shutil
 import time
+import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
@@ -116,7 +118,7 @@ class Trainer:
         self.model = self.parts[0]  # a pipeline's rank may hold several
         self.accumulate, self.ema, self.seed, self.steps = step.accumulate, step.ema, seed, 0
         self.pipeline, self.contexts, self._fused = step.pipeline, step.contexts, step.fused
-        self._fused_tried, self._uncut = False, step.uncut
+        self._fused_tried, self._quiet, self._uncut = False, False, step.uncut
         self.judge = step.judge or Judge("skip", "warn")
         self.inner = Step(
             self.parts,
@@ -235,6 +237,11 @@ class Trainer:
         )
         if loss is not None and self.contexts is not None and not self.contexts.plain:
             raise Refusal("layout cp takes the model's own loss", "leave the loss function out, or use another layout")
+        if loss is None and not self._quiet:
+            # Of what the model returns only its loss is used: nobody writes into a view of something else.
+            name = re.escape(type(self.model).__name__)
+            warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({name}\) returned a view", UserWarning)
+            self._quiet = True
         self._find_shift(pieces[0][0])
         if self._uncut is not None:
             self._compare_with_uncut(self._uncut, pieces[0][0])

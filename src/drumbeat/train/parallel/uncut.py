@@ -1,9 +1,9 @@
 """Compare a tensor-parallel model with the uncut one: the gradients of one sample must be the same.
 
-A plan is right only together with the model's code: `view(b, t, heads, -1)` of a layer that was cut makes as many heads as before, each
-narrower, and no shape is wrong. The uncut model is kept without weights; before the first step one rank of each
-tensor-parallel group fills it with the cut model's. Gradients are compared as sketches (sums with random signs), so no second set
-of them is held. The measure of rounding is how far the uncut model's own gradients move when its weights do.
+A plan is right only together with the model's code: `view(b, t, heads, -1)` of a layer that was cut makes as many heads as
+before, each narrower, and no shape is wrong. The uncut model is kept without weights; before the first step one rank of each
+tensor-parallel group fills it with the cut model's. Gradients are compared as sketches (sums with random signs), so that no
+second set of them is held. The measure of rounding is how far the uncut model's gradients move when its weights are rounded.
 """
 
 from __future__ import annotations
