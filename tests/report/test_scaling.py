@@ -45,7 +45,9 @@ def test_runs_of_one_size_with_other_batches_are_reckoned_alike_in_table_and_tex
     assert found.rows[1].efficiency == pytest.approx(0.635, abs=1e-3)
     assert found.rows[1].lost_ms == pytest.approx(4725.0 - 3000.0)
     words = "\n".join(said(found))
-    assert "differs: batch of a step: 8 tokens (run-2); 16 tokens (larger)" in words and "faster than ideal" not in words
+    assert (
+        "differs: batch of a step: 8 tokens (run-2); 16 tokens (larger)" in words and "faster than ideal" not in words
+    )
     assert "per step: communication, input, imbalance and compute not measured" in words
 
 
@@ -96,9 +98,7 @@ def test_losses_are_labelled_with_their_counter():
     )
     assert all(each.source for each in row.losses)
     blind = compare([run(1, 1000.0, phases=Phases(step=80.0)), run(8, 5333.0, phases=Phases(step=15.0))])
-    assert "communication, input, imbalance and compute not measured" in " ".join(
-        said(blind)
-    )
+    assert "communication, input, imbalance and compute not measured" in " ".join(said(blind))
 
 
 def test_an_interval_comes_from_both_runs():

@@ -104,7 +104,9 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
     above = bisect_right(candidates, low)
     if upper is None:
         if above == len(candidates):
-            return _confirmed(low, history, "no larger one is allowed (--largest, --global-batch), and memory did not run out")
+            return _confirmed(
+                low, history, "no larger one is allowed (--largest, --global-batch), and memory did not run out"
+            )
         return Next(candidates[max(above, bisect_right(candidates, 2 * low) - 1)])
     end = bisect_left(candidates, upper)
     if above < end:
