@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumbeat.train.checkpoint.checkpoints import first_line
 from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_attention, segments_of, without_cache
+from drumbeat.train.judge import Judge
 from drumbeat.train.optim import AdamW8, MasterAdamW, OffloadedAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
@@ -26,7 +27,6 @@ from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.safetensors import Tensors
 from drumbeat.train.trainer import StepSettings, Trainer
-from drumbeat.train.trouble import Judge
 from drumbeat.train.weights import Source, init_sharded, load, materialize
 from drumbeat.train.world import join
 

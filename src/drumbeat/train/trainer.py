@@ -44,6 +44,7 @@ from drumbeat.train.data.loaders import Batches, micro_batches, rows_of, share_o
 from drumbeat.train.data.stream import Pieces, Samples, Stream
 from drumbeat.train.export import export, keep_config, unwritable
 from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_of
+from drumbeat.train.judge import Judge
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
 from drumbeat.train.parallel.meshes import Meshes
@@ -54,7 +55,6 @@ from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.step import Outcome, Step, full_tensor, loss_parallelism, refuse_whole_sizes
 from drumbeat.train.stopping import StopTogether
-from drumbeat.train.trouble import Judge
 from drumbeat.train.world import World, leave
 
 Mean = Callable[[nn.Module, Any], Any]  # (model, batch) -> mean loss, or (mean loss, {name: mean})
