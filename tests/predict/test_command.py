@@ -4,9 +4,11 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from drumbeat.base.data import load
 from drumbeat.base.problem import Problem
 from drumbeat.cli import main
 from drumbeat.predict.job import node_counts
@@ -28,6 +30,23 @@ def test_a_name_and_a_gpu_are_enough(capsys):
     assert code == 0
     for word in ("fits", "step", "90 %", "tokens/s", "MFU", "basis", "not in it", "6 N + 12 L h s"):
         assert word in out
+
+
+def test_what_was_not_said_is_named(capsys):
+    _, out, _ = predict(capsys, "--model", "llama3-8b", "--gpu", "h100", "--nodes", "4")
+    assert re.search(r"assumed +a batch of \d+, as none is given", out) and re.search(r"whole run +--tokens N", out)
+    _, out, _ = predict(capsys, "--model", "llama3-8b", "--gpu", "h100", "--batch", "64", "--tokens", "1e9")
+    assert "assumed" not in out and "--tokens" not in out
+    code, _, err = predict(capsys, "--gpu", "h100", "--", "drumbeat", "train", "finetune", "--set", "lora=16")
+    assert code == 2 and "not modelled" in err and "--model FOLDER" in err
+
+
+def test_the_page_lists_every_model():
+    page = (Path(__file__).parents[2] / "docs/predict.md").read_text(encoding="utf-8")
+    listed = re.search("Names that `--model` knows: (.*)", page)[1].rstrip(".").replace("`", "").split(", ")
+    family = [(each.partition("-")[0], each.partition("-")[2].split("/")) for each in listed]
+    names = {f"{name}-{size}".rstrip("-") for name, sizes in family for size in sizes}
+    assert {row["name"] for row in load("drumbeat.predict", "shapes")} <= names
 
 
 def test_several_node_counts_stand_beside_the_naive_rule(capsys):

@@ -76,7 +76,7 @@ def test_a_warning_before_the_end_of_the_allocation(oar):
     (folder,) = oar.home.glob("runs/late-tune-batch-*")
     wait_for(lambda: list(folder.glob("late-tune-batch-4-*/nodes/1/attempt-0/rank-3.out")), 120, "the second trial")
     oar.cluster.run(HEAD, ["scancel", "--signal=USR2", "--batch", told["job"]])
-    said(folder, "largest      batch 2: somebody ended it")
+    said(folder, "largest      batch 2: interrupted before all were tried")
     oar.cluster.wait(int(told["job"]), ["FAILED"])
     assert tried(folder)[0] == [(2, "ok"), (4, "stopped")]
     nothing_left(oar, "oar9", "oar10", "oar11", "oar12")

@@ -218,3 +218,15 @@ def test_all_weights_on_layouts_that_cut_the_model(
     for layout in (("layout=tp",), ("layout=pp", "accumulate=2", "schedule=1f1b")):
         for values in world.run(tune, folder, rows, "lr=1e-3", "steps=4", *layout, size=2):
             assert values == pytest.approx(alone, rel=2e-5), layout
+
+
+def test_batch_and_steps_follow_from_the_data_unless_they_are_given() -> None:
+    from drumbeat.train.recipes.finetune import FinetuneSettings, fitted
+
+    def chosen(rows: int, ranks: int = 1, **given: Any) -> Tuple[int, int]:
+        settings = fitted(FinetuneSettings(**given), rows, ranks)
+        return settings.batch, settings.steps
+
+    assert chosen(7) == (7, 3) and chosen(7, ranks=2) == (6, 4) and chosen(1, ranks=2) == (2, 2)
+    assert chosen(6400) == (32, 600) and chosen(6400, ranks=3, accumulate=2) == (30, 640)
+    assert chosen(7, batch=32, steps=5) == (32, 5) and chosen(64, epochs=0.5) == (32, 1)

@@ -92,7 +92,7 @@ def test_kill_9_during_a_save_loses_only_that_save(world: GlooWorld, tmp_path: P
     again = world.start(output, save, str(folder), False, 0)
     again.join(300)
     assert again.exitcode == 0
-    assert "resumed after step 5" in output.read_text()
+    assert "resumed: step 5 from " in output.read_text()
     assert committed(str(folder)) == [5, 8]
 
 

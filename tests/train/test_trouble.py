@@ -156,3 +156,35 @@ def test_all_ranks_go_back_together(world: GlooWorld, tmp_path: Path) -> None:
     first, second = world.run(gone_back, str(tmp_path), size=2)
     assert first == second and first[1] == STEPS
     assert len((tmp_path / "skipped.jsonl").read_text().splitlines()) == 1
+
+
+def own_loop(bad: Callable[[int], bool], folder: Path, **said: Any) -> train.Trainer:
+    """A loop of one's own, as the docs have it; the losses of `bad` steps are no numbers."""
+    model = nn.Linear(4, 1)
+    trainer = train.setup(model, torch.optim.SGD(model.parameters(), lr=0.01), **said)
+    trainer.load(str(folder))
+    for batch in trainer.batches([torch.ones(2, 4)] * 10):
+        wrong = float("nan") if bad(trainer.steps + 1) else 1.0
+        result = trainer.step(batch, lambda model, x, wrong=wrong: model(x).mean() * wrong)
+        trainer.report(result, every=5)
+        if result.step == 5:
+            trainer.save(str(folder), wait=True)
+    return trainer
+
+
+def test_an_own_loop_says_which_steps_it_leaves_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trainer = own_loop(lambda step: step in (7, 8), tmp_path)
+    said = capfd.readouterr().out
+    assert said.count("not finite") == 1 and "at or before step 10; 2 steps left out, so no weight holds one" in said
+    assert trainer.skipped == 2 and "resumed" not in said
+    own_loop(lambda step: False, tmp_path)
+    said = capfd.readouterr().out
+    assert f"resumed: step 5 from {tmp_path}" in said and "left out" not in said
+
+
+def test_an_own_loop_stops_where_it_is_told_to(tmp_path: Path) -> None:
+    with pytest.raises(NotFinite, match="at or before step 10"):
+        own_loop(lambda step: step > 6, tmp_path, on_nan="stop")
+    for said, words in (({"on_nan": "back"}, "skip"), ({"on_spike": "hope"}, "warn")):
+        with pytest.raises(Refusal, match=f"known: .*{words}"):
+            own_loop(lambda step: False, tmp_path / "none", **said)

@@ -30,7 +30,7 @@ TWO = ("--ranks-per-node", 2)
         (("batch", "--seconds", 0, "--", PY, "t.py", "{batch}"), "--seconds 0: it must be above 0"),
         (("batch", "--rate", "([0-9]+", "--", PY, "t.py", "{batch}"), "is not a regular expression"),
         (("batch", "--rate", "[0-9]+", "--", PY, "t.py", "{batch}"), "has 0 groups"),
-        (("batch", "--", *RECIPE), "add --global-batch N, or --set batch=N"),
+        (("batch", "--", *RECIPE[:-1], "finetune", "--set", "lora=16"), "add --global-batch N, or --set batch=N"),
         (("batch", "--", *RECIPE, "--set", "batch=many"), "batch=many, which is not a whole number"),
         (("batch", *TWO, "--", *RECIPE, "--layout", "tp=3", "--set", "batch=8"), "but there are 2 ranks"),
         (("batch", "--", *RECIPE, "--set", "batch={batch}"), "by its own settings"),

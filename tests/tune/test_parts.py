@@ -73,6 +73,19 @@ def test_what_is_no_recipe(text):
     assert find_recipe(words(text)) is None
 
 
+@pytest.mark.parametrize(
+    "text, batch",
+    [
+        ("drumbeat train llama --set model=byte-tiny", 32),
+        ("drumbeat train wide-resnet", 2048),
+        ("drumbeat train resnet --set batch=64", 64),
+        ("drumbeat train finetune --set lora=16", None),
+    ],
+)
+def test_a_recipe_knows_its_batch(text, batch):
+    assert find_recipe([*words(text), "--set", "steps=2"]).batch == batch
+
+
 def make(text, kind="batch", given=None, world=4):
     command = words(text)
     return tunable(command, command, kind, given or {}, world, 2)

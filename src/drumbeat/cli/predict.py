@@ -113,7 +113,13 @@ def run(args: Any) -> int:
         if len(found) > 1:
             print("\n".join(show.scaling_lines(found, naive)) + "\n")
         simple = naive[-1] if last.case.gpus > cluster.gpus_per_node else None
-        print("\n".join(show.lines_of(last, simple, whole, reliability, error_words(seen), described.assumed)))
+        known = args.batch or described.batch or described.per_replica
+        assumed = [
+            described.assumed,
+            "" if known else f"a batch of {int(last.case.work.batch)}, as none is given (--batch)",
+        ]
+        words = "; ".join(filter(None, assumed))
+        print("\n".join(show.lines_of(last, simple, whole, reliability, error_words(seen), words)))
     return 0 if any(each.verdict != "does not fit" for each in found) else 1
 
 

@@ -339,7 +339,10 @@ def _recipe(words: List[str]) -> Described:
     elif recipe == "wide-resnet":
         raise Problem("drumbeat train wide-resnet: images of 32 x 32 are not modelled", "predict resnet, llama or bert")
     else:
-        raise Problem(f"drumbeat train {recipe}: not modelled", "predict llama, bert or resnet")
+        fix = "--model FOLDER predicts training all of its weights, the most that LoRA can need"
+        raise Problem(
+            f"drumbeat train {recipe}: not modelled", fix if recipe == "finetune" else "predict llama, bert or resnet"
+        )
     degrees = parse_layout(found.text("layout", "ddp"))
     shard = degrees.get("dp_shard", 1)
     layout = Layout(

@@ -92,9 +92,14 @@ def lines_of(
         ("where", ", ".join(f"{name} {share:.0%}" for share, name in sorted(parts, reverse=True))),
     ]
     if naive is not None:
-        rows.append(("naive", f"{seconds_words(naive)}: the same speed per GPU as on the fewest nodes of this layout"))
-    if whole is not None:
-        rows += whole_lines(whole, found.unit, r)
+        rows.append(
+            ("naive", f"{seconds_words(naive)} if every GPU kept its speed on the fewest nodes that this layout needs")
+        )
+    rows += (
+        whole_lines(whole, found.unit, r)
+        if whole
+        else [("whole run", f"--tokens N: time and cost of so many {found.unit}")]
+    )
     rows += [("assumed", assumed)] if assumed else []
     rows += [("basis", f"{case.basis.name}: {case.basis.words}; {past}"), ("not in it", NOT_MODELLED)]
     return [f"{label:<13}{text}" for label, text in rows]

@@ -166,7 +166,9 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     baseline = ordered[0]
     kind, why = scaling_kind(ordered)
     rows = tuple(_row(run, baseline, kind) for run in ordered)
-    found = differences(ordered, kind in (STRONG, WEAK, REPEATED))
+    batches = [run.batch for run in ordered if run.batch]
+    same = kind == REPEATED and (len(batches) < len(ordered) or _equal(batches))
+    found = differences(ordered, same or kind in (STRONG, WEAK))
     size_is = "GPUs" if all(run.gpus for run in ordered) else "ranks"
     return Comparison(
         units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), tuple(_questions(rows, ordered)), left_out
@@ -217,7 +219,10 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
     parts = [
         (each.speed.error / each.speed.value) for each in (run, baseline) if each.speed and each.speed.error is not None
     ]
-    ideal = _ideal_ratio(run.speed.unit, ratio, kind)
+    grown = _grown(run, baseline, ratio, kind)
+    ideal: Optional[float] = ratio
+    if run.speed.unit.startswith("steps/s"):  # they say nothing unless the batch is known
+        ideal = ratio / grown if grown else None
     efficiency = speedup / ideal if ideal else None
     error: Optional[float] = None
     no_error = "" if run is baseline else "too few reports, or too coarse times, to give an interval"
@@ -227,44 +232,35 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
         error = 0.0 if run is baseline else efficiency * math.hypot(*parts)
         no_error = "" if 2 * error <= efficiency else "the spread within the runs is too large to give an interval"
         error = None if no_error else error
-    step, ideal_step = run.phases.step, _ideal_step(baseline.phases.step, ratio, kind)
+    step = run.phases.step
+    ideal_step = baseline.phases.step * grown / ratio if grown and baseline.phases.step is not None else None
     lost = step - ideal_step if step is not None and ideal_step is not None and run is not baseline else None
     return Row(
         run.name, run.nodes, run.size, run.speed.value, speedup if ideal else None, efficiency, error,
         baseline.speed.value * ideal if ideal else None,
         run.training_s or run.seconds, run.accuracy, run.target_reached, step, lost,
-        () if run is baseline else losses(run.phases, baseline.phases, ratio, kind, lost, baseline.ranks == 1),
+        () if run is baseline else losses(run.phases, baseline.phases, (grown or ratio) / ratio, lost, baseline.ranks == 1),
         run.outcome, no_error,
     )  # fmt: skip
 
 
-def _ideal_ratio(unit: str, ratio: float, kind: str) -> Optional[float]:
-    """Return how many times as fast the ideal run is. Steps per second do not grow if the batch grows with the size, and
-    tell nothing if the batch is not known."""
-    if not unit.startswith("steps/s") or kind in (STRONG, REPEATED):
-        return ratio
-    return 1.0 if kind == WEAK else None
+def _grown(run: Figures, baseline: Figures, ratio: float, kind: str) -> Optional[float]:
+    """Return how many times the baseline's batch this run's is; None if that is not known."""
+    if kind in (STRONG, WEAK):
+        return 1.0 if kind == STRONG else ratio
+    if run.batch and baseline.batch:
+        return run.batch / baseline.batch
+    return 1.0 if kind == REPEATED else None
 
 
-def _ideal_step(step: Optional[float], ratio: float, kind: str) -> Optional[float]:
-    """Return the ideal step: the baseline's, divided by the ratio of sizes if the batch stays, unchanged if it grows with
-    them."""
-    if step is None or kind not in (STRONG, WEAK, REPEATED):
-        return None
-    return step / ratio if kind == STRONG else step
-
-
-def losses(
-    run: Phases, baseline: Phases, ratio: float, kind: str, lost: Optional[float], one_rank: bool
-) -> Tuple[Loss, ...]:
-    """Return the losses of each step by cause. What is left when all others were measured is compute. `one_rank`: the
-    baseline's only rank has nobody to talk to or to wait for; of a larger baseline that was not measured, nothing is
-    known."""
+def losses(run: Phases, baseline: Phases, share: float, lost: Optional[float], one_rank: bool) -> Tuple[Loss, ...]:
+    """Return the losses of each step by cause. What is left when all others were measured is compute. `share`: work of a GPU
+    in one step, in that of the baseline's. `one_rank`: the baseline's only rank has nobody to talk to or to wait for; of a
+    larger baseline that was not measured, nothing is known."""
     profile = "communication_exposed_ms of the rank that waits least (torch's profiler on single steps)"
     others = "communication_exposed_ms, mean of all ranks above the least"
-    share = ratio if kind == STRONG else 1.0
     alone, waits = (0.0, 0.0) if one_rank else (baseline.communication, baseline.waiting)
-    fed = None if baseline.input is None else baseline.input / share
+    fed = None if baseline.input is None else baseline.input * share
     found = [
         Loss("communication", _more(run.communication, alone), profile),
         Loss("input", _more(run.input, fed), "data_ms of the lowest rank"),

@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from drumbeat.findings.model import ERROR
 from drumbeat.report.chart import Look, line_chart, share_bar
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
-from drumbeat.report.scaling import FINISHED, NOT, STRONG, WEAK, Comparison, Row
+from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import count, duration
 
@@ -261,11 +261,13 @@ def said(comparison: Comparison) -> List[str]:
 def loss_words(row: Row, comparison: Comparison) -> str:
     begin = f"lost on {row.size} {comparison.size_is}: "
     if row.lost_ms is None or row.step_ms is None:
-        why = "" if comparison.kind in (STRONG, WEAK) else f": scaling is {comparison.kind}"
+        why = f": scaling is {comparison.kind}" if comparison.kind == NOT_KNOWN else ""
         return f"{begin}{NOT} per step{why}"
     if row.lost_ms < 0:
         return f"nothing lost on {row.size} {comparison.size_is}: {-row.lost_ms:.1f} ms per step faster than ideal"
-    named = [f"{each.kind} {NOT}" if each.ms is None else f"{each.kind} {each.ms:+.1f} ms" for each in row.losses]
+    named = [f"{each.kind} {each.ms:+.1f} ms" for each in row.losses if each.ms is not None]
+    if unknown := [each.kind for each in row.losses if each.ms is None]:
+        named.append(f"{' and '.join(', '.join(unknown).rsplit(', ', 1))} {NOT}")
     return f"{begin}{row.lost_ms:+.1f} of {row.step_ms:.1f} ms per step: {', '.join(named)}"
 
 

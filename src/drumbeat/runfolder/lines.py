@@ -125,8 +125,10 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if losses:
         after.append(("loss", losses))
     if progress.not_finite:
-        since = "" if progress.not_finite_since is None else f" since step {progress.not_finite_since}"
-        saved = f"what was saved{since} may hold NaN: check it before you use it"
+        since, saved = progress.not_finite_since, f"no checkpoint was reported since step {progress.not_finite_since}"
+        if since is None or (progress.saved is not None and progress.saved >= since):
+            which = "what was saved since" if progress.saved is None else f"the checkpoint of step {progress.saved}"
+            saved = f"{which} may hold NaN: check it before you use it"
         after.append(("warning", f"the last loss is {progress.not_finite}; {saved}"))
     if summary.world:
         after.append(("warning", summary.world.title))

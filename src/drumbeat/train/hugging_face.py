@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
@@ -251,10 +250,6 @@ class FusedLoss:
 
     def __init__(self, model: nn.Module, head: nn.Linear) -> None:
         self.on = self.changed = False
-        # What such a model then gives beside its loss is a view of its last layer's output, into which nobody writes.
-        warnings.filterwarnings(
-            "ignore", rf"FSDP2-wrapped module \(FSDP{type(model).__name__}\) returned a view", UserWarning
-        )
         handed: List[Tensor] = []
         plain_head, plain_loss = head.forward, getattr(model, "loss_function")  # noqa: B009
 

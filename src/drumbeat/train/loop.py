@@ -28,6 +28,8 @@ from drumbeat.train.stopping import StopTogether
 from drumbeat.train.trainer import Loss, Trainer
 from drumbeat.train.trouble import Trouble
 
+_QUIET = 10.0  # seconds without a line, between two reports, after which one says where training is
+
 
 class Result(NamedTuple):
     step: int
@@ -79,15 +81,13 @@ def _train(
     checkpoints = trainer.checkpoints(settings.checkpoint, settings.keep) if settings.checkpoint else None
     snapshots = _snapshots(settings, trainer)
     done = first = trainer.load(settings.checkpoint) if checkpoints is not None else 0
-    if done:
-        reporter.say(f"resumed after step {done}{trainer.loaded_from}")
-        if settings.deterministic:
-            digests.append(_digest(reporter, trainer, stream))
+    if done and settings.deterministic:
+        digests.append(_digest(reporter, trainer, stream))
     reporter.figures("setup", done, {}, _setup_words(unit, trainer, utilisation))
     trouble = Trouble(settings, trainer, stream)
     gc.collect()
     gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
-    stopped = False
+    stopped, spoke = False, (began := time.monotonic())
     try:
         while done < settings.steps:
             meter.start()
@@ -108,13 +108,18 @@ def _train(
                 gc.collect()
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             stopped = (stop.agreed() or done == settings.stop_after) and not last
+            if time.monotonic() - spoke > _QUIET and not (reporting or stopped):
+                reporter.say(f"at step {done}/{settings.steps}, {time.monotonic() - began:.0f} s after the start")
+                spoke = time.monotonic()
             if reporting or stopped:
+                spoke = time.monotonic()
                 now = _report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
                 figures |= now
                 losses.append(now["loss"])
                 gathered.clear()
                 gc.collect(1)
-                if problem := trouble.judge(now, reporter.say):
+                skipped = int(now.get("skipped_steps", 0))
+                if problem := trouble.judge(done, now["loss"], skipped, trainer.usual, reporter.say):
                     _saved(reporter, checkpoints.finish() if checkpoints is not None else None)
                     trouble.go_back(problem, reporter.say)
                     done = trainer.steps

@@ -13,13 +13,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import SequenceParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from drumbeat.train.checkpoint.checkpoints import first_line
 from drumbeat.train.hugging_face import Attention, Contexts, FusedLoss, fast_attention, segments_of, without_cache
+from drumbeat.train.judge import Judge
 from drumbeat.train.optim import AdamW8, MasterAdamW, OffloadedAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
 from drumbeat.train.parallel.pipeline import INNER, Pipeline, make_stages, refuse_for_pipelines
 from drumbeat.train.parallel.tensor_plan import Plan, read_plan
+from drumbeat.train.parallel.uncut import Uncut
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.safetensors import Tensors
@@ -52,6 +55,9 @@ def setup(
     ema: float = 0.0,
     profile: str = "",
     compare_every: int = 1000,
+    check_plan: bool = True,
+    on_nan: str = "skip",
+    on_spike: str = "warn",
     weights: Union[str, Source] = "",
     schedule: str = "1f1b",
     context: str = "auto",
@@ -67,7 +73,9 @@ def setup(
     (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours); a function of the step gives the factor of each
     group's learning rate (schedules.py). `ema`: keep a running mean of the weights, with this share of the old one per step
     (`with trainer.averaged():`). `compare_every`: steps between comparisons of what replicas must hold alike; the
-    first steps are always compared. `weights`: a folder of safetensors to start from, of which each rank reads its own part;
+    first steps are always compared. `check_plan`: before the first step of tp, refuse a plan with which one sample's gradients
+    are not those of the uncut model. `on_nan` (skip, stop) and `on_spike` (warn, stop): what `trainer.report` does about losses
+    that are not finite or jump. `weights`: a folder of safetensors to start from, of which each rank reads its own part;
     the model may be built inside `train.on_meta()`, without memory, or on the meta device if it has `init_parameter(name, out)`.
     `schedule`: pp: gpipe, 1f1b, interleaved, zero-bubble or zbv, with `accumulate` micro-batches.
     `context`: cp: ulysses, ring or auto. docs/train/own-loop.md has examples.
@@ -86,6 +94,8 @@ def setup(
         tensors = Tensors(weights)
         weights = Source(tensors, segments_of(model, tensors))
     meshes, kind = Meshes(degrees, world.device.type), Precision(precision)
+    judge = Judge(on_nan, on_spike)
+    uncut = _uncut(model, degrees, world.lead) if check_plan and degrees.tp > 1 else None
     without_cache(model)
     split = meshes.one("cp")
     contexts = None if split is None else Contexts(model, split, context, degrees.tp)
@@ -141,9 +151,21 @@ def setup(
     pipeline = None if pipe is None else Pipeline(prepared, pipe, world.device, schedule, accumulate)
     if not 0 <= ema < 1:
         raise Refusal(f"ema={ema}", "the share of the old mean that each step keeps, such as 0.999; 0: no mean")
-    step = StepSettings(clip or None, accumulate, compare_every, pipeline, contexts, fused, ema)
+    step = StepSettings(clip or None, accumulate, compare_every, pipeline, contexts, fused, ema, uncut, judge)
     folder = weights.tensors.path if isinstance(weights, Source) else ""
     return Trainer(world, meshes, kind, parts, optimizer, scheduler, step, seed, profile, folder, alone_before)
+
+
+def _uncut(model: nn.Module, layout: Layout, lead: bool) -> Optional[Uncut]:
+    why = "with pp, cp or ep" if layout.pp * layout.cp * layout.ep > 1 else ""
+    try:
+        return None if why else Uncut(model)
+    except Exception as error:  # whatever a model's own code does when it is copied
+        why = f"it cannot be copied ({first_line(error)})"
+    finally:
+        if why and lead:
+            print(f"plan not compared with the uncut model: {why}", flush=True)
+    return None
 
 
 def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int) -> None:

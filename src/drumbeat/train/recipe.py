@@ -91,6 +91,8 @@ def build(settings: Settings, world: World, make: Callable[[], nn.Module], empty
 def set_up(settings: Settings, model: nn.Module, optimizer: torch.optim.Optimizer, **more: Any) -> Trainer:
     same = ("layout", "precision", "clip", "accumulate", "seed", "recompute", "compile", "offload", "smallest", "prefetch",
             "hook", "profile", "schedule")  # fmt: skip
+    # The recipes' own plans are tested; those that models of transformers bring are compared.
+    more.setdefault("check_plan", getattr(settings, "check_plan", False))
     return setup(model, optimizer, **{name: getattr(settings, name) for name in same}, **more)
 
 

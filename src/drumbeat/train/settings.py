@@ -23,6 +23,10 @@ WORDS = {
 }
 
 
+# Samples per step unless a command says otherwise, for whoever has no torch to ask the recipes; finetune's follow from its data.
+BATCHES = {"llama": 32, "experts": 32, "bert": 32, "resnet": 256, "wide-resnet": 2048}
+
+
 def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -38,7 +42,7 @@ class Settings:
     )
     precision: str = option("auto", "fp32, tf32, bf16, bf16-master, fp16, fp8; auto: bf16 of the fitting kind on a GPU")
     steps: int = option(100, "optimizer steps")
-    batch: int = option(32, "samples per step, on all ranks together")
+    batch: int = option(BATCHES["llama"], "samples per step, on all ranks together")
     accumulate: int = option(0, "micro-batches per step (a pipeline's too); 0: as few as fit into the GPU")
     lr: float = option(1e-3, "highest learning rate")
     warmup: int = option(

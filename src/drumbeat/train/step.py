@@ -93,20 +93,17 @@ class Step:
             mark("agree")
         if self.hook is not None and waits:
             self.hook.on_last_bucket = lambda: mark("forward+backward")
-        tp = self.meshes.one("tp")
         with ExitStack() as stack:
             if self.equality.first:
                 stack.enter_context(refuse_unused(self.parts[0]))
-            if self.equality.first and tp is not None:
+            if self.equality.first and self.meshes.layout.tp > 1:
                 stack.enter_context(refuse_whole_sizes())
             loss = self._pipelined(batches, targets) if self.pipeline else self._accumulated(batches, targets)
         mark("waiting" if waits else "forward+backward")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         with record_function("optimizer"):
-            if tp is not None:
-                reduce_partial_gradients(self.parameters)
-                add_gradients(self.summed, tp)
+            self.complete_gradients()
             if compared and self.equality.first:
                 self.equality.gradients(self.summed)
             norm = gradient_norm(self.parameters, self.meshes)
@@ -116,6 +113,13 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         mark("optimizer")
         return Outcome(loss, norm, targets)
+
+    def complete_gradients(self) -> None:
+        """Add up gradients of which each tensor-parallel rank has a part."""
+        tp = self.meshes.one("tp")
+        if tp is not None:
+            reduce_partial_gradients(self.parameters)
+            add_gradients(self.summed, tp)
 
     def state_dict(self) -> Dict[str, Any]:
         state: Dict[str, Any] = {"skipped": self.skipped.clone(), "rescaled": self.rescaled.clone()}

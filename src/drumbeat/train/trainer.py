@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import shutil
 import time
+import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
@@ -37,19 +39,21 @@ from drumbeat import metrics
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, first_line, gathered, write_state
 from drumbeat.train.checkpoint.folder import candidates, name_of
 from drumbeat.train.checkpoint.snapshots import VARIABLE, Snapshots
-from drumbeat.train.checkpoint.state import MEAN, TrainingState
+from drumbeat.train.checkpoint.state import MEAN, TrainingState, named_parameters
 from drumbeat.train.data.loaders import Batches, micro_batches, rows_of, share_of
 from drumbeat.train.data.stream import Pieces, Samples, Stream
 from drumbeat.train.export import export, keep_config, unwritable
 from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_of
+from drumbeat.train.judge import Judge
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.pipeline import Pipeline
 from drumbeat.train.parallel.statistics import agreed_statistics, mean_statistics
+from drumbeat.train.parallel.uncut import Uncut, refuse_different, sketch
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.step import Outcome, Step, full_tensor, loss_parallelism
+from drumbeat.train.step import Outcome, Step, full_tensor, loss_parallelism, refuse_whole_sizes
 from drumbeat.train.stopping import StopTogether
 from drumbeat.train.world import World, leave
 
@@ -88,6 +92,8 @@ class StepSettings(NamedTuple):
     contexts: Optional[Contexts] = None
     fused: Optional[FusedLoss] = None
     ema: float = 0.0
+    uncut: Optional[Uncut] = None  # tensor parallelism: the model to compare the cut one with
+    judge: Optional[Judge] = None
 
 
 class Trainer:
@@ -112,7 +118,8 @@ class Trainer:
         self.model = self.parts[0]  # a pipeline's rank may hold several
         self.accumulate, self.ema, self.seed, self.steps = step.accumulate, step.ema, seed, 0
         self.pipeline, self.contexts, self._fused = step.pipeline, step.contexts, step.fused
-        self._fused_tried = False
+        self._fused_tried, self._quiet, self._uncut = False, False, step.uncut
+        self.judge = step.judge or Judge("skip", "warn")
         self.inner = Step(
             self.parts,
             optimizer,
@@ -230,7 +237,15 @@ class Trainer:
         )
         if loss is not None and self.contexts is not None and not self.contexts.plain:
             raise Refusal("layout cp takes the model's own loss", "leave the loss function out, or use another layout")
+        if loss is None and not self._quiet:
+            # Of what the model returns only its loss is used: nobody writes into a view of something else.
+            name = re.escape(type(self.model).__name__)
+            warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({name}\) returned a view", UserWarning)
+            self._quiet = True
         self._find_shift(pieces[0][0])
+        if self._uncut is not None:
+            self._compare_with_uncut(self._uncut, pieces[0][0])
+            self._uncut = None
         if callable(self.scheduler):
             for group, rate in zip(self.optimizer.param_groups, self._rates):
                 group["lr"] = rate * self.scheduler(self.steps)
@@ -243,6 +258,42 @@ class Trainer:
         self.steps += 1
         self._samples += sum(rows_of(piece) for piece, counts in pieces if counts) if self._counts else 0
         return outcome
+
+    def _compare_with_uncut(self, uncut: Uncut, batch: Any) -> None:
+        """Refuse a tensor-parallel plan that the model's code does not allow: by the gradients of one sample."""
+        device, step = self.world.device, self.inner
+        missing = torch.tensor(uncut.missing_bytes(device), device=device)
+        dist.all_reduce(missing, dist.ReduceOp.MAX)
+        if int(missing):
+            self.say(f"plan not compared with the uncut model, which needs {int(missing) / 1e9:.0f} GB on one device")
+            return
+        row, _ = share_of(batch, 0, rows_of(batch))
+        piece = (row, self._weight(row, True))
+        step.equality.batches([piece])
+        count, training, precision = step._count([piece]), self.model.training, step.precision
+        if precision.name == "bf16" and not step.cast_by_fsdp:
+            step.precision = Precision("fp32")  # the weights are: a finer comparison
+        dtype = torch.float16 if precision.name == "tf32" else step.precision.compute_dtype  # as many bits
+        here = self.meshes.coordinate("tp") == 0
+        self.model.eval()
+        devices = [device] if device.type == "cuda" else []
+        with torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices):
+            with refuse_whole_sizes():
+                step._accumulated([piece], count)
+            step.complete_gradients()
+            step.equality.gradients(step.summed)
+            names = [name for name, _ in named_parameters(self.parts)]
+            grads = [p.grad for _, p in named_parameters(self.parts)]
+            cut = torch.stack([sketch(full_tensor(grad) if grad is not None else missing) for grad in grads])
+            step.optimizer.zero_grad(set_to_none=True)
+            whole = uncut.sketches(self.parts, lambda model: self._weighted(model, *piece) / count, device, here, dtype)
+        dist.broadcast(cut, src=0)
+        self.model.train(training)
+        step.precision, self._sums = precision, {}
+        if whole.isnan().any():
+            self.say(f"plan not compared with the uncut model: {uncut.error or 'its gradients are not finite'}")
+        else:
+            refuse_different(names, whole, cut, dtype)
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -442,8 +493,14 @@ class Trainer:
             raise problem
 
     def load(self, folder: str) -> int:
-        """Load the newest checkpoint in `folder` that can be read, saved on any layout and number of ranks; the step it
-        was taken after, or 0 where there is none."""
+        """Load the newest checkpoint in `folder` that can be read, saved on any layout and number of ranks, and say so; return
+        the step it was taken after, or 0 where there is none."""
+        if step := self.restore(folder):
+            self.say(f"resumed: step {step} from {folder}{self.loaded_from}")
+        return step
+
+    def restore(self, folder: str) -> int:
+        """As `load`, without the line."""
         checkpoints, wanted = self.checkpoints(folder), ["trainer", "sample"]
         loaded, self.loaded_from = None, ""
         if VARIABLE in os.environ:
@@ -463,6 +520,7 @@ class Trainer:
             self.scheduler.load_state_dict(state["scheduler"])
         for batches, position in zip(self._all_batches, self._positions):
             batches.load_state_dict(position)
+        self.judge.start(self.skipped)
         return self.steps
 
     def checkpoints(self, folder: str, keep: Optional[int] = None) -> Checkpoints:
@@ -513,7 +571,8 @@ class Trainer:
         return self._stop.agreed()
 
     def report(self, result: Result, every: int = 10) -> None:
-        """Every so many steps: a line on rank 0, and the figures for drumbeat's own views (`drumbeat status`)."""
+        """Every so many steps: a line on rank 0, the figures for drumbeat's own views (`drumbeat status`), and what on_nan and
+        on_spike of `setup` say about losses that are not finite or jump. Call it on every rank."""
         self._unreported = result if result.step % every else None
         if self._unreported is None:
             self._report(result)
@@ -521,9 +580,16 @@ class Trainer:
     def _report(self, result: Result) -> None:
         values = {"loss": float(result.loss), "grad_norm": float(result.norm)}
         values.update({name: float(value) for name, value in result.metrics.items()})
-        metrics.report(result.step, samples=self._samples, **(values if self.world.lead else {}))  # type: ignore[arg-type]
-        self._samples = 0
         self.say(f"step {result.step}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+        skipped = self.skipped
+        if skipped:
+            values["skipped_steps"] = skipped
+        # Ranks that share a batch (tp, cp, pp) count it once.
+        first = not any(self.meshes.coordinate(name) for name in ("tp", "cp", "pp"))
+        samples = self._samples if first else 0
+        metrics.report(result.step, samples=samples, **(values if self.world.lead else {}))  # type: ignore[arg-type]
+        self._samples = 0
+        self.judge.judge(result.step, values["loss"], skipped, self.usual, self.say)
 
     def say(self, text: str) -> None:
         """Print on rank 0."""

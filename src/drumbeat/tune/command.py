@@ -18,6 +18,7 @@ from drumbeat.jobfile.fields import literal
 from drumbeat.jobfile.resources import DEGREES, fill, places
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.settings import BATCHES
 from drumbeat.tune.search import Point
 
 # Settings that a trial does not need: it neither saves, nor resumes, nor measures quality.
@@ -30,6 +31,11 @@ class Recipe:
 
     name: str
     settings: Dict[str, str] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> Optional[int]:
+        """Samples per step: the command's, else the recipe's; None if they follow from its data."""
+        return self.number("batch") or BATCHES.get(self.name)
 
     def number(self, key: str) -> Optional[int]:
         text = self.settings.get(key)

@@ -100,7 +100,7 @@ def run_tuning(tuning: Tuning, shown: Shown, interruption: Interruption) -> None
         if isinstance(answer, Done):
             tuning.ended = answer.why
         elif interruption:
-            tuning.ended = "somebody ended it"
+            tuning.ended = "interrupted before all were tried"
         else:
             _try(tuning, answer, shown, interruption)
         tuning.judgement = judge(tuning.asked.kind, tuning.results, tuning.place.gpu_gib or _gpu_gib(tuning.results))
@@ -126,7 +126,7 @@ def _try(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     tuning.results.append(result)
     shown.result(result)
     if result.outcome == STOPPED:
-        tuning.ended = "somebody ended it"
+        tuning.ended = "interrupted before all were tried"
     elif len(tuning.results) == 1 and result.outcome in _BROKEN[tuning.asked.kind]:
         tuning.ended, tuning.broken = f"the first trial ended with {result.outcome}: fix the job first", True
 

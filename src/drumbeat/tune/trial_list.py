@@ -168,7 +168,7 @@ def _start(asked: Asked, tunable: Tunable, batches: Sequence[int], share: int, o
 def _global_batch(asked: Asked, tunable: Tunable) -> Optional[int]:
     """Return the global batch; None if the samples of a step are free to grow with the batch."""
     if tunable.recipe:
-        found = asked.global_batch or tunable.recipe.number("batch")
+        found = asked.global_batch or tunable.recipe.batch
         if found is None:
             raise Problem(
                 "the number of samples per step is not known",
@@ -193,7 +193,7 @@ def _global_batch(asked: Asked, tunable: Tunable) -> Optional[int]:
 def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[float]) -> Plan:
     total = asked.global_batch
     if tunable.recipe:
-        total = total or tunable.recipe.number("batch")
+        total = total or tunable.recipe.batch
     elif "batch" in tunable.places and "batch" not in tunable.given and not total:
         raise Problem(
             "{batch} depends on how many ranks share a step's samples, but the number of samples is not known",

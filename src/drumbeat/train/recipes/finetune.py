@@ -5,6 +5,7 @@ drumbeat train finetune --set weights=Llama-3.2-1B data=conversations lora=16 ch
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Dict, Iterator, List
@@ -22,6 +23,7 @@ from drumbeat.train.schedules import SCHEDULES
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.world import join
 
+_BATCH = 32
 _KEPT = 50  # of so many documents one is kept back to validate on
 
 
@@ -30,6 +32,9 @@ class FinetuneSettings(Settings):
     weights: str = option("", "folder with config.json, safetensors and tokenizer, as save_pretrained writes it")
     data: str = option("", "folders or files of .jsonl and .parquet; several by weight: chat:0.7,code:0.3")
     length: int = option(2048, "tokens per row, into which documents are packed")
+    batch: int = option(0, "rows per step, on all ranks together; 0: 32, or all rows where there are fewer")
+    steps: int = option(0, "optimizer steps; 0: as many as `epochs` take")
+    epochs: float = option(3.0, "times that all rows are seen, where steps is not given")
     lora: int = option(0, "rank of LoRA's matrices; 0: train all weights")
     alpha: float = option(0.0, "LoRA's scale is alpha / rank; 0: twice the rank")
     targets: str = option("", "layers with an adapter, comma between, such as q_proj,v_proj; none: all linear ones")
@@ -39,6 +44,7 @@ class FinetuneSettings(Settings):
     lr: float = option(0.0, "highest learning rate; 0: 2e-4 with LoRA, 2e-5 without")
     decay: float = option(0.0, "weight decay")
     precision: str = option("auto", "fp32, tf32, bf16, bf16-master, fp8; auto: bf16 on a GPU")
+    check_plan: bool = option(True, "tp: compare one sample's gradients with those of the uncut model first")
     validation: int = option(64, "rows to validate on; 0: none")
 
     UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
@@ -71,6 +77,13 @@ def samples(settings: FinetuneSettings, tokenizer: Any, kept: bool) -> Samples:
     return Mixture([sources[i] for i in there], [weights[i] for i in there])
 
 
+def fitted(settings: FinetuneSettings, rows: int, ranks: int) -> FinetuneSettings:
+    """Batch and steps that fit the data, where they are not given: no row twice in a step, and `epochs` in all."""
+    pieces = ranks * (settings.accumulate or 1)  # into which a batch must divide
+    batch = settings.batch or max(1, min(_BATCH, rows) // pieces) * pieces
+    return replace(settings, batch=batch, steps=settings.steps or max(1, math.ceil(settings.epochs * rows / batch)))
+
+
 def run(settings: FinetuneSettings) -> Result:
     if not settings.weights or not settings.data:
         raise Refusal("finetune needs weights=FOLDER and data=FOLDER")
@@ -84,9 +97,13 @@ def run(settings: FinetuneSettings) -> Result:
     settings = replace(settings, lr=settings.lr or (2e-4 if adapted else 2e-5))
     world = join()
     folder = os.path.expanduser(settings.weights)
-    settings = resolved(settings, world, meshes_for(settings, world))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     rows, kept = samples(settings, tokenizer, False), samples(settings, tokenizer, True)
+    meshes = meshes_for(settings, world)
+    given, settings = settings, fitted(settings, len(rows), meshes.layout.data_ranks)
+    settings = resolved(settings, world, meshes)
+    if given.warmup < 0:
+        settings = replace(settings, warmup=min(settings.warmup, settings.steps // 10))
     seed_generators(settings.seed)
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     if settings.adapter:
@@ -104,7 +121,10 @@ def run(settings: FinetuneSettings) -> Result:
         learns, all_ = (
             sum(p.numel() for p in model.parameters() if p.requires_grad or every) for every in (False, True)
         )
-        rest = f"on {len(rows):,} rows of {settings.length} tokens"
+        seen = f"{settings.steps} steps of {settings.batch}, {settings.steps * settings.batch / len(rows):.3g} epochs"
+        rest = f"on {len(rows):,} rows of {settings.length} tokens: {seen}"
+        if settings.batch > len(rows):
+            print(f"batch={settings.batch}: each step sees every one of {len(rows)} rows more than once", flush=True)
         print(f"{folder}: {learns:,} of {all_:,} parameters are trained {rest}", flush=True)
 
     def validate() -> Dict[str, float]:

@@ -19,7 +19,7 @@ from drumbeat.train.measure.mfu import utilisation
 from drumbeat.train.models.resnet import ResNet, forward_flops
 from drumbeat.train.recipe import kept_batches, meshes_for, resolved
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.settings import Settings, option
+from drumbeat.train.settings import BATCHES, Settings, option
 from drumbeat.train.world import World, join
 
 
@@ -31,7 +31,7 @@ class ResNetSettings(Settings):
     classes: int = option(1000, "classes of the synthetic data; folders count their own")
     epochs: int = option(0, "passes over the data; 0: as many as `steps` give")
     steps: int = option(0, "optimizer steps; with `epochs` too, what ends first; neither: 100")
-    batch: int = option(256, "images per step, on all ranks together")
+    batch: int = option(BATCHES["resnet"], "images per step, on all ranks together")
     lr: float = option(0.1, "first learning rate, for 256 images per step: it grows with the batch")
     decay: float = option(1e-4, "weight decay")
     clip: float = option(0.0, "largest norm of the gradients; 0: no limit")

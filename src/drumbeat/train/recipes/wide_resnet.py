@@ -20,7 +20,7 @@ from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import utilisation
 from drumbeat.train.models.resnet import WideResNet, forward_flops
 from drumbeat.train.recipe import kept_batches, meshes_for, resolved
-from drumbeat.train.settings import Settings, option
+from drumbeat.train.settings import BATCHES, Settings, option
 from drumbeat.train.world import join
 
 
@@ -34,7 +34,7 @@ class WideResNetSettings(Settings):
     epochs: int = option(100, "passes over the data")
     steps: int = option(0, "optimizer steps; 0: as many as `epochs` give, else what ends first")
     validate_every: int = option(0, "steps between validations; 0: after every epoch")
-    batch: int = option(2048, "images per step, on all ranks together")
+    batch: int = option(BATCHES["wide-resnet"], "images per step, on all ranks together")
     base_lr: float = option(0.04, "learning rate for 256 images per step: it grows with the batch")
     decay: float = option(5e-4, "weight decay")
     clip: float = option(0.0, "largest norm of the gradients; 0: no limit")
