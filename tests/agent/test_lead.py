@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -249,13 +250,15 @@ def test_silence_is_said_early_and_is_a_loss_only_after_the_grace():
 def test_what_the_lead_slept_is_no_silence_of_its_members(tmp_path, monkeypatch):
     listener = SimpleNamespace(patience=15.0)
     connections = Connections(order(), None, "", listener)
-    connections.by_socket["sock"] = connection = Connection(None, member=1, heard=100.0)
+    sock, there = socket.socketpair()
+    connections.by_socket[sock] = connection = Connection(None, member=1, heard=100.0)
     dropped = []
     monkeypatch.setattr(connections, "_drop", lambda sock, why, silent: dropped.append((sock, silent)))
     connections._check_silence(161.0, late=60.0)
     assert dropped == [] and connection.heard == 160.0
-    connections._check_silence(180.0, late=0.0)
-    assert dropped == [("sock", True)]
+    with sock, there:
+        connections._check_silence(180.0, late=0.0)
+    assert dropped == [(sock, True)]
 
 
 def test_restart_gets_a_new_port_and_its_own_number():

@@ -2,14 +2,17 @@
 
 import dataclasses
 import gzip
+import os
 import random
 import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+import drumbeat
 from drumbeat.doctor.dumps import judge, judged
 from drumbeat.doctor.examine import examine
 from drumbeat.logs.reader import Reader
@@ -395,7 +398,10 @@ def test_standard_input_is_judged_as_a_file_is_by_diagnose_and_doctor(tmp_path):
 
     def said(*arguments):
         command = [sys.executable, "-m", "drumbeat", *arguments]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=tmp_path, timeout=150)
+        environ = {**os.environ, "PYTHONPATH": str(Path(drumbeat.__file__).parents[1])}
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, cwd=tmp_path, env=environ, timeout=150
+        )
         return re.sub("ibstat.txt|ibstat.gz|stdin", "FILE", " ".join(done.stdout.split()))
 
     for arguments in (("diagnose",), ("doctor", "--from")):

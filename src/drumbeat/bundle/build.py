@@ -82,6 +82,7 @@ _LEFT_OUT = ("metrics/integrations", "train", "watch")
 # table of `watch` works on a login node where nothing is installed.
 _BROUGHT = (
     "train/__init__.py", "train/parallel/__init__.py", "train/parallel/layout.py", "train/refusal.py",
+    "train/settings.py",
     *(
         f"watch/{name}.py"
         for name in (
