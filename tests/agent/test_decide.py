@@ -83,7 +83,7 @@ ROWS = [
     ("NaN, no step", steps("nan-loss", None), 9, 0, False, "restart", "older than the first bad step"),
     ("NaN twice", steps("nan-loss", 5, 9), 9, 0, False, "stop", "older than step 9 helps; look at the learning rate"),
     ("NaN, then a bug", [*steps("nan-loss", 5), failed(step=9)], 9, 0, False, "restart", "restart 2 of 9"),
-    ("full disk", steps("disk-full", 5), 9, 0, False, "restart", "restart 1 of 3 in 30 s (storage)"),
+    ("full disk", steps("disk-full", 5), 9, 0, False, "restart", "restart 1 of 3 in 30 s (cause: storage)"),
     ("full disk again", steps("disk-full", 5, 9), 9, 0, False, "restart", "restart 2 of 3 in 60 s"),
     ("full disk for good", steps("disk-full", 5, 9, 12, 15), 9, 0, False, "stop", "make room"),
     ("preempted", steps("preempted", 5), 0, 0, True, "requeue", "costs no restart"),

@@ -537,8 +537,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "TRITON_CACHE_DIR",
         "LOCAL/USER-triton-cache-NODE",
         "GPUs",
-        "kernels are compiled once per node on a local disk, not by all ranks at once in the home folder; private as "
-        "MIOPEN_USER_DB_PATH is",
+        "kernels are compiled once per node on a local disk, not by all ranks at once in the home folder; made "
+        "with mode 0700, and replaced by an empty one for this run if somebody else made it or can write to it",
         "PyTorch",
     ),
     Computed("TORCHINDUCTOR_CACHE_DIR", "LOCAL/USER-inductor-cache-NODE", "GPUs", "as TRITON_CACHE_DIR", "PyTorch"),
