@@ -254,8 +254,8 @@ def _grown(run: Figures, baseline: Figures, ratio: float, kind: str) -> Optional
 
 
 def losses(run: Phases, baseline: Phases, share: float, lost: Optional[float], one_rank: bool) -> Tuple[Loss, ...]:
-    """Return the losses of each step by cause. What is left when all others were measured is compute. `share`: work of a GPU
-    in one step, in that of the baseline's. `one_rank`: the baseline's only rank has nobody to talk to or to wait for; of a
+    """Return the losses of each step by cause. What is left when all others were measured is compute. `share`: the work per GPU
+    and step, divided by the baseline's. `one_rank`: the baseline's only rank has nobody to talk to or to wait for; of a
     larger baseline that was not measured, nothing is known."""
     profile = "communication_exposed_ms of the rank that waits least (torch's profiler on single steps)"
     others = "communication_exposed_ms, mean of all ranks above the least"

@@ -377,7 +377,7 @@ class RankPace:
     since: Optional[float] = None  # when `step` was first reported
     epoch: Optional[str] = None  # of `step`, where steps are those of an epoch
     gap: Tuple[Optional[float], Optional[float]] = (None, None)  # seconds and steps between two reports; smoothed
-    reports: int = 0  # of a step
+    reports: int = 0  # number of reports that name a step
     mean_t: float = 0.0  # of all of them
     marks: Tuple[Tuple[int, float], ...] = ()  # both, as they were at the last two marks: there ranks can be compared
     exposed: Tuple[int, float] = (0, 0.0)  # how often it reported communication that was not hidden; mean, ms
