@@ -48,23 +48,27 @@ def measure(step: Callable[[], Any], count: int, warm: int = 4) -> Dict[str, flo
 
 
 def sustained(step: Callable[[], Any], seconds: float) -> Dict[str, float]:
-    """The first step alone, three to warm up, then as many as fit: steps per second and joules over the whole time."""
+    """The first step alone, up to three to warm up, then as many as fit: steps per second and joules over the whole time."""
     began = time.perf_counter()
     step()
     torch.cuda.synchronize()
     first = time.perf_counter() - began
-    for _ in range(3):
+    began = time.perf_counter()
+    for warm in range(1, 4):
         step()
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        if time.perf_counter() - began > 10:
+            break
+    ahead = 4 if (time.perf_counter() - began) / warm < seconds / 4 else 1
     marks = [torch.cuda.Event(enable_timing=True)]
     marks[0].record()
     joules, began = -energy_j(), time.perf_counter()
     while time.perf_counter() - began < seconds:
-        for _ in range(4):
+        for _ in range(ahead):
             step()
             marks.append(torch.cuda.Event(enable_timing=True))
             marks[-1].record()
-        marks[-5].synchronize()  # the host stays a few steps ahead, not more
+        marks[-1 - ahead].synchronize()  # the host stays a few steps ahead, not more
     torch.cuda.synchronize()
     joules += energy_j()
     took, count = time.perf_counter() - began, len(marks) - 1
@@ -108,10 +112,11 @@ def our_llama(
     recompute: str = "none",
     accumulate: int = 1,
     length: int = LENGTH,
+    optimizer: str = "MasterAdamW",
 ) -> Callable[[], Any]:
     """`sequences`: per micro-batch."""
+    from drumbeat.train import optim
     from drumbeat.train.models.llama import SHAPES, Llama
-    from drumbeat.train.optim import MasterAdamW
     from drumbeat.train.parallel.layout import Layout
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.parallel.parallelize import parallelize
@@ -122,8 +127,8 @@ def our_llama(
         net = Llama(replace(SHAPES[model], context=length))
     meshes, kind = Meshes(Layout(), "cuda"), Precision(precision)
     net = parallelize(net, meshes, device=DEVICE, precision=kind, blocks="blocks", compile=True, recompute=recompute)
-    optimizer = MasterAdamW(net.parameters(), lr=3e-4)
-    step = Step([net], optimizer, lambda m, x, y: m(x, y), meshes, kind, DEVICE, clip=1.0)
+    made = getattr(optim, optimizer)(net.parameters(), lr=3e-4)
+    step = Step([net], made, lambda m, x, y: m(x, y), meshes, kind, DEVICE, clip=1.0)
 
     def once() -> Any:
         batches = [tokens(sequences, length) for _ in range(accumulate)]
@@ -335,6 +340,15 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
         150,
         lambda s: llama_case(our_llama(1, "fp8", "8b", "lean", 16), 16, s, look=True, model="8b"),
     ),
+    **{
+        f"8b ours fp8 x 16 8-bit {how}": (
+            150,
+            lambda s, how=how: llama_case(
+                our_llama(1, "fp8", "8b", how, 16, optimizer="AdamW8"), 16, s, look=True, model="8b"
+            ),
+        )
+        for how in ("none", "selective")
+    },
     "experts 8x1b ours": (90, lambda s: llama_case(our_llama(4, "bf16-master", "8x1b"), 4, s, look=True, model="8x1b")),
     **{
         f"length {length} {model}": (

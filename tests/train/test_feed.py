@@ -100,27 +100,18 @@ def test_a_crop_follows_from_its_draw_alone() -> None:
     assert chosen_box(500, 400, None) == ((75.0, 25.0, 425.0, 375.0), False), "validation: the middle"
 
 
-def test_the_number_of_reading_threads_that_is_faster_is_kept_and_the_other_tried_now_and_then(
-    files: List[Path],
-) -> None:
-    gpu = PlayedGpu(files)
-    wanted: List[Tuple[str, Draw]] = [(str(path), None) for path in files]
+def test_files_are_read_by_processes_in_the_order_asked(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}" for i in range(30)]
+    for i, path in enumerate(paths):
+        path.write_bytes(bytes([i]) * (i * 100_000 % 700_001))  # the first is empty
+    processes = Decoders(workers=3)
     for _ in range(2):
-        read = gpu._read(wanted)
-        assert [bytes(file.numpy()) for file in read] == [path.read_bytes() for path in files]
-    assert set(gpu._took) == {2, 8}, "both were tried"
-    gpu._took.update({2: 0.2, 8: 0.1})
-    assert [gpu._readers() for _ in range(30)] == 29 * [8] + [2]
-    gpu._took[2] = 0.05
-    assert gpu._readers() == 2
-
-
-def test_an_empty_file_and_one_that_is_gone(tmp_path: Path) -> None:
-    (tmp_path / "empty.jpg").touch()
-    gpu = PlayedGpu([])
-    assert [len(file) for file in gpu._read([(str(tmp_path / "empty.jpg"), None)])] == [0]
+        assert [bytes(file) for file in processes.read([str(path) for path in paths])] == [
+            p.read_bytes() for p in paths
+        ]
     with pytest.raises(Refusal, match="gone.jpg: cannot be read: No such file"):
-        gpu._read([(str(tmp_path / "gone.jpg"), None)])
+        processes.read([str(tmp_path / "gone.jpg"), str(paths[1])])
+    assert [len(file) for file in processes.read([str(paths[1])])] == [100_000], "and goes on after a refusal"
 
 
 def test_two_batches_are_made_at_a_time_and_come_in_order(files: List[Path]) -> None:

@@ -93,16 +93,17 @@ class AdamW8(MasterAdamW):
     ) -> None:
         if not p.numel():
             return
-        kernel, master = _kernel(p.device), state.get("master", p).view(-1)
-        names = ("exp_avg", "exp_avg_sq")
+        master = state.get("master", p)
         if "exp_avg_scale" not in state:
-            moments = [state[name].view(-1) for name in names]
-            kernel(p.view(-1), grad.reshape(-1), master, *moments, numbers, scale, skip)
+            moments = (state[name].view(-1) for name in ("exp_avg", "exp_avg_sq"))
+            _kernel(p.device)(p.view(-1), grad.reshape(-1), master.view(-1), *moments, numbers, scale, skip)
             return
-        mean, square = (_decoded(state[name], state[f"{name}_scale"], name == "exp_avg") for name in names)
-        kernel(p.view(-1), grad.reshape(-1), master, mean.view(-1), square.view(-1), numbers, scale, skip)
-        for name, moment in zip(names, (mean, square)):
-            _encode(moment, state[name], state[f"{name}_scale"], name == "exp_avg")
+        names = ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")
+        every = [p, grad.contiguous(), master, *(state[name] for name in names)]
+        if p.shape[-1] % _BLOCK:
+            _update8(*every, numbers, scale, skip)
+        else:  # rows end where blocks do: all of it is one row of blocks, of any length
+            _kernel(p.device, _update8)(*(x.view(-1) for x in every), numbers, scale, skip)
 
 
 _BLOCK, _SMALL = 256, 4096
@@ -256,10 +257,30 @@ def _update(
     p.copy_(new_master)
 
 
-_kernels: Dict[str, Callable[..., None]] = {}
+def _update8(
+    p: Tensor,
+    grad: Tensor,
+    master: Tensor,
+    mean: Tensor,
+    mean_scale: Tensor,
+    square: Tensor,
+    square_scale: Tensor,
+    numbers: Tensor,
+    scale: Tensor,
+    skip: Tensor,
+) -> None:
+    means, squares = _decoded(mean, mean_scale, True), _decoded(square, square_scale, False)
+    _update(p, grad, master, means, squares, numbers, scale, skip)
+    _encode(means, mean, mean_scale, True)
+    _encode(squares, square, square_scale, False)
 
 
-def _kernel(device: torch.device) -> Callable[..., None]:
-    if device.type not in _kernels:
-        _kernels[device.type] = _update if device.type == "cpu" else torch.compile(_update, dynamic=True)
-    return _kernels[device.type]
+_compiled: Dict[Callable[..., None], Callable[..., None]] = {}
+
+
+def _kernel(device: torch.device, update: Callable[..., None] = _update) -> Callable[..., None]:
+    if device.type == "cpu":
+        return update
+    if update not in _compiled:
+        _compiled[update] = torch.compile(update, dynamic=True)
+    return _compiled[update]

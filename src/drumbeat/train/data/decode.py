@@ -1,4 +1,4 @@
-"""One image file -> bytes of a crop of it. Also a program: the decoders of decoders.py run this file as it is.
+"""One image file -> bytes of a crop of it. Also a program, which reads or decodes: decoders.py runs this file as it is.
 
 It imports NumPy and Pillow and nothing of ours, so that a decoder starts fast and stays small.
 """
@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import signal
 import struct
 import sys
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
 Box = Tuple[float, float, float, float]  # left, top, right, bottom
-REPLY = struct.Struct("<BI")  # 0: pixels, 1: what is wrong; how many bytes follow
+REPLY = struct.Struct("<BQ")  # 0: what was asked for, 1: what is wrong; how many bytes follow
 _RATIOS = (math.log(3 / 4), math.log(4 / 3))  # of a crop's sides, from upright to lying
 
 
@@ -60,14 +61,36 @@ def _random_box(width: int, height: int, own: random.Random) -> Box:
     return (0, 0, width, height)
 
 
+def contents(paths: List[str]) -> bytes:
+    """The length of each file, and all their bytes. Four system calls per file, without a file object: 40 KB take 30 microseconds
+    of a core, np.fromfile 90. A file that cannot be read raises ValueError."""
+    files = []
+    for path in paths:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = bytearray(os.fstat(file).st_size)
+                missing = memoryview(data)
+                while missing and (count := os.readv(file, [missing])):
+                    missing = missing[count:]
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        files.append(memoryview(data)[: len(data) - len(missing)])  # less where somebody cut the file meanwhile
+    return b"".join([struct.pack(f"<{len(files)}Q", *map(len, files)), *files])
+
+
 def main() -> None:
-    """A line of JSON in, a reply out, until the input ends: also when the rank that asks was killed."""
+    """A line of JSON in, a reply out, until the input ends: also when the rank that asks was killed. A list of paths asks for the
+    files as they are, anything else for one decoded image."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a stop is the rank's to handle; this ends when the rank does
     for line in sys.stdin:
         try:
-            pixels = decoded(*json.loads(line))
-            reply = REPLY.pack(0, pixels.nbytes) + pixels.tobytes()
+            path, *more = json.loads(line)
+            body = decoded(path, *more).tobytes() if isinstance(path, str) else contents(path)
+            reply = REPLY.pack(0, len(body)) + body
         except ValueError as error:
             text = str(error).encode()
             reply = REPLY.pack(1, len(text)) + text

@@ -1,6 +1,7 @@
 """JPEG files decoded and cropped on the GPU that trains: by torchvision's nvJPEG, which uses the chip's own decoders.
 
-Two threads of the rank take turns: one reads files while the other waits for the GPU, which works on a stream per thread, beside
+Processes read the files: in threads of the rank, each of a thousand system calls per batch would wait for the interpreter's lock.
+Two threads take turns: one has files read while the other waits for the GPU, which works on a stream per thread, beside
 training. What the GPU cannot decode (other formats, broken files, four colour channels) goes to the decoding processes. With
 `decode=both` the last images of every batch go there too, at the same time. How many follows from the number of processes
 alone, never from measured times: the two decoders differ by a bit in some pixels, and a resumed run must see the same ones.
@@ -8,12 +9,10 @@ alone, never from measured times: the two decoders differ by a bit in some pixel
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -24,8 +23,6 @@ from drumbeat.train.refusal import Refusal
 from drumbeat.train.world import World
 
 _JPEG = b"\xff\xd8\xff"
-_READERS = (2, 8)  # threads that read files
-_TURNS = 32  # of this many batches, one tries the other number
 _PROCESSES = 24  # that decode as many images per second as the GPU does (measured/gpu.md: 25 and 36)
 
 
@@ -61,9 +58,6 @@ class DeviceDecoder:
     def __init__(self, device: torch.device, others: Decoders, shared: bool = False) -> None:
         self.device, self.others = device, others
         self.share = others.workers / (others.workers + _PROCESSES) if shared else 0.0
-        self._files = ThreadPoolExecutor(max(_READERS), thread_name_prefix="drumbeat-files")
-        self._took: Dict[int, float] = {}  # number of threads -> seconds that a file took them last
-        self._turn = 0
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-share")
         self._own = threading.local()  # .stream
 
@@ -80,35 +74,17 @@ class DeviceDecoder:
         return torch.cat([ours, torch.from_numpy(theirs).to(self.device)])
 
     def _decoded(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Tensor:
-        files = self._read(images)
-        here = [i for i, file in enumerate(files) if file.numpy()[:3].tobytes() == _JPEG]
+        files = self.others.read([path for path, _ in images])
+        here = [i for i, file in enumerate(files) if file[:3] == _JPEG]
         with self._beside_training():
             try:
-                cropped = self._cropped(size, [files[i] for i in here], [images[i][1] for i in here])
+                jpegs = [torch.frombuffer(files[i], dtype=torch.uint8) for i in here]
+                cropped = self._cropped(size, jpegs, [images[i][1] for i in here])
             except RuntimeError:  # one of them; the processes find out which, and name it if it is broken
                 here, cropped = [], None
             if cropped is not None and len(here) == len(images):
                 return cropped
             return self._mixed(size, images, here, cropped)
-
-    def _read(self, images: Sequence[Tuple[str, Draw]]) -> List[Tensor]:
-        """A thread reads many files: one task per file would cost three times as much as the reading itself. Where files lie
-        in memory, more than two threads wait for the interpreter's lock; on a disk or a network, eight wait at once. What is
-        faster is found out from time to time."""
-        count, began = self._readers(), time.monotonic()
-        paths, each = [path for path, _ in images], max(1, -(-len(images) // count))
-        parts = (paths[at : at + each] for at in range(0, len(paths), each))
-        files = [file for part in self._files.map(_all, parts) for file in part]
-        self._took[count] = (time.monotonic() - began) / max(1, len(paths))
-        return files
-
-    def _readers(self) -> int:
-        self._turn += 1
-        untried = [count for count in _READERS if count not in self._took]
-        best = min(self._took, key=lambda count: self._took[count], default=_READERS[0])
-        if untried or self._turn % _TURNS:
-            return untried[0] if untried else best
-        return next(count for count in _READERS if count != best)
 
     @contextmanager
     def _beside_training(self) -> Iterator[None]:
@@ -143,27 +119,6 @@ class DeviceDecoder:
             pixels = torch.from_numpy(self.others.decode(size, [images[i] for i in rest]))
             out[torch.tensor(rest, device=self.device)] = pixels.to(self.device)
         return out
-
-
-def _all(paths: Sequence[str]) -> List[Tensor]:
-    return [_read(path) for path in paths]
-
-
-def _read(path: str) -> Tensor:
-    """By four system calls, without a file object: a file of 40 KB takes 30 microseconds of a core, np.fromfile 90."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = bytearray(os.fstat(file).st_size)
-            missing = memoryview(data)
-            while missing and (count := os.readv(file, [missing])):
-                missing = missing[count:]
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise Refusal(f"{path}: cannot be read: {error.strerror}", "replace it or take it away") from None
-    whole = len(data) - len(missing)  # less where somebody cut the file meanwhile
-    return torch.frombuffer(data, dtype=torch.uint8)[:whole] if whole else torch.empty(0, dtype=torch.uint8)
 
 
 def _smallest() -> Tensor:
