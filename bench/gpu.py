@@ -54,12 +54,12 @@ def sustained(step: Callable[[], Any], seconds: float) -> Dict[str, float]:
     torch.cuda.synchronize()
     first = time.perf_counter() - began
     began = time.perf_counter()
-    for warm in range(1, 4):
+    for _ in range(3):
         step()
         torch.cuda.synchronize()
         if time.perf_counter() - began > 10:
             break
-    ahead = 4 if (time.perf_counter() - began) / warm < seconds / 4 else 1
+    ahead = 4 if time.perf_counter() - began < seconds else 1
     marks = [torch.cuda.Event(enable_timing=True)]
     marks[0].record()
     joules, began = -energy_j(), time.perf_counter()

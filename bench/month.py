@@ -297,7 +297,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--spares", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--between", type=float, default=0.0, metavar="SECONDS", help="mean time between failures")
-    often = bool(parser.parse_known_args()[0].between)
+    often = parser.parse_known_args()[0].between
     for name, value, words in (
         (
             "notice-crash",
@@ -311,7 +311,11 @@ def _arguments() -> argparse.Namespace:
         ("restart", found["restart"], "measured: in place, from the end of an attempt to the start of its ranks"),
         ("init", found["init"] if often else 180.0, "from the start of the ranks to the first step; the same for both"),
         ("queue", 300.0, "from a requeue to the start of the job"),
-        ("every", 10.0 if often else 600.0, "between two checkpoints or snapshots; the same for both"),
+        (
+            "every",
+            float(round((2 * found["stall"] * often) ** 0.5)) if often else 600.0,
+            "between two checkpoints or snapshots, with --between the best by Young's formula; the same for both",
+        ),
         ("stall", found["stall"] if often else 10.0, "that a checkpoint or snapshot costs; the same for both"),
         ("drain", 1800.0, "until an operator has drained a bad node, on average"),
         ("human", 7200.0, "until somebody has fixed a bug; the same for both"),
