@@ -268,3 +268,17 @@ def test_a_line_that_looks_secret_is_asked_about():
 def test_a_program_in_the_script_itself_is_a_training():
     draft = convert(script('python -c "\nfrom lab import train\ntrain()\n"', "echo done"))
     assert draft.keys["command"] == ["python", "-c", "\nfrom lab import train\ntrain()\n"]
+
+
+@pytest.mark.parametrize(
+    "starter",
+    [
+        "srun --exact -n 8 -c8 -lu --exclusive --mpi pmix",
+        "mpirun -np 8 --mca pml ob1 -mca btl ^openib --bind-to none -x A=1 -genv B two -report-bindings",
+        "mpiexec -n 8 -ppn 4 -genvlist A,B -iface hsn0",
+    ],
+)
+def test_the_program_begins_where_the_options_of_its_starter_end(starter):
+    draft = convert(f"#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n{starter} python train.py --x 1\n")
+    assert draft.keys["command"] == ["python", "train.py", "--x", "1"]
+    assert "genv B" not in starter or draft.env == {"A": "1", "B": "two"}

@@ -10,7 +10,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Event, Shell, Started, Variable
-from drumbeat.commands.launch import find_launcher, runs_text
+from drumbeat.commands.launch import OUTSIDE, Wrapper, find_launcher, following, runs_text, values
 from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import (
     HEAD,
@@ -44,16 +44,20 @@ _NAMES_LAUNCHER = regex(
 _LABELS = ("--role", "--tee", "-t")
 _SHELLS = ("bash", "sh")
 _SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
-# Options that stand alone; every other option takes the next word if it has no '='.
-_BARE = {
-    "srun": "overlap exclusive label l unbuffered u K kill-on-bad-exit no-kill k pty O overcommit s oversubscribe verbose v "
-    "quiet Q multi-prog contiguous spread-job use-min-nodes container-mount-home container-writable container-readonly "
-    "container-remap-root container-entrypoint Z vv lu ul",
-    "mpirun": "oversubscribe tag-output report-bindings allow-run-as-root display-map verbose v q bycore bynode",
-    "apptainer": "nv rocm cleanenv e contain c containall C no-home writable-tmpfs userns u fakeroot f no-mount compat",
-    "docker": "rm it i t d privileged init detach interactive tty",
-}
-_BARE["mpiexec"], _BARE["singularity"], _BARE["podman"] = _BARE["mpirun"], _BARE["apptainer"], _BARE["docker"]
+_APPTAINER = Wrapper(
+    values(
+        "--nv --rocm --cleanenv -e --contain -c --containall -C --no-home --writable-tmpfs --userns -u --fakeroot -f "
+        "--no-init --compat --writable -w --no-eval --no-umask --no-privs --no-setgroups --unsquash --disable-cache --pid -p "
+        "--ipc -i --uts --net -n --nvccli",
+        0,
+    ),
+    every=1,
+)
+_DOCKER = Wrapper(
+    values("--rm --it -i -t -d --privileged --init --detach --interactive --tty --read-only -P --publish-all", 0),
+    every=1,
+)
+_OPTIONS = {**OUTSIDE, "apptainer": _APPTAINER, "singularity": _APPTAINER, "docker": _DOCKER, "podman": _DOCKER}
 _UTILITY = regex(
     r"(?:[\w/]*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
     r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray|dcgmproftester\d*|enroot|env\s*$"
@@ -106,7 +110,7 @@ def starts_training(words: Sequence[str]) -> bool:
     rest = unwrapped(words)
     name = rest[0].rsplit("/", 1)[-1]
     if name in STARTERS:
-        rest = rest[1 + _options(rest[1:], _BARE[name])[1] :]
+        rest = rest[1 + _options(rest[1:], name)[1] :]
         if not rest:
             return False
     elif name not in _CONTAINERS + _LAUNCHERS and not re.fullmatch(r"python[\d.]*", name):
@@ -232,30 +236,31 @@ def _give(launch: Launch, variables: Dict[str, str]) -> None:
 _PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*_CONTAINERS, *_LAUNCHERS)) + ")")
 
 
-def _options(words: Sequence[str], bare: str) -> Tuple[List[Tuple[str, str]], int]:
+def _options(words: Sequence[str], program: str) -> Tuple[List[Tuple[str, str]], int]:
     """Return (name, value) of the options at the start, and the position of the first other word."""
-    alone = set(bare.split())
+    wrapper = _OPTIONS[program]
     found, at = [], 0
     while at < len(words) and len(words) > at + 1:
-        if bare == _BARE["srun"] and MARK.fullmatch(words[at]) and any(map(_PROGRAM.fullmatch, words[at + 1 :])):
+        if program == "srun" and MARK.fullmatch(words[at]) and any(map(_PROGRAM.fullmatch, words[at + 1 :])):
             found.append(("", words[at]))  # options that only the job knows
             at += 1
             continue
         if not words[at].startswith("-") or words[at] == "-":
             break
-        name, equals, value = words[at].lstrip("-").partition("=")
-        glued = not equals and not words[at].startswith("--") and len(name) > 1  # -N2
-        if glued and name[0] in "NncGpAtwxBve" and name not in alone and name not in ("np", "env"):
-            name, value, equals = name[0], name[1:], "="
-        if not equals and name not in alone and not name.startswith("no-"):
-            value, at = words[at + 1], at + 1
+        name, _, value = words[at].lstrip("-").partition("=")
+        count = following(wrapper, words[at])
+        short = not words[at].startswith("--") and len(words[at]) > 2 and program not in ("mpirun", "mpiexec")
+        if short and following(wrapper, words[at][:2]):  # -N2
+            name, value = name[0], words[at][2:]
+        elif count:
+            value = " ".join(words[at + 1 : at + 1 + count])
         found.append((name.replace("_", "-"), value))
-        at += 1
+        at += 1 + count
     return found, at
 
 
 def _starter(draft: Draft, launch: Launch, program: str) -> None:
-    found, at = _options(launch.words[1:], _BARE[program])
+    found, at = _options(launch.words[1:], program)
     own = "which drumbeat calls itself" if program == "srun" else "whose place drumbeat takes"
     for name, value in found:
         if name in ("ntasks-per-node", "tasks-per-node", "npernode", "ppr") and value.isdigit():
@@ -270,6 +275,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             launch.workdir = whole_marks(value)
         elif name == "x" and program != "srun":
             _give(launch, dict([_pair(value)] if "=" in value else []))
+        elif name in ("genv", "env") and program != "srun":
+            _give(launch, dict([_pair(value.replace(" ", "=", 1))]))
         elif name == "export":
             _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
             if value.split(",")[0] == "NONE":
@@ -370,7 +377,7 @@ def _container(draft: Draft, launch: Launch, program: str) -> None:
     if not rest or rest[0] not in ("exec", "run"):
         launch.words = rest
         return
-    found, at = _options(rest[1:], _BARE[program])
+    found, at = _options(rest[1:], program)
     after = rest[1 + at :]
     draft.set("container-runtime", program, launch.line)
     launch.container = True
