@@ -231,6 +231,14 @@ class Found:
         )
 
     @property
+    def called(self) -> Tuple[str, ...]:
+        """Return the script as the launcher's own command line has it, after the options that say how it is called."""
+        options = _OPTIONS[self.kind]
+        module = self.flags.keys() & {"--module", "--module-mode"}
+        shape = sorted(options.shape & self.flags.keys() - module)
+        return (*shape, *(("--module", *self.script[1:]) if module and "-m" not in options.aliases else self.script))
+
+    @property
     def nodes(self) -> Optional[int]:
         """Return the number of nodes it is meant for; of a range the smallest, since more may come."""
         if self.kind == "composer" and self.ranks_per_node:

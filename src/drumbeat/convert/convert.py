@@ -8,7 +8,6 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence,
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
 from drumbeat.commands.interpret import Shell, Started, options_at
-from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import SUBMIT, Unknown, at_submission, without_marks
@@ -22,6 +21,7 @@ from drumbeat.convert.launch import (
     STARTERS,
     Launch,
     peel,
+    ranks_of_launchers,
     redirected,
     starts_something,
     starts_training,
@@ -118,7 +118,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     for other in batch.started:
         if other.before < chosen.before + (not other.certain) and chosen.certain and not other.background:
             _run_before(other, batch)
-            if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS:
+            if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS or ranks_of_launchers([other], 1):
                 why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
                 draft.question(other.line, other.text, why, advice=True)
         elif (other.line, list(map(draft.marks.resolved, other.words))) not in seen:
@@ -126,6 +126,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
             again = other.line == chosen.line and other.text == chosen.text  # another round of a loop
             words = " ".join(other.words) if again else other.text
             draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
+            draft.differences.append(Difference(f"line {other.line}", draft.marks.shown(words), "not started"))
     return chosen
 
 
@@ -146,8 +147,10 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     text = batch.text[first.start :].rstrip("\n")
     if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0|\bray\s+start\b", text):
         return None
-    if any(each.background and each.before < first.events for each in batch.started) or _launchers(batch.started):
+    if any(each.background and each.before < first.events for each in batch.started):
         return None
+    if len(set(ranks_of_launchers(batch.started, 1))) > 1:
+        return None  # the job file says how many ranks its launchers start
     for other in batch.started:
         if other.before < first.events:
             _run_before(other, batch)
@@ -165,14 +168,6 @@ def _is_event(started: Started, batch: Shell) -> bool:
 def _run_before(started: Started, batch: Shell) -> None:
     if _is_event(started, batch):
         batch.events[started.before].kind = "once"
-
-
-def _launchers(started: Sequence[Started]) -> bool:
-    """Return true if one of the commands starts ranks of its own, whose number the job file has to say."""
-    try:
-        return any(find_launcher(unwrapped(each.words)) for each in started)
-    except Problem:
-        return True
 
 
 def _program(started: Started) -> str:
@@ -398,7 +393,7 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[
     except Problem:
         return  # said when the file is written
     there = from_script(launch)
-    draft.differences = differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
+    draft.differences += differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
     if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
     cores, tasks = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0), 1 if launch.launcher else ranks or 1

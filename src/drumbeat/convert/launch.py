@@ -10,7 +10,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Event, Shell, Started, Variable
-from drumbeat.commands.launch import OUTSIDE, Wrapper, find_launcher, following, runs_text, values
+from drumbeat.commands.launch import OUTSIDE, Found, Wrapper, find_launcher, following, runs_text, values
 from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import (
     HEAD,
@@ -24,6 +24,7 @@ from drumbeat.commands.values import (
 )
 from drumbeat.convert.draft import Draft
 from drumbeat.convert.job_shell import JobShell
+from drumbeat.plan.argv import rank_argv
 
 # Variables that drumbeat works out on each node.
 OURS = {
@@ -77,6 +78,7 @@ class Launch:
     outside: int  # of them, how many the batch script runs, once
     tasks: Optional[int] = None  # ranks per node that the starter asks for
     launcher: bool = False  # torchrun or its like starts the ranks
+    in_rank: Sequence[str] = ()  # with a launcher: its other options, and what it runs for each rank
     cores: int = 0  # per task, as srun says; 0: it does not
     cpu_bind: List[str] = field(default_factory=list)  # cores of each task, as srun says
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
@@ -158,6 +160,8 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     launch.arguments = draft.arguments if batch.arguments == draft.arguments and draft.arguments else ()
     launch.alone = unwrapped(started.words)[0].rsplit("/", 1)[-1] not in STARTERS
     launch.whole = started.variables if started.whole else None
+    for ranks in ranks_of_launchers(batch.started, 1) if started.whole else ():
+        launch.tasks, launch.launcher = ranks, True
     _give(launch, started.prefix)
     while launch.words and not started.whole:
         program = launch.words[0].rsplit("/", 1)[-1]
@@ -521,6 +525,22 @@ def _simple_wrapper(launch: Launch) -> None:
     _give(launch, given)
 
 
+def _started_per_node(found: Found, nodes: int) -> Optional[int]:
+    if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
+        return 1  # torchrun's own default
+    ranks = found.ranks_per_node
+    return max(1, ranks // nodes) if found.kind == "accelerate" and not found.nodes and ranks else ranks
+
+
+def ranks_of_launchers(started: Sequence[Started], nodes: int) -> List[Optional[int]]:
+    """Return how many ranks per node each launcher among the commands starts; None: one per GPU."""
+    try:
+        found = [find_launcher(unwrapped(each.words)) for each in started]
+    except Problem:
+        return [0, None]  # not to be told, so never alike
+    return [_started_per_node(each, nodes) for each in found if each]
+
+
 def _launcher(draft: Draft, launch: Launch) -> None:
     words = launch.words
     try:
@@ -533,21 +553,17 @@ def _launcher(draft: Draft, launch: Launch) -> None:
     flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
     if flags:
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
-    launch.tasks, launch.launcher = found.ranks_per_node, True
-    if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
-        launch.tasks = 1  # torchrun's own default
-    if found.kind == "accelerate" and not found.nodes and launch.tasks:
-        launch.tasks = max(1, launch.tasks // int(draft.keys.get("nodes", 1)))
-    shape = [flag for flag in ("--no-python", "--run-path") if flag in found.flags]  # how the script is called
-    kept = [*found.kept, *shape]
+    launch.tasks, launch.launcher = _started_per_node(found, int(draft.keys.get("nodes", 1))), True
+    kept = list(found.kept)
     for place in [place for place, word in enumerate(kept) if word in _LABELS][::-1]:
         draft.drop(
             launch.line, " ".join(kept[place : place + 2]), "only labels output, which drumbeat keeps apart by rank"
         )
         del kept[place : place + 2]
+    launch.in_rank = [*kept, *rank_argv(found, "python")]
     ends = [
         place
         for place, word in enumerate(words[: len(found.prefix) + 8])
         if _NAMES_LAUNCHER.fullmatch(word.rsplit("/", 1)[-1])
     ]
-    launch.words = [*words[: ends[-1] + 1 if ends else len(found.prefix) + 1], *kept, *found.script]
+    launch.words = [*words[: ends[-1] + 1 if ends else len(found.prefix) + 1], *kept, *found.called]
