@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.base.problem import Problem
@@ -12,7 +13,14 @@ from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import absolute, differences, from_job, from_script
-from drumbeat.convert.directives import exported, read_directives, slurm_variables, tasks_per_node
+from drumbeat.convert.directives import (
+    exported,
+    read_directives,
+    shown_gpus,
+    slurm_variables,
+    stop_with,
+    tasks_per_node,
+)
 from drumbeat.convert.draft import Difference, Draft, LeftOut, job_file
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
@@ -198,8 +206,10 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     if chosen.piped:
         why = "every rank's output is kept in the run folder, and the exit code is the training's"
         draft.drop(chosen.line, f"| {chosen.piped}", why)
+    _traps(draft, batch)
+    quiet = ("exit", "echo", "printf", "date", "set", "wait", "trap")
     for event in batch.events:
-        if event.kind == "print" and not event.text.startswith(("exit", "echo", "printf", "date", "set", "wait")):
+        if event.kind == "print" and not event.text.startswith(quiet):
             draft.drop(event.line, event.text, "only prints or waits")
     for event in batch.events[chosen.before + 1 :] if chosen.certain else ():
         if event.kind in ("once", "each") or event.kind == "shell" and not event.soft and not event.writes:
@@ -211,8 +221,9 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
         draft.drop(chosen.line, chosen.text, "nothing is left of it to start")
         return
     _ask_for_arguments(draft, launch)
-    tasks = tasks_per_node(script.directives)
+    tasks = tasks_per_node(script.directives, draft.keys.get("gpus"))
     ranks = _ranks(draft, launch, tasks)
+    _visibility(draft, launch, {**{each.name: each.value for each in script.directives}, **launch.gpus}, ranks)
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
     for kept in [*draft.on_start, *draft.setup]:
         if redact(kept) != kept:
@@ -222,6 +233,40 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
         draft.to_export.append(LeftOut(launch.line, name, why))
     _compare(draft, launch, ranks, batch.known)
+
+
+_FORWARDS = re.compile(
+    r"(?:pkill|kill|scancel)\b(?!.*(?:\s-b\b|--batch|\s-0\b))"
+    r"(?:.*?(?:\s-s\s+|\s--signal[= ]|\s-)(?:SIG)?(?P<name>[A-Z]+\d?|\d+)(?=\s|$))?"
+)
+_COMES_BACK = (
+    "the script queues itself again: here a job comes back when a rank that has saved ends with 75 (stop-signal, requeues), "
+    "so let the program do that"
+)
+
+
+def _traps(draft: Draft, batch: Shell) -> None:
+    """Read what the script does on a signal: what it forwards to the ranks is `stop-signal`; all else is asked about."""
+    handled = False
+    for trap in dict.fromkeys(batch.traps):
+        told = draft.notice is not None and draft.notice.batch and draft.notice.signal in trap.signals
+        acts = [each for each in batch.effects(trap.body, trap.line) if each.kind in ("once", "shell", "cd", "started")]
+        if told and not handled:
+            found = next((match for match in (_FORWARDS.match(each.text) for each in acts) if match), None)
+            handled = found is not None
+            if found:
+                number = found["name"] or "TERM"
+                stop_with(draft, signal.Signals(int(number)).name[3:] if number.isdigit() else number)
+        for each in acts:
+            if re.search(r"\bscontrol\s.*requeue|\bsbatch\b", each.text):
+                draft.question(each.line, each.text, _COMES_BACK)
+            elif not _FORWARDS.match(each.text):
+                draft.question(each.line, each.text, f"done on {', '.join(trap.signals)}, and nothing here does it")
+        why = "what it does is in stop-signal, or asked about" if acts else "only prints or waits"
+        draft.drop(trap.line, trap.text, why)
+    if draft.notice and draft.notice.batch and not handled:
+        given = f"{draft.notice.signal} for the batch script, nothing for the ranks"
+        draft.differences.append(Difference("before the time limit", given, draft.keys.get("stop-signal", "TERM")))
 
 
 def _check_sourced(draft: Draft, launch: Launch, line: int, words: str, used: Set[str]) -> None:
@@ -355,6 +400,40 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     elif launch.alone and not launch.launcher and nodes > 1:
         draft.question(launch.line, "", f"the script starts it on its first node alone; here it starts on all {nodes}")
     return count
+
+
+def _visibility(draft: Draft, launch: Launch, given: Mapping[str, str], ranks: Optional[int]) -> None:
+    """Write what each rank sees of its node's GPUs, if Slurm or the script shows every task only its own."""
+    count, gpus = launch.size.get("ntasks", 0) // draft.keys.get("nodes", 1) or ranks or 1, draft.keys.get("gpus", 0)
+    if "gpus-per-task" in launch.gpus and given["gpus-per-task"].isdigit():
+        gpus = int(given["gpus-per-task"]) * count
+        draft.set("gpus", gpus, launch.line)
+        draft.keys.pop("ranks-per-node" if count == gpus else "", None)
+    own = _own_variable(draft, launch, gpus)
+    text, seen, sharing = shown_gpus(given) if not launch.alone and not own else ("", 1, 1)
+    if launch.launcher or count < 2 or not (own or text):
+        return
+    draft.set("visibility", "own", launch.line)
+    for key, number in (("gpus-per-rank", seen), ("ranks-per-gpu", sharing)):
+        if number > 1:
+            draft.set(key, number, launch.line)
+    if not seen:
+        draft.question(launch.line, text, "here each rank sees one GPU, its own: visibility: all shows it all of them")
+        draft.differences.append(Difference("GPUs that a rank sees", text, "its own"))
+
+
+def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
+    """Return true if the script itself shows every task one GPU, by its local rank; ask about other choices."""
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        variable = launch.shell.variables.get(name)
+        value = str(variable.value) if variable and variable.exported and variable.event >= 0 else ""
+        if draft.marks.resolved(value) in ("${SLURM_LOCALID}", "${LOCAL_RANK}"):
+            return True
+        if value and not (re.fullmatch(r"\d+(,\d+)*", value) and value.count(",") + 1 == gpus):
+            why = "drumbeat gives the ranks all GPUs of the job, from the first on: gpus: N asks for fewer"
+            draft.question(launch.line, f"{name}={value}", why)
+            draft.differences.append(Difference("GPUs that a rank sees", draft.marks.shown(value), f"all {gpus}"))
+    return False
 
 
 def _cores(draft: Draft, launch: Launch, tasks: int) -> None:

@@ -20,6 +20,15 @@ class LeftOut(NamedTuple):
     why: str
 
 
+class Notice(NamedTuple):
+    """What `--signal` asks for before the time limit."""
+
+    line: int
+    signal: str
+    seconds: int
+    batch: bool  # only the batch script gets it
+
+
 class Difference(NamedTuple):
     """Something that reaches a rank otherwise than from the script."""
 
@@ -40,6 +49,7 @@ class Draft:
     setup: List[str] = field(default_factory=list)
     modules: List[str] = field(default_factory=list)
     options: List[str] = field(default_factory=list)  # of sbatch, that no key has
+    notice: Optional[Notice] = None
     ended_at: int = 0  # the line of an exit that is reached before anything is started
     left_out: List[LeftOut] = field(default_factory=list)
     to_check: List[LeftOut] = field(default_factory=list)  # carried over, but a person should look

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from dataclasses import field
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
@@ -81,6 +82,7 @@ class Launch:
     in_rank: Sequence[str] = ()  # with a launcher: its other options, and what it runs for each rank
     cores: int = 0  # per task, as srun says; 0: it does not
     cpu_bind: List[str] = field(default_factory=list)  # cores of each task, as srun says
+    gpus: Dict[str, str] = field(default_factory=dict)  # srun's own options about the GPUs of a task
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
     workdir: str = ""
     container: bool = False
@@ -169,6 +171,8 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
             _starter(draft, launch, program)
         elif program in _CONTAINERS:
             _container(draft, launch, program)
+        elif re.match(r"#!\S*(?:/|env )(?:ba)?sh\b", _text_of(shell, launch.words[0])):
+            launch.words = ["bash", *launch.words]
         elif program in _SHELLS and len(launch.words) >= 2:
             if not _shell(draft, launch, started):
                 break
@@ -291,7 +295,9 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             _processes(draft, launch, f"{program} -{name} {value}", value)
         elif name == "cpu-bind" and _masks(value):
             launch.cpu_bind = _masks(value)
-        elif name in ("cpu-bind", "map-by", "bind-to", "gpu-bind"):
+        elif name in ("gpus-per-task", "gpu-bind", "ntasks-per-gpu"):
+            launch.gpus[name] = value
+        elif name in ("cpu-bind", "map-by", "bind-to"):
             why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
             draft.drop(launch.line, f"{program} --{name}={value}", why)
         elif name == "":
@@ -442,14 +448,20 @@ def _pair(text: str) -> Tuple[str, str]:
     return name, value
 
 
+def _text_of(shell: Shell, path: str) -> str:
+    """Return the text of a file that the script has written."""
+    texts = {os.path.normpath(name): text for name, text in shell.files.items() if name}
+    return texts.get(os.path.normpath(path), "")
+
+
 def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     """Follow `bash -c 'a; b; train'`, or a script that was written just before. False: it stays as it is."""
     words, shell = launch.words, launch.shell
     place = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-") or runs_text(word)), 0)
     if place and runs_text(words[place]) and len(words) > place + 1:
         text, zero, arguments = words[place + 1], "".join(words[place + 2 : place + 3]), words[place + 3 :]
-    elif place and words[place] in shell.files:
-        text, zero, arguments = shell.files[words[place]], words[place], words[place + 1 :]
+    elif place and _text_of(shell, words[place]):
+        text, zero, arguments = _text_of(shell, words[place]), words[place], words[place + 1 :]
         launch.words = ["bash", "-c", text, words[place], *arguments]
     else:
         return False

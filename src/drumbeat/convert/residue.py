@@ -326,7 +326,8 @@ def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
 def _arguments(event: Event) -> Set[str]:
     """Return which arguments of the script a statement reads: numbers, @, * and #."""
     acts = event.kind in ("shell", "once") and "()" not in event.text
-    return set(_ARGUMENTS.findall(re.sub(r"'[^']*'", "", event.text))) if acts else set()
+    plain = re.sub(r"<<-?\s*(['\"])(\w+)\1[\s\S]*?^\t*\2$", "", event.text, flags=re.M)  # nothing is filled in there
+    return set(_ARGUMENTS.findall(re.sub(r"\\.|'[^']*'", "", plain))) if acts else set()
 
 
 def _module(event: Event) -> bool:
