@@ -28,6 +28,7 @@ from drumbeat.commands.values import (
     TASK,
     Marks,
     Unknown,
+    whole_marks,
     without_marks,
 )
 
@@ -728,7 +729,10 @@ class Shell:
         else:
             base = self.cwd or self.mark("${PWD}", SUBMIT)
             absolute = place.startswith("/") or MARK.match(place)
-            self.cwd = place if absolute else f"{base}/{place}" if place not in (".", "./") else self.cwd
+            if whole_marks(place) in (whole_marks(base), ".", "./"):  # it is there
+                self.events.append(Event("print", node.line, text))
+                return True
+            self.cwd = place if absolute else f"{base}/{place}"
         self.events.append(Event("cd", node.line, text, names_read(text), words=tuple(words)))
         return True
 

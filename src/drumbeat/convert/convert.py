@@ -35,6 +35,7 @@ from drumbeat.convert.launch import (
     starts_training,
     unwrapped,
 )
+from drumbeat.convert.lines import account
 from drumbeat.convert.residue import OF_TASKS, changed, keep
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import job_from_text
@@ -55,6 +56,7 @@ def convert(
         raise Problem(f"more than {MAX_LINES:,} lines", "no batch script has so many: is it the right file?")
     script = read(text)
     draft = Draft(arguments=None if arguments is None else list(arguments))
+    _one_part(draft, script)
     read_directives(draft, script.directives)
     for line, words in foreign_directives(text):
         draft.question(
@@ -95,6 +97,27 @@ def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file
     elif re.search(r"^\s*sbatch\s", text, re.M):
         fix = "it submits other scripts: convert those"
     raise Problem(f"{name}: {what}", fix, exit_code=1)
+
+
+def _one_part(draft: Draft, script: Script) -> None:
+    """Keep the options of one part of a heterogeneous job: the first with GPUs."""
+    lines = script.text.split("\n")
+    ends = [place for place, line in enumerate(lines, 1) if re.match(r"#SBATCH\s+(?:het|pack)job\b", line)]
+    if not ends:
+        return
+    parts = [
+        [each for each in script.directives if first < each.line < last]
+        for first, last in zip([0, *ends], [*ends, len(lines) + 1])
+    ]
+    kept = next((part for part in parts if any("gpu" in f"{each.name}={each.value}" for each in part)), parts[0])
+    why = "a job file has one kind of node: give the other parts of this job a job of their own"
+    for each in script.directives:
+        if each not in kept:
+            draft.question(each.line, each.text, why)
+    for line in ends:
+        draft.drop(line, lines[line - 1], why)
+    draft.differences.append(Difference("parts of the job", str(len(parts)), "1"))
+    script.directives = kept
 
 
 def _unclosed(draft: Draft, script: Script) -> None:
@@ -210,7 +233,8 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     quiet = ("exit", "echo", "printf", "date", "set", "wait", "trap")
     for event in batch.events:
         if event.kind == "print" and not event.text.startswith(quiet):
-            draft.drop(event.line, event.text, "only prints or waits")
+            there = event.text.startswith(("cd", "pushd"))
+            draft.drop(event.line, event.text, "it is there already" if there else "only prints or waits")
     for event in batch.events[chosen.before + 1 :] if chosen.certain else ():
         if event.kind in ("once", "each") or event.kind == "shell" and not event.soft and not event.writes:
             why = "runs after the training, and nothing here does it: let the program do it, or a script that is the command"
@@ -232,6 +256,7 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if batch.arguments is None else ():
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
         draft.to_export.append(LeftOut(launch.line, name, why))
+    account(draft, batch, chosen, launch)
     _compare(draft, launch, ranks, batch.known)
 
 
