@@ -77,7 +77,7 @@ def test_what_drumbeat_works_out_is_left_out_and_the_rest_kept():
     assert made.env == {"NCCL_DEBUG": "INFO", "HF_TOKEN": None}
     assert made.on_start.split("\n") == [
         "set +e  # as in the script", 'cd "${SLURM_SUBMIT_DIR}"', "cd $HOME/code", "source env/bin/activate",
-        "export NCCL_DEBUG=INFO", 'export HF_HOME="${SCRATCH}/hf"', 'export CACHE="${TMPDIR:-/tmp}/c"', "mkdir -p out",
+        'export HF_HOME="${SCRATCH}/hf"', 'export CACHE="${TMPDIR:-/tmp}/c"', "mkdir -p out",
     ]  # fmt: skip
     assert "abcdefgh" not in job_file(convert(text), "x")
     for word in ("MASTER_ADDR", "cpu-bind"):

@@ -5,9 +5,11 @@ import subprocess
 
 import pytest
 
+from drumbeat.commands.launch import find_launcher
 from drumbeat.convert.convert import convert
 from drumbeat.convert.draft import job_file
 from drumbeat.jobfile.job import job_from_text
+from drumbeat.plan.argv import rank_argv
 from tests.convert.test_convert import job, script
 
 TWO_NODES = ("--nodes=2", "--gpus-per-node=4", "--ntasks-per-node=4")
@@ -254,10 +256,43 @@ def test_a_loop_of_trainings_and_what_follows_is_one_command(tmp_path):
     assert there.stdout == brought.stdout and there.stdout.count("an argument") == 2
 
 
-def test_a_loop_of_steps_or_of_launchers_is_asked_about():
-    for start in ("srun python train.py", "torchrun --nproc-per-node 4 train.py"):
-        asked = convert(script(f"for seed in 1 2; do {start} $seed; done", sbatch=("--nodes=1",))).to_check
-        assert any("in a loop" in note.why for note in asked)
+def test_trainings_that_one_command_cannot_hold_are_asked_about_and_differ():
+    draft = convert(script("for seed in 1 2 3; do srun python train.py $seed; done", sbatch=("--nodes=1",)))
+    assert any("in a loop" in note.why for note in draft.to_check)
+    assert [each.script for each in draft.differences] == ["srun python train.py 2", "srun python train.py 3"]
+
+
+def test_a_loop_of_a_launcher_is_one_command():
+    loop = "for fold in 0 1; do torchrun --standalone --nproc-per-node 2 train.py --fold $fold; done"
+    draft = convert(script(loop, sbatch=("--nodes=1", "--gpus-per-node=4")))
+    assert draft.keys["command"] == ["bash", "-c", loop] and draft.keys["ranks-per-node"] == 2
+    assert not draft.to_check and not draft.differences
+    unlike = f"{loop}\ntorchrun --nproc-per-node 4 last.py"
+    draft = convert(script(unlike, sbatch=("--nodes=1", "--gpus-per-node=4")))
+    assert draft.keys["command"] == ["torchrun", "last.py"] and "on-start runs it" in draft.advice[0].why
+
+
+OLD = "python -m torch.distributed.launch"
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (f"{OLD} --use_env --nproc_per_node=4 train.py", f"{OLD} --use-env train.py"),
+        (f"{OLD} --nproc_per_node=4 train.py", f"{OLD} train.py"),
+        ("torchrun --nproc_per_node=4 --start-method=fork -m pkg.train", "torchrun --start-method=fork -m pkg.train"),
+        ("torchrun --local-ranks-filter 0 --tee 3 train.py", "torchrun --local-ranks-filter 0 train.py"),
+        ("deepspeed --num_gpus 4 --no_local_rank --module pkg.train", "deepspeed --no_local_rank --module pkg.train"),
+        ("accelerate launch --num_processes 4 --no_python ./train", "accelerate launch --no-python ./train"),
+        ("composer -n 4 -c ./train.sh", "composer --command-mode ./train.sh"),
+    ],
+)  # fmt: skip
+def test_a_launcher_calls_each_rank_as_before(words, command):
+    text = script(words, sbatch=("--nodes=1", "--gpus-per-node=4"))
+    draft = convert(text)
+    assert " ".join(draft.keys["command"]) == command and not draft.differences
+    called = find_launcher(words.split()), find_launcher(command.split())
+    assert rank_argv(called[0], "python") == rank_argv(called[1], "python")
 
 
 def test_a_line_that_looks_secret_is_asked_about():
@@ -268,3 +303,17 @@ def test_a_line_that_looks_secret_is_asked_about():
 def test_a_program_in_the_script_itself_is_a_training():
     draft = convert(script('python -c "\nfrom lab import train\ntrain()\n"', "echo done"))
     assert draft.keys["command"] == ["python", "-c", "\nfrom lab import train\ntrain()\n"]
+
+
+@pytest.mark.parametrize(
+    "starter",
+    [
+        "srun --exact -n 8 -c8 -lu --exclusive --mpi pmix",
+        "mpirun -np 8 --mca pml ob1 -mca btl ^openib --bind-to none -x A=1 -genv B two -report-bindings",
+        "mpiexec -n 8 -ppn 4 -genvlist A,B -iface hsn0",
+    ],
+)
+def test_the_program_begins_where_the_options_of_its_starter_end(starter):
+    draft = convert(f"#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n{starter} python train.py --x 1\n")
+    assert draft.keys["command"] == ["python", "train.py", "--x", "1"]
+    assert "genv B" not in starter or draft.env == {"A": "1", "B": "two"}

@@ -36,7 +36,7 @@ def run(args: Any) -> int:
         notes = {name: getattr(draft, name) for name in names}
         found = {name: [note._asdict() for note in each] for name, each in notes.items()}
         found["differences"] = [each._asdict() for each in draft.differences]
-        print_json({"job": text, **found, "defaults": draft.defaults}, None)
+        print_json({"job": text, **found, "read": draft.read, "defaults": draft.defaults}, None)
         return 0
     print(text, end="")
     if not sys.stdout.isatty():

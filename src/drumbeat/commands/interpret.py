@@ -28,6 +28,7 @@ from drumbeat.commands.values import (
     TASK,
     Marks,
     Unknown,
+    whole_marks,
     without_marks,
 )
 
@@ -92,6 +93,13 @@ class Started:
     whole: bool = False  # several statements: `bash -c` with their text
 
 
+class Trap(NamedTuple):
+    line: int
+    text: str
+    body: str
+    signals: Tuple[str, ...]  # without SIG: USR1, EXIT
+
+
 class _Exit(Exception):
     pass
 
@@ -106,6 +114,7 @@ class Shell:
     prints: FrozenSet[str] = frozenset()  # programs that only print or wait
     state: FrozenSet[str] = frozenset()  # programs that change the shell, but no variable
     asks: FrozenSet[str] = frozenset(("[", "[[", "test"))  # programs whose exit code is an answer
+    acts = re.compile(r"\Z.")  # what a program that else only prints does beside
     environments = re.compile(r"\Z.")  # commands that bring an environment, and leave the script's own variables alone
 
     def __init__(
@@ -129,12 +138,14 @@ class Shell:
         self.files: Dict[str, str] = {}  # what the script writes into files: path -> text
         self.events: List[Event] = []
         self.started: List[Started] = []
+        self.traps: List[Trap] = []
         self.defaults: Dict[str, str] = {}  # variables that the script takes from outside, and its default for each
         self.unread: List[Tuple[int, str, Tuple[str, ...]]] = []  # sourced, not to be read here, and what it may change
         self.cwd = ""
         self.zero = ""  # $0, where it is known
         self.foreign = False  # something was sourced that may set any variable
         self.exports_all = False
+        self.inlines = False  # loops and functions leave the events of their bodies, decided or not
         self.options: List[Tuple[int, str, bool]] = []  # of `set`: from which event on each holds, or no longer
         self.certain = True
         self.statement: Optional[Statement] = None
@@ -380,6 +391,7 @@ class Shell:
             & (self.state | {"cd", "source", ".", "export", "module", "ml", "conda", "exit", "eval", "trap", "exec"})
         )
         quiet = names <= self.prints and "once" not in kinds and not writes and not any(map(_into_file, inside))
+        quiet = quiet and not self.acts.search(text)
         kind = "print" if quiet else "shell" if state and node.kind not in ("subshell", "pipeline") else "once"
         self.events.append(Event(kind, node.line, text, self._reads(text), writes))
         for name in writes:
@@ -546,6 +558,12 @@ class Shell:
 
     def _inline(self, node: Node, body: Callable[[Shell], None]) -> Optional[bool]:
         """Run a loop or a function here if its text decides all that it does; else keep it as it stands."""
+        if self.inlines:
+            try:
+                body(self)
+            except _Return:
+                pass
+            return None
         trial = self._apart()
         trial.started = []
         try:
@@ -644,7 +662,7 @@ class Shell:
         elif name in self.state:
             self.events.append(Event("shell", node.line, text, reads, words=tuple(words), soft=True))
         else:
-            quiet = (name in self.prints and not _into_file(node)) or node.background and name in self.prints
+            quiet = name in self.prints and not self.acts.match(text) and (node.background or not _into_file(node))
             written = self._written(node, words)
             self.events.append(Event("print" if quiet else "once", node.line, written, reads, words=tuple(words)))
         return None if name not in ("echo", "printf", "mkdir", "export") else True
@@ -711,7 +729,10 @@ class Shell:
         else:
             base = self.cwd or self.mark("${PWD}", SUBMIT)
             absolute = place.startswith("/") or MARK.match(place)
-            self.cwd = place if absolute else f"{base}/{place}" if place not in (".", "./") else self.cwd
+            if whole_marks(place) in (whole_marks(base), ".", "./"):  # it is there
+                self.events.append(Event("print", node.line, text))
+                return True
+            self.cwd = place if absolute else f"{base}/{place}"
         self.events.append(Event("cd", node.line, text, names_read(text), words=tuple(words)))
         return True
 
@@ -790,7 +811,21 @@ class Shell:
 
     def _trap(self, words: List[str], node: Node, text: str) -> Optional[bool]:
         self.events.append(Event("print", node.line, text))
+        rest = [word for word in words[1:] if word not in ("--", "-p", "-l")]
+        if len(rest) > 1 and rest[0] not in ("", "-"):
+            signals = tuple(re.sub("^SIG", "", _NUMBERS.get(each, each.upper())) for each in rest[1:])
+            self.traps.append(Trap(node.line, text, self.marks.shown(rest[0]), signals))
         return True
+
+    def effects(self, text: str, line: int) -> List[Event]:
+        """Return what a text, such as the body of a trap, would do at the end of the script."""
+        inner = self._apart(certain=False)
+        inner.started, inner.text, inner.inlines = [], text, True
+        try:
+            inner._body(parse(text, line))
+        except (_Exit, _Return):
+            pass
+        return inner.events[len(self.events) :]
 
     def _without_outside(self, text: str) -> str:
         """Return '' for a variable of the submitting shell that is taken to be unset."""
@@ -833,6 +868,7 @@ def commands_of(text: str, environ: Mapping[str, str], arguments: Optional[Seque
     return [[shell.marks.shown(word) for word in each.words] for each in shell.started]
 
 
+_NUMBERS = {"0": "EXIT", "1": "HUP", "2": "INT", "3": "QUIT", "10": "USR1", "12": "USR2", "15": "TERM"}  # of signals
 _CALLED = frozenset("cilrs")  # how a shell was called: `set` does not take them
 _SHORT = {
     "errexit": "e", "nounset": "u", "allexport": "a", "noglob": "f", "noclobber": "C", "xtrace": "x", "verbose": "v",

@@ -150,10 +150,18 @@ def skip_options(wrapper: Wrapper, command: Sequence[str], index: int, assignmen
         if assignments and _ASSIGNMENT.match(word):
             index += 1
         elif word.startswith("-") and len(word) > 1:
-            index += 1 + (0 if "=" in word else wrapper.values.get(word, wrapper.every))
+            index += 1 + following(wrapper, word)
         else:
             break
     return index
+
+
+def following(wrapper: Wrapper, word: str) -> int:
+    """Return how many words after this option are its value; one that is glued to its letter (-N2) has it already."""
+    if "=" in word:
+        return 0
+    alone = not word.startswith("--") and len(word) > 2
+    return wrapper.values.get(word.replace("_", "-"), 0 if alone else wrapper.every)
 
 
 def _module_flag(name: str, wrapper: Wrapper, command: Sequence[str], index: int) -> int:
@@ -221,6 +229,14 @@ class Found:
         return next(
             (value for flag in flags for value in (self.flags.get(flag) or self.config.get(flag),) if value), ""
         )
+
+    @property
+    def called(self) -> Tuple[str, ...]:
+        """Return the script as the launcher's own command line has it, after the options that say how it is called."""
+        options = _OPTIONS[self.kind]
+        module = self.flags.keys() & {"--module", "--module-mode"}
+        shape = sorted(options.shape & self.flags.keys() - module)
+        return (*shape, *(("--module", *self.script[1:]) if module and "-m" not in options.aliases else self.script))
 
     @property
     def nodes(self) -> Optional[int]:
@@ -364,18 +380,24 @@ _MPI = Wrapper(
         **values(
             "-n -np --np -c -N --npernode -npernode -H --host -host --hostfile -hostfile -machinefile --machinefile -f -x "
             "--map-by -map-by --bind-to -bind-to --rank-by -wdir --wdir -wd -prefix --prefix -ppn -perhost -hosts "
-            "--output-filename --timeout --cpu-bind --display --tune --app -app --path --report-uri --depth -d"
+            "--output-filename --timeout --cpu-bind --display --tune --app -app --path --report-uri --depth -d "
+            "--default-hostfile -default-hostfile --rankfile -rf --cpu-set --cpu-list --stdin --output -iface -launcher "
+            "-bootstrap -genvlist -envlist -configfile -am --am"
         ),
         **values("-mca --mca -gmca --gmca -genv --genv -env --pmca --prtemca", 2),
     }
 )
 _SRUN = Wrapper(
     values(
-        "-A --account -c --cpus-per-task -C --constraint -d --dependency -D --chdir -e --error -G --gpus -i --input "
-        "-J --job-name -m --distribution -n --ntasks -N --nodes -o --output -p --partition -q --qos -t --time "
-        "-w --nodelist -x --exclude --gres --ntasks-per-node --gpus-per-node --gpus-per-task --cpu-bind --gpu-bind "
-        "--mem --mem-per-cpu --mem-bind --mpi --export --container-image --container-mounts --network --jobid"
-    )
+        "--bcast --compress --container-entrypoint --container-mount-home --container-readonly --container-remap-root "
+        "--container-writable --contiguous --disable-status -X --exact --exclusive --external-launcher -H --hold -h --help "
+        "-I --immediate --interactive -K --kill-on-bad-exit -k --no-kill -l --label --multi-prog --nice "
+        "--no-container-entrypoint --no-container-mount-home --no-container-remap-root -Z --no-allocate -O --overcommit "
+        "--overlap -s --oversubscribe -E --preserve-env --propagate --pty -Q --quiet --quit-on-interrupt --reboot "
+        "--resv-ports --send-libs --spread-job --stepmgr --test-only -u --unbuffered --use-min-nodes -v --verbose",
+        0,
+    ),
+    every=1,
 )
 _HOROVOD = Wrapper(
     values(

@@ -105,14 +105,14 @@ TORCHRUN_VALUED = names(
 TORCHRUN_BARE = names("-h help standalone -m module no-python run-path virtual-local-rank use-env")
 TORCHRUN_REPLACED = names(
     "nnodes nproc-per-node node-rank master-addr master-port rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone "
-    "local-addr max-restarts log-dir redirects tee logs-specs use-env"
+    "local-addr max-restarts log-dir redirects tee logs-specs"
 )
 
 TORCHRUN = Options(
     valued=TORCHRUN_VALUED,
     bare=TORCHRUN_BARE,
     replaced=TORCHRUN_REPLACED,
-    shape=names("module no-python run-path"),
+    shape=names("module no-python run-path use-env"),
     aliases={"-m": "--module", "-r": "--redirects", "-t": "--tee", "-h": "--help"},
 )
 

@@ -56,7 +56,10 @@ class Node:
             named = [word.text for word in node.words]
             declared = node.words[1:] if named[:1] and named[0] in _DECLARING else ()
             found |= {
-                match[1] for word in (*node.assigned, *declared) for match in [_ASSIGNMENT.match(word.raw)] if match
+                match[1]
+                for word in (*(node.assigned if not node.words else ()), *declared)  # NAME=x COMMAND is of the command
+                for match in [_ASSIGNMENT.match(word.raw)]
+                if match
             }
             if named[:1] and named[0] in _READING:
                 found |= {name for name in named[1:] if re.fullmatch(r"[A-Za-z_]\w*", name)}

@@ -6,11 +6,13 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from drumbeat.commands.interpret import Shell, Variable
+from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.values import MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, Launch
 from drumbeat.jobfile.job import Job
+from drumbeat.plan.argv import rank_argv
 
 _DOLLAR = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))")
 _UNSET = "not set"
@@ -27,7 +29,7 @@ class Reached(NamedTuple):
 def from_script(launch: Launch) -> Reached:
     shell = launch.shell
     given = {name: str(each.value) for name, each in _exported(shell.variables).items() if each.event >= 0}
-    return Reached(launch.words, given, launch.workdir or shell.cwd)
+    return Reached(list(launch.in_rank) or launch.words, given, launch.workdir or shell.cwd)
 
 
 def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -> Reached:
@@ -55,6 +57,8 @@ def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -
         inner.run(re.sub(rf'eval "\${AS_TEXT}\w+"; ', "", words[2]))  # they are there
         if inner.started:
             words, variables = inner.started[-1].words, inner.started[-1].variables
+    found = find_launcher(words) if launch.in_rank else None
+    words = [*found.kept, *rank_argv(found, "python")] if found else words
     return Reached(words, {name: str(each.value) for name, each in _exported(variables).items()}, shell.cwd)
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
 from drumbeat.commands.interpret import Shell, Started, options_at
-from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import absolute, differences, from_job, from_script
-from drumbeat.convert.directives import exported, read_directives, slurm_variables, tasks_per_node
+from drumbeat.convert.directives import (
+    exported,
+    read_directives,
+    shown_gpus,
+    slurm_variables,
+    stop_with,
+    tasks_per_node,
+)
 from drumbeat.convert.draft import Difference, Draft, LeftOut, job_file
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
@@ -22,11 +29,13 @@ from drumbeat.convert.launch import (
     STARTERS,
     Launch,
     peel,
+    ranks_of_launchers,
     redirected,
     starts_something,
     starts_training,
     unwrapped,
 )
+from drumbeat.convert.lines import account
 from drumbeat.convert.residue import OF_TASKS, changed, keep
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.job import job_from_text
@@ -47,6 +56,7 @@ def convert(
         raise Problem(f"more than {MAX_LINES:,} lines", "no batch script has so many: is it the right file?")
     script = read(text)
     draft = Draft(arguments=None if arguments is None else list(arguments))
+    _one_part(draft, script)
     read_directives(draft, script.directives)
     for line, words in foreign_directives(text):
         draft.question(
@@ -89,6 +99,27 @@ def draft_of(text: str, name: str, arguments: Optional[Sequence[str]], read_file
     raise Problem(f"{name}: {what}", fix, exit_code=1)
 
 
+def _one_part(draft: Draft, script: Script) -> None:
+    """Keep the options of one part of a heterogeneous job: the first with GPUs."""
+    lines = script.text.split("\n")
+    ends = [place for place, line in enumerate(lines, 1) if re.match(r"#SBATCH\s+(?:het|pack)job\b", line)]
+    if not ends:
+        return
+    parts = [
+        [each for each in script.directives if first < each.line < last]
+        for first, last in zip([0, *ends], [*ends, len(lines) + 1])
+    ]
+    kept = next((part for part in parts if any("gpu" in f"{each.name}={each.value}" for each in part)), parts[0])
+    why = "a job file has one kind of node: give the other parts of this job a job of their own"
+    for each in script.directives:
+        if each not in kept:
+            draft.question(each.line, each.text, why)
+    for line in ends:
+        draft.drop(line, lines[line - 1], why)
+    draft.differences.append(Difference("parts of the job", str(len(parts)), "1"))
+    script.directives = kept
+
+
 def _unclosed(draft: Draft, script: Script) -> None:
     """Ask about a quote that is never closed: it makes the rest of the script one word."""
     fault = next((each for each in script.faults if each.kind == "quote"), None)
@@ -118,7 +149,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     for other in batch.started:
         if other.before < chosen.before + (not other.certain) and chosen.certain and not other.background:
             _run_before(other, batch)
-            if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS:
+            if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS or ranks_of_launchers([other], 1):
                 why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
                 draft.question(other.line, other.text, why, advice=True)
         elif (other.line, list(map(draft.marks.resolved, other.words))) not in seen:
@@ -126,6 +157,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
             again = other.line == chosen.line and other.text == chosen.text  # another round of a loop
             words = " ".join(other.words) if again else other.text
             draft.question(other.line, words, "a job file starts one command; give this one a job of its own")
+            draft.differences.append(Difference(f"line {other.line}", draft.marks.shown(words), "not started"))
     return chosen
 
 
@@ -146,8 +178,10 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     text = batch.text[first.start :].rstrip("\n")
     if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0|\bray\s+start\b", text):
         return None
-    if any(each.background and each.before < first.events for each in batch.started) or _launchers(batch.started):
+    if any(each.background and each.before < first.events for each in batch.started):
         return None
+    if len(set(ranks_of_launchers(batch.started, 1))) > 1:
+        return None  # the job file says how many ranks its launchers start
     for other in batch.started:
         if other.before < first.events:
             _run_before(other, batch)
@@ -165,14 +199,6 @@ def _is_event(started: Started, batch: Shell) -> bool:
 def _run_before(started: Started, batch: Shell) -> None:
     if _is_event(started, batch):
         batch.events[started.before].kind = "once"
-
-
-def _launchers(started: Sequence[Started]) -> bool:
-    """Return true if one of the commands starts ranks of its own, whose number the job file has to say."""
-    try:
-        return any(find_launcher(unwrapped(each.words)) for each in started)
-    except Problem:
-        return True
 
 
 def _program(started: Started) -> str:
@@ -203,9 +229,12 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     if chosen.piped:
         why = "every rank's output is kept in the run folder, and the exit code is the training's"
         draft.drop(chosen.line, f"| {chosen.piped}", why)
+    _traps(draft, batch)
+    quiet = ("exit", "echo", "printf", "date", "set", "wait", "trap")
     for event in batch.events:
-        if event.kind == "print" and not event.text.startswith(("exit", "echo", "printf", "date", "set", "wait")):
-            draft.drop(event.line, event.text, "only prints or waits")
+        if event.kind == "print" and not event.text.startswith(quiet):
+            there = event.text.startswith(("cd", "pushd"))
+            draft.drop(event.line, event.text, "it is there already" if there else "only prints or waits")
     for event in batch.events[chosen.before + 1 :] if chosen.certain else ():
         if event.kind in ("once", "each") or event.kind == "shell" and not event.soft and not event.writes:
             why = "runs after the training, and nothing here does it: let the program do it, or a script that is the command"
@@ -216,8 +245,9 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
         draft.drop(chosen.line, chosen.text, "nothing is left of it to start")
         return
     _ask_for_arguments(draft, launch)
-    tasks = tasks_per_node(script.directives)
+    tasks = tasks_per_node(script.directives, draft.keys.get("gpus"))
     ranks = _ranks(draft, launch, tasks)
+    _visibility(draft, launch, {**{each.name: each.value for each in script.directives}, **launch.gpus}, ranks)
     keep(draft, launch, _command(draft, launch) | launch.in_binds)
     for kept in [*draft.on_start, *draft.setup]:
         if redact(kept) != kept:
@@ -226,7 +256,42 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
     for name in sorted(set(re.findall(r"\$\{?(ARG_\d+)", job_file(draft, "")))) if batch.arguments is None else ():
         why = "an argument of the script: export it when you submit, or give it to convert after the script's name"
         draft.to_export.append(LeftOut(launch.line, name, why))
+    account(draft, batch, chosen, launch)
     _compare(draft, launch, ranks, batch.known)
+
+
+_FORWARDS = re.compile(
+    r"(?:pkill|kill|scancel)\b(?!.*(?:\s-b\b|--batch|\s-0\b))"
+    r"(?:.*?(?:\s-s\s+|\s--signal[= ]|\s-)(?:SIG)?(?P<name>[A-Z]+\d?|\d+)(?=\s|$))?"
+)
+_COMES_BACK = (
+    "the script queues itself again: here a job comes back when a rank that has saved ends with 75 (stop-signal, requeues), "
+    "so let the program do that"
+)
+
+
+def _traps(draft: Draft, batch: Shell) -> None:
+    """Read what the script does on a signal: what it forwards to the ranks is `stop-signal`; all else is asked about."""
+    handled = False
+    for trap in dict.fromkeys(batch.traps):
+        told = draft.notice is not None and draft.notice.batch and draft.notice.signal in trap.signals
+        acts = [each for each in batch.effects(trap.body, trap.line) if each.kind in ("once", "shell", "cd", "started")]
+        if told and not handled:
+            found = next((match for match in (_FORWARDS.match(each.text) for each in acts) if match), None)
+            handled = found is not None
+            if found:
+                number = found["name"] or "TERM"
+                stop_with(draft, signal.Signals(int(number)).name[3:] if number.isdigit() else number)
+        for each in acts:
+            if re.search(r"\bscontrol\s.*requeue|\bsbatch\b", each.text):
+                draft.question(each.line, each.text, _COMES_BACK)
+            elif not _FORWARDS.match(each.text):
+                draft.question(each.line, each.text, f"done on {', '.join(trap.signals)}, and nothing here does it")
+        why = "what it does is in stop-signal, or asked about" if acts else "only prints or waits"
+        draft.drop(trap.line, trap.text, why)
+    if draft.notice and draft.notice.batch and not handled:
+        given = f"{draft.notice.signal} for the batch script, nothing for the ranks"
+        draft.differences.append(Difference("before the time limit", given, draft.keys.get("stop-signal", "TERM")))
 
 
 def _check_sourced(draft: Draft, launch: Launch, line: int, words: str, used: Set[str]) -> None:
@@ -362,6 +427,40 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     return count
 
 
+def _visibility(draft: Draft, launch: Launch, given: Mapping[str, str], ranks: Optional[int]) -> None:
+    """Write what each rank sees of its node's GPUs, if Slurm or the script shows every task only its own."""
+    count, gpus = launch.size.get("ntasks", 0) // draft.keys.get("nodes", 1) or ranks or 1, draft.keys.get("gpus", 0)
+    if "gpus-per-task" in launch.gpus and given["gpus-per-task"].isdigit():
+        gpus = int(given["gpus-per-task"]) * count
+        draft.set("gpus", gpus, launch.line)
+        draft.keys.pop("ranks-per-node" if count == gpus else "", None)
+    own = _own_variable(draft, launch, gpus)
+    text, seen, sharing = shown_gpus(given) if not launch.alone and not own else ("", 1, 1)
+    if launch.launcher or count < 2 or not (own or text):
+        return
+    draft.set("visibility", "own", launch.line)
+    for key, number in (("gpus-per-rank", seen), ("ranks-per-gpu", sharing)):
+        if number > 1:
+            draft.set(key, number, launch.line)
+    if not seen:
+        draft.question(launch.line, text, "here each rank sees one GPU, its own: visibility: all shows it all of them")
+        draft.differences.append(Difference("GPUs that a rank sees", text, "its own"))
+
+
+def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
+    """Return true if the script itself shows every task one GPU, by its local rank; ask about other choices."""
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        variable = launch.shell.variables.get(name)
+        value = str(variable.value) if variable and variable.exported and variable.event >= 0 else ""
+        if draft.marks.resolved(value) in ("${SLURM_LOCALID}", "${LOCAL_RANK}"):
+            return True
+        if value and not (re.fullmatch(r"\d+(,\d+)*", value) and value.count(",") + 1 == gpus):
+            why = "drumbeat gives the ranks all GPUs of the job, from the first on: gpus: N asks for fewer"
+            draft.question(launch.line, f"{name}={value}", why)
+            draft.differences.append(Difference("GPUs that a rank sees", draft.marks.shown(value), f"all {gpus}"))
+    return False
+
+
 def _cores(draft: Draft, launch: Launch, tasks: int) -> None:
     """Write the cores that srun gives each task, and where it binds them."""
     if launch.cores and "cpus" not in draft.keys:
@@ -398,7 +497,7 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[
     except Problem:
         return  # said when the file is written
     there = from_script(launch)
-    draft.differences = differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
+    draft.differences += differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
     if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
     cores, tasks = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0), 1 if launch.launcher else ranks or 1

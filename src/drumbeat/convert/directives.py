@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, Optional, Sequence
+import signal
+from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.commands.script import Directive
-from drumbeat.convert.draft import Draft
+from drumbeat.convert.draft import Difference, Draft, Notice
 from drumbeat.jobfile.fields import parse_duration
 
 _SAME = {
@@ -17,19 +18,21 @@ _DROPPED = {
     "output": "drumbeat keeps every rank's output in the run folder, and Slurm's own beside it",
     "error": "drumbeat keeps every rank's output in the run folder, and Slurm's own beside it",
     "open-mode": "logs of a requeued job are kept apart by attempt",
-    "signal": "drumbeat asks the ranks to save before the time limit (stop-signal, stop-grace)",
     "requeue": "drumbeat decides what is requeued (requeues)",
     "mail-type": "mail is sent when the job ends or fails",
     "ntasks": "drumbeat starts one agent per node",
     "ntasks-per-node": "drumbeat starts one agent per node",
     "tasks-per-node": "drumbeat starts one agent per node",
     "cpu-bind": "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)",
-    "gpu-bind": "worked out on each node; every rank sees the GPUs that the plan gives it",
+    "gpu-bind": "which GPU a rank has is worked out on each node (visibility: own hides the others)",
+    "ntasks-per-gpu": "drumbeat starts one agent per node",
     "distribution": "drumbeat numbers the ranks itself",
     "overcommit": "cores are bound by the plan",
     "parsable": "only changes what sbatch prints",
     "quiet": "only changes what sbatch prints",
 }
+STOP_SIGNALS = ("TERM", "INT", "USR1", "USR2")
+_NUMBERS = {int(each) for each in signal.Signals}
 _FULL = {"err": "error", "out": "output", "part": "partition", "job": "job-name"}  # sbatch takes the start of a name
 _MEMORY_PER = {"mem-per-gpu": "gpus", "mem-per-cpu": "cpus"}
 
@@ -39,14 +42,18 @@ def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
     for each in sorted(given.values(), key=lambda each: each.name != "nodes"):  # --gpus is of all nodes
         _one(draft, each)
     if "gpus-per-task" in given:
-        _gpus_per_task(draft, given["gpus-per-task"], tasks_per_node(directives) or 1)
-    _cores(draft, given.get("cpus-per-task"), tasks_per_node(directives))
+        _gpus_each(draft, given["gpus-per-task"], tasks_per_node(directives) or 1)
+    if "gpus-per-socket" in given:
+        sockets = given["sockets-per-node"].value if "sockets-per-node" in given else ""
+        _gpus_each(draft, given["gpus-per-socket"], int(sockets) if sockets.isdigit() else 0)
+    _cores(draft, given.get("cpus-per-task"), tasks_per_node(directives, draft.keys.get("gpus")))
     for name, key in _MEMORY_PER.items():
         if name in given:
             _memory(draft, given[name], draft.keys.get(key, 0))
 
 
-def tasks_per_node(directives: Sequence[Directive]) -> Optional[int]:
+def tasks_per_node(directives: Sequence[Directive], gpus: Optional[int] = None) -> Optional[int]:
+    """Return the tasks that Slurm starts per node; `gpus` is its number of GPUs, if that is known."""
     given = {each.name: each.value for each in directives}
     for name in ("ntasks-per-node", "tasks-per-node"):
         if given.get(name, "").isdigit():
@@ -54,7 +61,7 @@ def tasks_per_node(directives: Sequence[Directive]) -> Optional[int]:
     total, nodes = given.get("ntasks", ""), given.get("nodes", "1")
     if total.isdigit() and nodes.isdigit() and int(nodes) and int(total) % int(nodes) == 0:
         return int(total) // int(nodes)
-    return None
+    return gpus * int(given["ntasks-per-gpu"]) if gpus and given.get("ntasks-per-gpu", "").isdigit() else None
 
 
 def _one(draft: Draft, each: Directive) -> None:
@@ -84,14 +91,41 @@ def _one(draft: Draft, each: Directive) -> None:
         draft.set(_SAME[name], value, each.line)
     elif name == "exclusive":
         draft.set("exclusive", True, each.line)
+    elif name == "signal":
+        _notice(draft, each)
     elif name == "no-requeue":
         draft.set("requeues", 0, each.line)
     elif name == "export":
         _export(draft, each)
     elif name in _DROPPED:
         draft.drop(each.line, each.text, _DROPPED[name])
-    elif name not in ("cpus-per-task", "gpus-per-task", *_MEMORY_PER):
+    elif name not in ("cpus-per-task", "gpus-per-task", "gpus-per-socket", *_MEMORY_PER):
         draft.options.append(f"--{name}={value}" if value else f"--{name}")
+
+
+def _notice(draft: Draft, each: Directive) -> None:
+    """Read the signal before the time limit; `stop-signal` is for the ranks, so not one that only the batch script gets."""
+    found = re.fullmatch(r"(?:([RB]+):)?(?:SIG)?(\w+)(?:@(\d+))?", each.value)
+    if not found:
+        draft.question(each.line, each.text, "not a signal that is understood: write stop-signal and stop-grace")
+        return
+    name = (
+        signal.Signals(int(found[2])).name[3:] if found[2].isdigit() and int(found[2]) in _NUMBERS else found[2].upper()
+    )
+    draft.notice = Notice(each.line, name, int(found[3] or 60), "B" in (found[1] or ""))
+    draft.set("stop-grace", f"{draft.notice.seconds}s", each.line)
+    if not draft.notice.batch:
+        stop_with(draft, name)
+
+
+def stop_with(draft: Draft, name: str) -> None:
+    """Let the ranks get this signal when they shall save and end."""
+    assert draft.notice
+    if name in STOP_SIGNALS:
+        draft.set("stop-signal", name, draft.notice.line)
+    else:
+        draft.question(draft.notice.line, f"SIG{name}", f"stop-signal is one of {', '.join(STOP_SIGNALS)}")
+        draft.differences.append(Difference("before the time limit", name, "TERM"))
 
 
 def _export(draft: Draft, each: Directive) -> None:
@@ -153,13 +187,35 @@ def _gpus(draft: Draft, each: Directive) -> None:
         draft.options.append(f"--gpus-per-node={kind}:{count // nodes}")
 
 
-def _gpus_per_task(draft: Draft, each: Directive, tasks: int) -> None:
+def _gpus_each(draft: Draft, each: Directive, count: int) -> None:
+    """Set the GPUs of a node, which has `count` of what the option counts; 0: nobody says how many."""
     found = re.fullmatch(r"(?:([A-Za-z][\w.-]*):)?(\d+)", each.value)
-    if found:
-        draft.set("gpus", int(found[2]) * tasks, each.line)
+    if found and count:
+        draft.set("gpus", int(found[2]) * count, each.line)
         draft.options += [f"--gpus-per-node={found[1]}:{draft.keys['gpus']}"] if found[1] else []
     else:
         draft.drop(each.line, each.text, "the number of GPUs is not a plain number: write gpus: N (per node)")
+
+
+def shown_gpus(given: Mapping[str, str]) -> Tuple[str, int, int]:
+    """Return the option by which Slurm shows a task only some GPUs ('' if none does), how many it shows (0: the node decides),
+    and how many tasks share one."""
+    kind, _, value = given.get("gpu-bind", "").replace("verbose,", "", 1).partition(":")
+    if kind == "none":
+        return "", 1, 1
+    text = f"--gpu-bind={kind}:{value}".rstrip(":")
+    if kind in ("single", "per_task") and value.isdigit():
+        return text, int(value) if kind == "per_task" else 1, int(value) if kind == "single" else 1
+    if kind in ("map_gpu", "mask_gpu"):
+        each = value.split(",")
+        seen = {bin(int(mask, 16)).count("1") if kind == "mask_gpu" else 1 for mask in each}
+        return text, seen.pop() if len(seen) == 1 and len(set(each)) == len(each) else 0, 1
+    if kind:
+        return text, 0, 1
+    if given.get("ntasks-per-gpu", "").isdigit():
+        return f"--ntasks-per-gpu={given['ntasks-per-gpu']}", 1, int(given["ntasks-per-gpu"])
+    number = re.search(r"(\d+)$", given.get("gpus-per-task", ""))
+    return (f"--gpus-per-task={given['gpus-per-task']}", int(number[1]), 1) if number else ("", 1, 1)
 
 
 def _memory(draft: Draft, each: Directive, count: int) -> None:
@@ -183,7 +239,8 @@ def slurm_variables(draft: Draft, directives: Sequence[Directive]) -> Dict[str, 
     """Return what Slurm's variables hold in the batch script, as far as its options decide it; '' where it sets none."""
     given = {each.name: each.value for each in directives}
     nodes = str(draft.keys["nodes"]) if "nodes" in draft.keys else "" if "nodes" in given else "1"
-    tasks, gpus = tasks_per_node(directives), draft.keys.get("gpus")
+    gpus = draft.keys.get("gpus")
+    tasks = tasks_per_node(directives, gpus)
     total = given.get("ntasks", "") or (str(tasks * int(nodes)) if tasks and nodes else "")
     found = {
         "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": total, "SLURM_NPROCS": total,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 import yaml
 
@@ -18,6 +18,15 @@ class LeftOut(NamedTuple):
     line: int
     text: str
     why: str
+
+
+class Notice(NamedTuple):
+    """What `--signal` asks for before the time limit."""
+
+    line: int
+    signal: str
+    seconds: int
+    batch: bool  # only the batch script gets it
 
 
 class Difference(NamedTuple):
@@ -40,12 +49,17 @@ class Draft:
     setup: List[str] = field(default_factory=list)
     modules: List[str] = field(default_factory=list)
     options: List[str] = field(default_factory=list)  # of sbatch, that no key has
+    notice: Optional[Notice] = None
     ended_at: int = 0  # the line of an exit that is reached before anything is started
     left_out: List[LeftOut] = field(default_factory=list)
     to_check: List[LeftOut] = field(default_factory=list)  # carried over, but a person should look
     to_export: List[LeftOut] = field(default_factory=list)  # `submit` refuses without them, and names them
     advice: List[LeftOut] = field(default_factory=list)  # true of the script as well: nothing changes
     differences: List[Difference] = field(default_factory=list)
+    carried: Set[int] = field(
+        default_factory=set
+    )  # lines whose statements are in `on-start`, `setup`, `modules` or `env`
+    read: Dict[str, List[int]] = field(default_factory=dict)  # why they are not copied -> lines
     defaults: Dict[str, str] = field(default_factory=dict)  # variables from outside, taken to be unset
 
     def set(self, key: str, value: Any, line: int) -> None:
@@ -53,17 +67,21 @@ class Draft:
         self.lines[key] = line
 
     def drop(self, line: int, text: str, why: str) -> None:
-        text = " ".join(shown(self.marks.shown(text)).split())
+        text = " ".join(shown(self._as_written(text)).split())
         note = LeftOut(line, redact(text if len(text) <= 160 else text[:157] + "..."), why)
         if note not in self.left_out:
             self.left_out.append(note)
 
     def question(self, line: int, text: str, why: str, advice: bool = False) -> None:
         notes = self.advice if advice else self.to_check
-        text = " ".join(shown(self.marks.shown(text)).split())[:100]
+        text = " ".join(shown(self._as_written(text)).split())[:100]
         note = LeftOut(line, redact(text), " ".join(shown(self.marks.shown(why)).split()))
         if note not in notes:
             notes.append(note)
+
+    def _as_written(self, text: str) -> str:
+        """Return the text with what the script has where the job has a variable of its own."""
+        return self.marks.shown(text, lambda each: each.made if each.text.startswith("${VALUE_") else each.text)
 
     def in_job_file(self, value: Any) -> Any:
         """Write a value for a job file, which expands `$NAME` and reads `$$` as a plain `$`."""
@@ -119,6 +137,9 @@ def job_file(draft: Draft, source: str) -> str:
             for why in dict.fromkeys(note.why for note in notes):
                 lines.append(f"#   {why}:")
                 lines += [f"#     line {note.line}: {note.text}" for note in sorted(notes) if note.why == why]
+    if draft.read:
+        lines += ["", "# Read, and not copied:"]
+        lines += [f"#   {why}: {_lines(numbers)}" for why, numbers in draft.read.items()]
     if draft.differences:
         lines += ["", "# What reaches a rank otherwise than from the script:"]
         for each in draft.differences:
@@ -128,6 +149,17 @@ def job_file(draft: Draft, source: str) -> str:
         taken = ", ".join(f"{name}={_one_line(value)}" if value else name for name, value in draft.defaults.items())
         lines += ["", f"# Taken to be unset where the script is submitted, so that its defaults hold: {taken}"]
     return "\n".join(lines) + "\n"
+
+
+def _lines(numbers: List[int]) -> str:
+    """Return `lines 3, 5-8`."""
+    found: List[List[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return f"line{'s' if len(set(numbers)) > 1 else ''} " + ", ".join("-".join(map(str, each)) for each in found)
 
 
 def _one_line(text: str) -> str:

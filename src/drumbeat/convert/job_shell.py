@@ -65,6 +65,9 @@ _READS_A_PROGRAM = re.compile(r"(?:\S*/)?(?:python[\d.]*|(?:ba)?sh)")
 
 class JobShell(Shell):
     prints, state, asks, environments = _PRINTS, _STATE, _ASKING, _ENVIRONMENTS
+    acts = re.compile(
+        r"\bscontrol\s+(?:-\S+\s+)*(?:requeue\w*|update|hold|release|suspend|resume|write|cancel_reboot)\b"
+    )
 
     def outside(self, name: str) -> str:
         if name == "SLURM_SUBMIT_DIR":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from dataclasses import field
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
@@ -10,7 +11,7 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 from drumbeat.base.regex import regex
 from drumbeat.commands.interpret import Event, Shell, Started, Variable
-from drumbeat.commands.launch import find_launcher, runs_text
+from drumbeat.commands.launch import OUTSIDE, Found, Wrapper, find_launcher, following, runs_text, values
 from drumbeat.commands.launch import peel as off
 from drumbeat.commands.values import (
     HEAD,
@@ -24,6 +25,7 @@ from drumbeat.commands.values import (
 )
 from drumbeat.convert.draft import Draft
 from drumbeat.convert.job_shell import JobShell
+from drumbeat.plan.argv import rank_argv
 
 # Variables that drumbeat works out on each node.
 OURS = {
@@ -44,16 +46,20 @@ _NAMES_LAUNCHER = regex(
 _LABELS = ("--role", "--tee", "-t")
 _SHELLS = ("bash", "sh")
 _SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
-# Options that stand alone; every other option takes the next word if it has no '='.
-_BARE = {
-    "srun": "overlap exclusive label l unbuffered u K kill-on-bad-exit no-kill k pty O overcommit s oversubscribe verbose v "
-    "quiet Q multi-prog contiguous spread-job use-min-nodes container-mount-home container-writable container-readonly "
-    "container-remap-root container-entrypoint Z vv lu ul",
-    "mpirun": "oversubscribe tag-output report-bindings allow-run-as-root display-map verbose v q bycore bynode",
-    "apptainer": "nv rocm cleanenv e contain c containall C no-home writable-tmpfs userns u fakeroot f no-mount compat",
-    "docker": "rm it i t d privileged init detach interactive tty",
-}
-_BARE["mpiexec"], _BARE["singularity"], _BARE["podman"] = _BARE["mpirun"], _BARE["apptainer"], _BARE["docker"]
+_APPTAINER = Wrapper(
+    values(
+        "--nv --rocm --cleanenv -e --contain -c --containall -C --no-home --writable-tmpfs --userns -u --fakeroot -f "
+        "--no-init --compat --writable -w --no-eval --no-umask --no-privs --no-setgroups --unsquash --disable-cache --pid -p "
+        "--ipc -i --uts --net -n --nvccli",
+        0,
+    ),
+    every=1,
+)
+_DOCKER = Wrapper(
+    values("--rm --it -i -t -d --privileged --init --detach --interactive --tty --read-only -P --publish-all", 0),
+    every=1,
+)
+_OPTIONS = {**OUTSIDE, "apptainer": _APPTAINER, "singularity": _APPTAINER, "docker": _DOCKER, "podman": _DOCKER}
 _UTILITY = regex(
     r"(?:[\w/]*/)?(?:nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop|mkdir|rm|cp|mv|rsync|tar|unzip|ls|echo|cat|chmod|sudo|apt(?:-get)?"
     r"|pip3?|conda|git|wget|curl|date|df|free|sleep|true|killall|pkill|scontrol|sbcast|ln|touch|find|ray|dcgmproftester\d*|enroot|env\s*$"
@@ -73,8 +79,10 @@ class Launch:
     outside: int  # of them, how many the batch script runs, once
     tasks: Optional[int] = None  # ranks per node that the starter asks for
     launcher: bool = False  # torchrun or its like starts the ranks
+    in_rank: Sequence[str] = ()  # with a launcher: its other options, and what it runs for each rank
     cores: int = 0  # per task, as srun says; 0: it does not
     cpu_bind: List[str] = field(default_factory=list)  # cores of each task, as srun says
+    gpus: Dict[str, str] = field(default_factory=dict)  # srun's own options about the GPUs of a task
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
     workdir: str = ""
     container: bool = False
@@ -106,7 +114,7 @@ def starts_training(words: Sequence[str]) -> bool:
     rest = unwrapped(words)
     name = rest[0].rsplit("/", 1)[-1]
     if name in STARTERS:
-        rest = rest[1 + _options(rest[1:], _BARE[name])[1] :]
+        rest = rest[1 + _options(rest[1:], name)[1] :]
         if not rest:
             return False
     elif name not in _CONTAINERS + _LAUNCHERS and not re.fullmatch(r"python[\d.]*", name):
@@ -154,6 +162,8 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
     launch.arguments = draft.arguments if batch.arguments == draft.arguments and draft.arguments else ()
     launch.alone = unwrapped(started.words)[0].rsplit("/", 1)[-1] not in STARTERS
     launch.whole = started.variables if started.whole else None
+    for ranks in ranks_of_launchers(batch.started, 1) if started.whole else ():
+        launch.tasks, launch.launcher = ranks, True
     _give(launch, started.prefix)
     while launch.words and not started.whole:
         program = launch.words[0].rsplit("/", 1)[-1]
@@ -161,6 +171,8 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
             _starter(draft, launch, program)
         elif program in _CONTAINERS:
             _container(draft, launch, program)
+        elif re.match(r"#!\S*(?:/|env )(?:ba)?sh\b", _text_of(shell, launch.words[0])):
+            launch.words = ["bash", *launch.words]
         elif program in _SHELLS and len(launch.words) >= 2:
             if not _shell(draft, launch, started):
                 break
@@ -232,30 +244,31 @@ def _give(launch: Launch, variables: Dict[str, str]) -> None:
 _PROGRAM = regex(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|\S+\.(?:sh|py)|" + "|".join((*_CONTAINERS, *_LAUNCHERS)) + ")")
 
 
-def _options(words: Sequence[str], bare: str) -> Tuple[List[Tuple[str, str]], int]:
+def _options(words: Sequence[str], program: str) -> Tuple[List[Tuple[str, str]], int]:
     """Return (name, value) of the options at the start, and the position of the first other word."""
-    alone = set(bare.split())
+    wrapper = _OPTIONS[program]
     found, at = [], 0
     while at < len(words) and len(words) > at + 1:
-        if bare == _BARE["srun"] and MARK.fullmatch(words[at]) and any(map(_PROGRAM.fullmatch, words[at + 1 :])):
+        if program == "srun" and MARK.fullmatch(words[at]) and any(map(_PROGRAM.fullmatch, words[at + 1 :])):
             found.append(("", words[at]))  # options that only the job knows
             at += 1
             continue
         if not words[at].startswith("-") or words[at] == "-":
             break
-        name, equals, value = words[at].lstrip("-").partition("=")
-        glued = not equals and not words[at].startswith("--") and len(name) > 1  # -N2
-        if glued and name[0] in "NncGpAtwxBve" and name not in alone and name not in ("np", "env"):
-            name, value, equals = name[0], name[1:], "="
-        if not equals and name not in alone and not name.startswith("no-"):
-            value, at = words[at + 1], at + 1
+        name, _, value = words[at].lstrip("-").partition("=")
+        count = following(wrapper, words[at])
+        short = not words[at].startswith("--") and len(words[at]) > 2 and program not in ("mpirun", "mpiexec")
+        if short and following(wrapper, words[at][:2]):  # -N2
+            name, value = name[0], words[at][2:]
+        elif count:
+            value = " ".join(words[at + 1 : at + 1 + count])
         found.append((name.replace("_", "-"), value))
-        at += 1
+        at += 1 + count
     return found, at
 
 
 def _starter(draft: Draft, launch: Launch, program: str) -> None:
-    found, at = _options(launch.words[1:], _BARE[program])
+    found, at = _options(launch.words[1:], program)
     own = "which drumbeat calls itself" if program == "srun" else "whose place drumbeat takes"
     for name, value in found:
         if name in ("ntasks-per-node", "tasks-per-node", "npernode", "ppr") and value.isdigit():
@@ -270,6 +283,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             launch.workdir = whole_marks(value)
         elif name == "x" and program != "srun":
             _give(launch, dict([_pair(value)] if "=" in value else []))
+        elif name in ("genv", "env") and program != "srun":
+            _give(launch, dict([_pair(value.replace(" ", "=", 1))]))
         elif name == "export":
             _give(launch, dict(_pair(each) for each in value.split(",") if "=" in each))
             if value.split(",")[0] == "NONE":
@@ -280,7 +295,9 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             _processes(draft, launch, f"{program} -{name} {value}", value)
         elif name == "cpu-bind" and _masks(value):
             launch.cpu_bind = _masks(value)
-        elif name in ("cpu-bind", "map-by", "bind-to", "gpu-bind"):
+        elif name in ("gpus-per-task", "gpu-bind", "ntasks-per-gpu"):
+            launch.gpus[name] = value
+        elif name in ("cpu-bind", "map-by", "bind-to"):
             why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
             draft.drop(launch.line, f"{program} --{name}={value}", why)
         elif name == "":
@@ -370,7 +387,7 @@ def _container(draft: Draft, launch: Launch, program: str) -> None:
     if not rest or rest[0] not in ("exec", "run"):
         launch.words = rest
         return
-    found, at = _options(rest[1:], _BARE[program])
+    found, at = _options(rest[1:], program)
     after = rest[1 + at :]
     draft.set("container-runtime", program, launch.line)
     launch.container = True
@@ -431,14 +448,20 @@ def _pair(text: str) -> Tuple[str, str]:
     return name, value
 
 
+def _text_of(shell: Shell, path: str) -> str:
+    """Return the text of a file that the script has written."""
+    texts = {os.path.normpath(name): text for name, text in shell.files.items() if name}
+    return texts.get(os.path.normpath(path), "")
+
+
 def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     """Follow `bash -c 'a; b; train'`, or a script that was written just before. False: it stays as it is."""
     words, shell = launch.words, launch.shell
     place = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-") or runs_text(word)), 0)
     if place and runs_text(words[place]) and len(words) > place + 1:
         text, zero, arguments = words[place + 1], "".join(words[place + 2 : place + 3]), words[place + 3 :]
-    elif place and words[place] in shell.files:
-        text, zero, arguments = shell.files[words[place]], words[place], words[place + 1 :]
+    elif place and _text_of(shell, words[place]):
+        text, zero, arguments = _text_of(shell, words[place]), words[place], words[place + 1 :]
         launch.words = ["bash", "-c", text, words[place], *arguments]
     else:
         return False
@@ -514,6 +537,22 @@ def _simple_wrapper(launch: Launch) -> None:
     _give(launch, given)
 
 
+def _started_per_node(found: Found, nodes: int) -> Optional[int]:
+    if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
+        return 1  # torchrun's own default
+    ranks = found.ranks_per_node
+    return max(1, ranks // nodes) if found.kind == "accelerate" and not found.nodes and ranks else ranks
+
+
+def ranks_of_launchers(started: Sequence[Started], nodes: int) -> List[Optional[int]]:
+    """Return how many ranks per node each launcher among the commands starts; None: one per GPU."""
+    try:
+        found = [find_launcher(unwrapped(each.words)) for each in started]
+    except Problem:
+        return [0, None]  # not to be told, so never alike
+    return [_started_per_node(each, nodes) for each in found if each]
+
+
 def _launcher(draft: Draft, launch: Launch) -> None:
     words = launch.words
     try:
@@ -526,21 +565,17 @@ def _launcher(draft: Draft, launch: Launch) -> None:
     flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
     if flags:
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
-    launch.tasks, launch.launcher = found.ranks_per_node, True
-    if found.kind in ("torchrun", "launch", "tune") and not found.said("--nproc-per-node"):
-        launch.tasks = 1  # torchrun's own default
-    if found.kind == "accelerate" and not found.nodes and launch.tasks:
-        launch.tasks = max(1, launch.tasks // int(draft.keys.get("nodes", 1)))
-    shape = [flag for flag in ("--no-python", "--run-path") if flag in found.flags]  # how the script is called
-    kept = [*found.kept, *shape]
+    launch.tasks, launch.launcher = _started_per_node(found, int(draft.keys.get("nodes", 1))), True
+    kept = list(found.kept)
     for place in [place for place, word in enumerate(kept) if word in _LABELS][::-1]:
         draft.drop(
             launch.line, " ".join(kept[place : place + 2]), "only labels output, which drumbeat keeps apart by rank"
         )
         del kept[place : place + 2]
+    launch.in_rank = [*kept, *rank_argv(found, "python")]
     ends = [
         place
         for place, word in enumerate(words[: len(found.prefix) + 8])
         if _NAMES_LAUNCHER.fullmatch(word.rsplit("/", 1)[-1])
     ]
-    launch.words = [*words[: ends[-1] + 1 if ends else len(found.prefix) + 1], *kept, *found.script]
+    launch.words = [*words[: ends[-1] + 1 if ends else len(found.prefix) + 1], *kept, *found.called]

@@ -16,7 +16,7 @@ from drumbeat.base.redact import is_secret
 from drumbeat.commands.interpret import Event, options_at
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import HEAD, HOSTS, JOB, MARK, ONCE, SUBMIT, TASK, Marks, Unknown, at_submission
-from drumbeat.convert.draft import Draft, LeftOut
+from drumbeat.convert.draft import Difference, Draft, LeftOut
 from drumbeat.convert.launch import AS_TEXT, OURS, PLACE, WORKED_OUT, Launch
 
 _VERBS = (
@@ -31,6 +31,9 @@ OF_TASKS = (
 )  # srun's defaults, and otherwise in our job
 _ARGUMENTS = re.compile(r"\$(?:\{?([1-9@*#])(?![A-Za-z_{]))")
 _NUMBERED = frozenset("123456789")
+_UTILITIES = frozenset((
+    "mkdir", "rmdir", "chmod", "rm", "cp", "mv", "ln", "touch", "rsync", "tar", "unzip", "unsquashfs", "cat", "sed",
+))  # fmt: skip  # no variable changes them
 
 
 def keep(draft: Draft, launch: Launch, wanted: FrozenSet[str]) -> None:
@@ -63,6 +66,10 @@ class _Residue:
         for event in modules:
             kept.remove(event)
         self._emit(kept)
+        events, variables = self.launch.events, self.variables
+        given = [events[variables[name].event] for name in self.draft.env if name in self.in_env]
+        for event in [*modules, *kept, *given]:
+            self.draft.carried |= set(range(event.line, event.line + 1 + event.text.count("\n")))
 
     def _outside(self, event: Event) -> bool:
         return self.places[id(event)] < self.launch.outside
@@ -155,10 +162,16 @@ class _Residue:
             if event.kind == "shell" and event.writes and not event.soft and not _has_effects(event):
                 if not event.writes & needed:
                     continue  # it only gives variables that nothing reads
-            elif ours:
+            elif ours and not (event.kind == "cd" or event.soft or set(event.words[:1]) & _UTILITIES):
                 needed |= self.exported - OURS  # what it starts may read them
             if re.search(r"\bray\s+(?:start|stop)\b", event.text):
                 why = "drumbeat starts no Ray cluster: keep this script, with drumbeat run --launcher once before the driver"
+                self.draft.question(event.line, event.text, why)
+                lost = Difference(f"line {event.line}", event.text, "not started")
+                self.draft.differences += [lost] if lost not in self.draft.differences else []
+                continue
+            if re.search(r"\bsbatch\b.*\$\{?0\b", event.text, re.DOTALL):
+                why = "the script submits itself: array, dependency and requeues of the job file do that, or a line after submit"
                 self.draft.question(event.line, event.text, why)
                 continue
             if event.kind == "cd" and not ours and not self._cd_in_setup(place):
@@ -243,7 +256,8 @@ class _Residue:
         for event in events:
             text = self._assignment(event, moved) if event.kind == "assign" else event.text
             moved = moved or event.kind == "cd" and self.places[id(event)] >= 0
-            acts = event.kind in ("once", "each") or event.kind == "shell" and not event.soft
+            chooses = any(name == "e" for _, name, _ in self.launch.options)  # the script says itself from where on
+            acts = event.kind in ("once", "each") or event.kind == "shell" and (not event.soft or chooses)
             substitutes = bool(re.search(r"\$\((?!\()|`", text))
             acts = acts or substitutes
             options = self.launch.options if self._outside(event) else self.launch.shell.options
@@ -326,7 +340,8 @@ def changed(before: FrozenSet[str], after: FrozenSet[str]) -> str:
 def _arguments(event: Event) -> Set[str]:
     """Return which arguments of the script a statement reads: numbers, @, * and #."""
     acts = event.kind in ("shell", "once") and "()" not in event.text
-    return set(_ARGUMENTS.findall(re.sub(r"'[^']*'", "", event.text))) if acts else set()
+    plain = re.sub(r"<<-?\s*(['\"])(\w+)\1[\s\S]*?^\t*\2$", "", event.text, flags=re.M)  # nothing is filled in there
+    return set(_ARGUMENTS.findall(re.sub(r"\\.|'[^']*'", "", plain))) if acts else set()
 
 
 def _module(event: Event) -> bool:
@@ -351,4 +366,5 @@ def _has_effects(event: Event) -> bool:
     """Return true if a kept compound statement may do more than assign variables."""
     plain = re.sub(r"#.*", "", event.text)
     first = re.finditer(r"(?:^|[;&|]|\b(?:then|else|do)\b)\s*([\w./-]+)(?![\w]*\+?=)", plain, re.M)
-    return not {found[1] for found in first} <= _SILENT
+    writes = re.search(r"(?<![<&\d-])>>?\s*(?!/dev/|&)\S", plain)
+    return bool(writes) or not {found[1] for found in first} <= _SILENT

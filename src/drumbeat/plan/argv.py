@@ -79,22 +79,27 @@ def _torchrun(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str,
     """torch.distributed.run of the command's own interpreter."""
     python = launcher_python(found, tools)
     ours = (*torchrun_flags(peers, node), f"--local-addr={peers.nodes[node].address}", "--no-python")
-    local_rank = "--local-rank" if found.kind == "launch" and "--use-env" not in found.flags else ""
     return (
         *driven(python, "torch.distributed.run", tools, bool(found.prefix)), *found.kept, *ours, "--",
-        *tools.shim, *_worker(found, python[0], local_rank),
+        *tools.shim, *rank_argv(found, python[0]),
     )  # fmt: skip
 
 
-def _worker(found: Found, python: str, local_rank: str = "") -> Tuple[str, ...]:
-    """Return what the launcher would run for each rank. Some put the local rank before the script's own arguments."""
+# Launchers that put the local rank before the script's own arguments -> the argument, and the option that stops them.
+_LOCAL_RANK = {"launch": ("--local-rank", "--use-env"), "deepspeed": ("--local_rank", "--no-local-rank")}
+
+
+def rank_argv(found: Found, python: str) -> Tuple[str, ...]:
+    """Return what the launcher would run for each rank."""
+    local_rank, without = _LOCAL_RANK.get(found.kind, ("", ""))
+    local_rank = "" if without in found.flags else local_rank
     head = 2 if found.script[:1] == ("-m",) else 1
     called = (
         *found.script[:head],
         *((f"{local_rank}={LOCAL_RANK_LATER}",) if local_rank else ()),
         *found.script[head:],
     )
-    return called if "--no-python" in found.flags else (python, "-u", *called)
+    return called if {"--no-python", "--command-mode"} & found.flags.keys() else (python, "-u", *called)
 
 
 def _accelerate(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
@@ -106,7 +111,7 @@ def _accelerate(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[st
         "--no_python",
     )  # fmt: skip
     driver = driven(python, "accelerate.commands.launch", tools, bool(found.prefix))
-    return (*driver, *found.kept, *ours, *tools.shim, *_worker(found, python[0]))
+    return (*driver, *found.kept, *ours, *tools.shim, *rank_argv(found, python[0]))
 
 
 def _deepspeed(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
@@ -119,8 +124,7 @@ def _deepspeed(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str
         f"--master_port={peers.master_port}", "--no_python", "--no_local_rank",
     )  # fmt: skip
     driver = driven(python, "deepspeed.launcher.launch", tools, bool(found.prefix))
-    local_rank = "" if "--no-local-rank" in found.flags else "--local_rank"
-    return (*driver, *ours, *found.kept, *tools.shim, *_worker(found, python[0], local_rank))
+    return (*driver, *ours, *found.kept, *tools.shim, *rank_argv(found, python[0]))
 
 
 def _tune(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
