@@ -1,8 +1,9 @@
 """Read a printed line as metrics, whatever program printed it.
 
-Dates, clocks, paths and versions are masked first. What is left is a row of numbers, each with the words before it (its key),
-the total behind a slash, and its unit. A key is a metric if all its words are known: `train_loss` is the loss, `aux loss`,
-`loss scale` and `packet loss` are not. Whether a counter really counts, only the next lines can show: see printed.py.
+Dates, clocks, paths and versions are masked first. What is left is a row of numbers, each with its key (the words before it, or
+behind it: `2.31 loss`, `200 updates`), the total behind a slash, and its unit. A key is a metric if all its words are known, in
+any of several languages: `train_loss` is the loss, `aux loss`, `loss scale` and `packet loss` are not. A row of a table is read
+as keys and values once its header has been seen. Whether a counter really counts, only the next lines can show: see printed.py.
 """
 
 from __future__ import annotations
@@ -45,32 +46,57 @@ _STAMP = regex(
 _FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
 _CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
 
+def _set(words: str) -> FrozenSet[str]:
+    return frozenset(words.split())
+
+
+# Other spellings of words, and their translations.
+ALIASES = {
+    word: name
+    for name, words in {
+        "step": "upd schritt schritte étape etape paso passo шаг 步数 步 ステップ 단계",
+        "epoch": "epoche époque epoque época epoca эпоха 轮次 エポック 에포크",
+        "iteration": "itération iteración iterazione итерация 迭代",
+        "loss": "verlust perte pérdida perdida perda perdita потери потеря 损失 損失 손실",
+        "lr": "lernrate 学习率 学習率 학습률",
+        "accuracy": "genauigkeit précision precisión точность 准确率 精度 정확도",
+        "train": "tr 训练 訓練",
+        "val": "va vl 验证",
+    }.items()
+    for word in words.split()
+}
+_TOGETHER = regex("|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)))
+_SIGNS = str.maketrans({"│": "|", "┃": "|", "║": "|", "：": ":", "，": ",", "＝": "=", "—": "-", "–": "-", "→": ">"})
+_INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss"}
 _ITEM = regex(
-    rf"(?<![\w.@%])(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
+    rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
     rf"(?:\s*(?:/|\(?(?:\bout )?\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?![\w.]|\s*/))?"
     r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
     r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
     r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
 )
 _NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
-_KEY_BEHIND = regex(r" ((?:avg |average |train )?(?:loss|LR|lr))(?=[,;|]|\s*$)")  # `2.45 avg loss, 0.001 LR`
+_KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
+    r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))(?=[,;|)]|\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
+)
+_COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
+_HAS_COUNTED = _set("after completed finished done at")
 _REST_OF_WORD = regex(r"^\w+")
-_FRACTION = regex(r" \d+\.\d")
+_FRACTION = regex(r" (?:: )?\d+\.\d")
 _NO_VALUE = regex(
     r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)"
 )  # a question, code, or how many
 _KEY = regex(
-    r"(?<![0-9A-Za-z_.])(?P<key>[A-Za-z_][\w@./#-]{0,60}(?: [A-Za-z(/][\w@./()-]{0,40}){0,6}?)\.?"
-    r"\s{0,3}(?P<more>\([^()]{1,40}\))?['\"]?(?:\s{0,12}[:=#>|(\[-]{0,2}){1,3}\s{0,12}(?:is )?(?:tensor\(|['\"(\[]){0,2}$"
+    r"(?<![\w.])(?P<key>[^\W\d][\w@./#-]{0,60}(?: (?:[^\W\d]|[(/])[\w@./()-]{0,40}){0,6}?)\.?"
+    r"\s{0,3}(?P<more>\([^()]{1,40}\))?(?:['\"],?)?(?:\s{0,12}[:=#>|(\[-]{0,2}){1,3}\s{0,12}(?:(?:is|was|of|now) ){0,2}"
+    r"(?:[\w.]{0,12}(?:tensor|rray|int\d\d|float\d\d)\(|['\"(\[]){0,2}$"
 )
-_WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+# What a key only stands behind: `Train Metrics (step 5)`, `stdout F train step 5`; not `eval after train step`.
+_CONTEXT = regex(r"(?i)^(?!.*\b(?:eval|val|test))(?:.*(?:\(| (?=(?:train|training|global)[ _/]\w))|the )")
+_WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 
-
-def _set(words: str) -> FrozenSet[str]:
-    return frozenset(words.split())
-
-
-_STEP = _set("step steps iter iters iteration iterations it itr update updates nupdates")
+_STEP = _set("step steps iter iters iteration iterations it itr update updates nupdates timestep timesteps")
+_LOSSES = _set("loss xent nll mse bce objective logloss bpb bpc learn")
 _BATCH = _set("batch batches minibatch")
 _EPOCH = _set("epoch epochs ep")
 _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
@@ -78,7 +104,7 @@ _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating tes
 _NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
 _BEFORE = _set("at after")  # what comes before them belongs to something else: `loss at iteration`
 _LOSS = _NOISE | _set(
-    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter"
+    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter binary"
 )
 _LR = _set("lr learning rate base optim group l r")
 _MEMORY = _set("mem memory vram max peak gpu allocated alloc active gib gb mb")
@@ -99,14 +125,15 @@ _RATES = {"tps": "tokens_per_s", "wps": "tokens_per_s", "tgs": "tokens_per_s", "
 _TIMES = {"ms": 1e-3, "us": 1e-6, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0}
 _SIZES = {"G": 1.0, "GB": 1.0, "GiB": 1.0, "M": 1 / 1024, "MB": 1 / 1024, "MiB": 1 / 1024}
 
+_ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # of what was, not of what is
 # Lines that speak of a value instead of reporting it.
 _TALK = regex(
-    r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Ss]av(?:e|ed|ing)|[Pp]atience"
+    r"(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience"
     r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
-_BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}")
+_BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
 
 
 @dataclass(frozen=True)
@@ -135,6 +162,7 @@ class Line:
     known: bool = False  # a line of a known program
     samples: Tuple[int, int] = (0, 0)  # of the epoch, so far and in all: `Train Epoch: 1 [640/60000 (1%)]`
     loss: str = "rank"  # whose it is
+    batch: bool = False  # its step is a batch of some epoch
 
 
 def masked(text: str) -> str:
@@ -156,11 +184,13 @@ def parse(text: str) -> Optional[Line]:
     """The metrics in a line; None where it holds none."""
     if _TALK.search(text):
         return None
-    line = masked(text)
+    line = masked(_spelled(_ASIDE.sub("", text, 1)))
     bar = _BAR.search(line)
     if bar:
         line = line[: bar.end()] + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
-    items = _items(line)
+    items = _with_initials(_items(line))
+    if not items:
+        return None
     values: Dict[str, Any] = {}
     whose = "unknown"
     validation = False
@@ -189,7 +219,10 @@ def parse(text: str) -> Optional[Line]:
             whose = "device"
     metrics = [place for name, place in places.items() if name not in COUNTERS]
     _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)))
-    if "batch" in places and "epoch" not in values and "step" not in values:
+    if strength.get("loss") == 1 and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1:
+        del values["loss"]  # one of several parts
+    batch = "batch" in places and "epoch" not in values and "step" not in values
+    if batch:
         for name, other in (("batch", "step"), ("batches", "steps")):
             if name in values:
                 values[other] = values.pop(name)
@@ -201,6 +234,8 @@ def parse(text: str) -> Optional[Line]:
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
     judged = _judged(values, validation, whose, bool(bar), label, line, items)
+    if judged and batch:
+        judged = replace(judged, batch=True)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
     if judged and counted and counted.total and counted.text.isdigit() and "epoch" in values:
         samples = (int(counted.text), int(number("steps", counted.total)))
@@ -238,7 +273,8 @@ def _judged(
         ]
         if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
             others = [item for item in others if "." in item.text]
-        done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1)
+        one = first == 0 and len(others) == 1 and "." in others[0].text and line[: others[0].start].rstrip("[( ")[-1:] in "=:"
+        done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1 or one)
         if not done and not bar and len(_words(line)) > 12:
             return None
         return Line(values, validation, whose, bar, not done, label)
@@ -247,6 +283,8 @@ def _judged(
 
 def _strength(name: str, words: Set[str]) -> int:
     """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
+    if name in ("loss", "validation"):
+        return 1 if words & _LOSSES - {"loss"} else 2
     if name == "step":
         return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps"} else 1
     return 2 if words & ({"max", "peak"} if name != "step_time" else _STEP | _BATCH) else 1
@@ -267,7 +305,7 @@ def _items(line: str) -> List[Item]:
         if found and left[:1].isalpha():
             left = _REST_OF_WORD.sub("", left, 1)  # `12.0it/10.0kit`
         key = _KEY.search(left[-120:])
-        words = tuple(_words(f"{key['key']} {key['more'] or ''}")) if key else ()
+        words = tuple(_words(f"{_CONTEXT.sub('', key['key'], 1)} {key['more'] or ''}")) if key else ()
         text = match["until"] or match["number"]
         opened = left.rstrip()[-1:]
         unit, end = match["unit"] or "", match.end()
@@ -277,6 +315,11 @@ def _items(line: str) -> List[Item]:
             behind = _KEY_BEHIND.match(line, end) if "." in text else None
             words = tuple(_words(behind[1])) if behind else owed
         owed = ()
+        counted = _COUNTED.match(line, end) if text.isdigit() and not unit and set(words) <= _HAS_COUNTED else None
+        if counted:
+            words, end = tuple(_words(counted[1])), counted.end()
+        if words[-1:] == ("at",):
+            words = words[:-1] if words[-2:-1] == ("loss",) else words
         if words[-1:] == ("loss",) and text.isdigit() and _FRACTION.match(line, end):  # `loss 12 0.51`: step and loss
             words, owed = ("step",), words
         found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened))
@@ -285,7 +328,63 @@ def _items(line: str) -> List[Item]:
 
 
 def _words(text: str) -> List[str]:
-    return [word.lower() for word in _WORD.findall(text)]
+    found = [word.lower() for word in _WORD.findall(text)]
+    return [ALIASES.get(word, word) for word in found]
+
+
+def _spelled(text: str) -> str:
+    """Return the text with plain signs, and with spaces between words that some languages write together."""
+    if not text.isascii():
+        text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS))
+    return _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text.replace("'s ", " "))
+
+
+_OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212it/10.0kit`
+
+
+def header(text: str) -> List[List[str]]:
+    """Return the columns of a table whose header this is, in each way in which its words can be cut; [] for any other line."""
+    if len(text) > 400 or _ALONE.search(text):
+        return []
+    found = []
+    for place, way in enumerate(_cells(_spelled(text))):
+        way = [_COLUMNS.get(cell, cell) for cell in way]
+        items = [Item(tuple(_words(cell)), "1.0", "", "", 0, 0) for cell in way]
+        meant = [_meaning(item, items)[0] for item in items]
+        if len(way) > 1 and {"step", "epoch", "batch"} & {*meant[:3]} and (place == 0 or "loss" in meant):
+            found.append(way)
+    return found
+
+
+def row(text: str, ways: List[List[str]]) -> str:
+    """Return a row of the table as a line of keys and values; '' for any other line."""
+    for fields in _cells(_LIST.sub("-", _spelled(text))):
+        way = next((way for way in ways if len(way) == len(fields)), None)
+        if way and all(map(_FIELD.fullmatch, fields)):
+            return ", ".join(f"{key}: {value}" for key, value in zip(way, fields) if _ALONE.match(value))
+    return ""
+
+
+def _cells(text: str) -> List[List[str]]:
+    text = text.strip().strip("|").lstrip("# \t") or text.strip()
+    for sign in "|\t,":
+        if sign in text:
+            return [[cell.strip(" '\"#") or cell.strip() for cell in text.split(sign)]]
+    return [_WIDE.split(text), text.split()]
+
+
+_WIDE = regex(r"\s{2,}")
+_LIST = regex(r"\[[^\[\]]*\]")
+_ALONE = regex(r"(?<![\w.@-])-?\.?\d")  # a number of its own
+_FIELD = regex(rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:.]*|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?")
+_COLUMNS = {"#": "step", "E": "epoch"}
+
+
+def _with_initials(items: List[Item]) -> List[Item]:
+    """`[E 4][B 100/400][L 0.9]`, `i=10 loss=0.5`: letters count where one of them, or a word, is the loss."""
+    letters = {item.words[0] for item in items if len(item.words) == 1}
+    known = _INITIALS if letters >= {"l"} and letters & set("ebis") else {"i": "step"} if "loss" in letters else {}
+    return [replace(item, words=(known.get(item.words[0], item.words[0]),)) if len(item.words) == 1 else item for item in items]
 
 
 def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
@@ -304,10 +403,10 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
         return _time_of_step(item, unit)
-    if "loss" in known or rest in ({"cost"}, {"xent"}):
-        if rest - {"loss", "cost", "xent"} <= _LOSS and unit != "%":
+    if known & _LOSSES or rest == {"cost"}:
+        if rest - _LOSSES - {"cost"} <= _LOSS and unit != "%":
             return "loss", number("loss", item.text)
-        if known & _VALIDATION and rest - _VALIDATION - {"loss", "best"} <= _LOSS and unit != "%":
+        if known & _VALIDATION and rest - _VALIDATION - _LOSSES - {"best"} <= _LOSS and unit != "%":
             return "validation", number("loss", item.text)
         return "", None
     if known & {"acc", "accuracy", "accu"} and (unit == "%" or "." in item.text or item.total.strip("0")):
@@ -333,7 +432,7 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
 def _own(words: Tuple[str, ...]) -> Tuple[str, ...]:
     """Without what only leads to the key: `validation loss at iteration`, `lm loss value`."""
     cut = max((place + 1 for place, word in enumerate(words) if word in _BEFORE), default=0)
-    return words[cut:-1] if words[-2:] == ("loss", "value") else words[cut:]
+    return words[cut:-1] if words[-1:] == ("value",) else words[cut:]
 
 
 def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
@@ -343,7 +442,7 @@ def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
         and item.text[-3:].lower() not in ("nan", "inf")
     ):
         return "", None
-    rest = rest - _VALIDATION
+    rest = rest - _VALIDATION - ({"total"} if "timesteps" in rest else set())
     for name, words in (("epoch", _EPOCH), ("step", _STEP), ("batch", _BATCH)):
         if rest and rest & words and rest <= words | _MORE_OF_A_COUNTER:
             return name, number("step" if item.text.isdigit() or name != "epoch" else "epoch", item.text)
@@ -352,7 +451,7 @@ def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
     return "", None
 
 
-_MORE_OF_A_COUNTER: FrozenSet[str] = _set("num number idx index no optimizer opt max")
+_MORE_OF_A_COUNTER: FrozenSet[str] = _set("num number idx index no optimizer opt max mini env i")
 
 
 def _rate(known: Set[str], unit: str) -> str:
@@ -437,7 +536,7 @@ def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, me
     if pairs and first and (not counted or beside) and (bar or "epoch" in values or pairs[0].start < metric):
         single = _EPOCH_BEFORE.search(line)
         if single and "epoch" not in values:
-            values["epoch"] = number("step", single[1])
+            values["epoch"] = number("step", single[1] or single[2])
         if len(pairs) > 1 and "epoch" not in values:  # `[0/300][10/1251]`
             values.update(epoch=number("epoch", pairs[0].text), epochs=number("epochs", pairs.pop(0).total))
         keras = pairs[0].opened != "[" and not line[: pairs[0].start].strip() and not _PERCENT_BAR.search(line)
@@ -453,6 +552,7 @@ def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, me
     single = _STEP_IN_BRACKETS.match(line)
     if single and not (len(values) > 1 or values and single.start(1) > 1):  # `[0] loss 0.5` may be a rank's label
         single = None
+    single = single or _MANY_STEPS.match(line)
     single = single or (_STEP_IN_FRONT.match(line) if "loss" in values else None)
     if single and not counted and "epoch" not in values:
         values["step"] = number("step", single[1])
@@ -462,9 +562,10 @@ _EPOCH_JUST_BEFORE = regex(r"(?i)epoch[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\
 _EPOCHS_OF_BAR = regex(r"(?i)\s*epochs:?\s")
 _PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
-_EPOCH_BEFORE = regex(r"\[(\d{1,6})\] ?\[ *\d{1,9}/\d")
+_EPOCH_BEFORE = regex(r"(?:\[(\d{1,6})\]|(?i:train):? (\d{1,6})) ?\[ *\d{1,9}/\d")  # `[2][10/30]`, `Train: 2 [10/30`
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
+_MANY_STEPS = regex(r"\[(\d{3,12})\] (?=[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+\W+[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+)")
 _STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")
