@@ -82,7 +82,7 @@ _KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
 _COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
 _HAS_COUNTED = _set("after completed finished done at")
 _REST_OF_WORD = regex(r"^\w+")
-_FRACTION = regex(r" (?:: )?\d+\.\d")
+_FRACTION = regex(r"(?: ?: ?| (?:is |was )?)\d+\.\d")
 _NO_VALUE = regex(
     r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)"
 )  # a question, code, or how many
@@ -104,7 +104,7 @@ _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating tes
 _NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
 _BEFORE = _set("at after")  # what comes before them belongs to something else: `loss at iteration`
 _LOSS = _NOISE | _set(
-    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter binary"
+    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter mini binary"
 )
 _LR = _set("lr learning rate base optim group l r")
 _MEMORY = _set("mem memory vram max peak gpu allocated alloc active gib gb mb")
@@ -125,6 +125,7 @@ _RATES = {"tps": "tokens_per_s", "wps": "tokens_per_s", "tgs": "tokens_per_s", "
 _TIMES = {"ms": 1e-3, "us": 1e-6, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0}
 _SIZES = {"G": 1.0, "GB": 1.0, "GiB": 1.0, "M": 1 / 1024, "MB": 1 / 1024, "MiB": 1 / 1024}
 
+_VALUE = regex(r"\d|(?i:nan|inf)")
 _ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # of what was, not of what is
 # Lines that speak of a value instead of reporting it.
 _TALK = regex(
@@ -182,7 +183,7 @@ def number(name: str, text: str) -> Union[int, float]:
 
 def parse(text: str) -> Optional[Line]:
     """The metrics in a line; None where it holds none."""
-    if _TALK.search(text):
+    if not _VALUE.search(text) or _TALK.search(text):
         return None
     line = masked(_spelled(_ASIDE.sub("", text, 1)))
     bar = _BAR.search(line)
@@ -286,7 +287,7 @@ def _strength(name: str, words: Set[str]) -> int:
     if name in ("loss", "validation"):
         return 1 if words & _LOSSES - {"loss"} else 2
     if name == "step":
-        return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps"} else 1
+        return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps", "timesteps"} else 1
     return 2 if words & ({"max", "peak"} if name != "step_time" else _STEP | _BATCH) else 1
 
 
@@ -318,10 +319,10 @@ def _items(line: str) -> List[Item]:
         counted = _COUNTED.match(line, end) if text.isdigit() and not unit and set(words) <= _HAS_COUNTED else None
         if counted:
             words, end = tuple(_words(counted[1])), counted.end()
-        if words[-1:] == ("at",):
-            words = words[:-1] if words[-2:-1] == ("loss",) else words
-        if words[-1:] == ("loss",) and text.isdigit() and _FRACTION.match(line, end):  # `loss 12 0.51`: step and loss
-            words, owed = ("step",), words
+        if "loss" in words and text.isdigit() and _FRACTION.match(line, end):  # `loss 12 0.51`, `loss at step 12: 0.51`
+            place = words.index("loss") + 1
+            if words[place:] in ((), ("at",)) or words[place : place + 1] == ("at",):
+                words, owed = words[place + 1 :] or ("step",), words[:place]
         found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened))
         last = end
     return found
@@ -348,12 +349,31 @@ def header(text: str) -> List[List[str]]:
         return []
     found = []
     for place, way in enumerate(_cells(_spelled(text))):
+        if len(way) < 2 or place and "loss" not in text.lower():
+            continue
         way = [_COLUMNS.get(cell, cell) for cell in way]
         items = [Item(tuple(_words(cell)), "1.0", "", "", 0, 0) for cell in way]
         meant = [_meaning(item, items)[0] for item in items]
-        if len(way) > 1 and {"step", "epoch", "batch"} & {*meant[:3]} and (place == 0 or "loss" in meant):
+        if {"step", "epoch", "batch"} & {*meant[:3]} and (place == 0 or "loss" in meant):
             found.append(way)
     return found
+
+
+def more_of_header(text: str, ways: List[List[str]]) -> bool:
+    """Add the second line of a header to its columns; false for any other line."""
+    cells = _cells(_spelled(text))[0]
+    if "|" not in text or len(cells) != len(ways[0]) or not _LETTERS.search(text) or _ALONE.search(text):
+        return False
+    ways[0] = [f"{first} {second}" for first, second in zip(ways[0], cells)]
+    return True
+
+
+def pair(text: str) -> Tuple[str, str]:
+    """Return key and value of a row of a box, `| loss | 0.5 |`; its value is '' in a row that begins a section."""
+    cells = [cell.strip() for cell in _spelled(text).strip().split("|")]
+    if len(cells) != 4 or cells[0] or cells[3] or not cells[1][:1].isalpha() or not _FIELD.fullmatch(cells[2]):
+        return "", ""
+    return cells[1], cells[2]
 
 
 def row(text: str, ways: List[List[str]]) -> str:
@@ -373,6 +393,7 @@ def _cells(text: str) -> List[List[str]]:
     return [_WIDE.split(text), text.split()]
 
 
+_LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
 _LIST = regex(r"\[[^\[\]]*\]")
 _ALONE = regex(r"(?<![\w.@-])-?\.?\d")  # a number of its own
@@ -437,7 +458,8 @@ def _own(words: Tuple[str, ...]) -> Tuple[str, ...]:
 
 def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
     if (
-        item.unit.strip() not in ("", "epoch", "batch")
+        item.words[:1] == ("no",)  # `No Iterations 2`, of a solver
+        or item.unit.strip() not in ("", "epoch", "batch")
         or not item.text.lstrip("-+")[:1].isdigit()
         and item.text[-3:].lower() not in ("nan", "inf")
     ):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.metrics.grammar import ALIASES, COUNTERS, Line, header, parse, row
+from drumbeat.metrics.grammar import ALIASES, COUNTERS, Line, header, more_of_header, pair, parse, row
 from drumbeat.metrics.table import owner_of, rules
 
 _TOO_LARGE = 1e15  # for a step
@@ -80,6 +80,7 @@ _TABLE = 100  # lines without a row that end a table
 _WRAPPED = b" " * 20  # how a line goes on that a bar of rich has wrapped
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
+_OF_VALIDATION = regex(r"(?i)(?:val|eval|test)")
 _TRAINS = regex(r"(?i)train(?:ing)?|steps?|iterations?|epochs?")  # the label of a bar that counts steps
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 # Every line that may be a metric has one of these texts, in small letters; few others have.
@@ -197,13 +198,15 @@ class Lines:
         self._block: Optional[Record] = None  # values below a heading, which may go on
         self._under: Set[str] = set()  # names of the values that stood below it
         self._columns: List[List[str]] = []  # of the table whose header was seen
-        self._others = 0  # lines since its last row
+        self._others = -1  # lines since its last row; -1: there was none yet
+        self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
+        self._section = ""
 
     def chosen(self, data: bytes, end: int) -> Iterator[Tuple[int, int]]:
         """Yield where lines that are worth reading begin and end: those with one of the words, and all of them in a table."""
         place = 0
         for start, stop in (*_promising(data, end), (end, end)):
-            while self._columns and place < start:
+            while (self._columns or self._box) and place < start:
                 after = data.find(b"\n", place, end)
                 yield place, end if after < 0 else after
                 place = end if after < 0 else after + 1
@@ -211,16 +214,25 @@ class Lines:
                 yield start, stop
                 place = stop + 1
 
-    def untabled(self, text: str) -> str:
-        """Return a row of a table as keys and values, and any other line as it is."""
+    def untabled(self, text: str) -> List[str]:
+        """Return rows of a table, and boxes, as keys and values, and any other line as it is."""
+        key, value = pair(text) if "|" in text or "│" in text else ("", "")
+        if key:
+            self._section = self._section if value else key
+            self._box.update({key if not _OF_VALIDATION.match(self._section) else f"val {key}": value} if value else {})
+            return []
+        box, self._box, self._section = self._box, {}, ""
+        lines = [", ".join(f"{key}: {value}" for key, value in box.items())] if box else []
         columns = header(text)
         if columns:
-            self._columns, self._others = columns, 0
-        line = row(text, self._columns) if self._columns else ""
-        self._others = 0 if line else self._others + 1
-        if self._others > _TABLE:
-            self._columns = []
-        return line or text
+            self._columns, self._others = columns, -1
+        elif self._columns and not (self._others < 0 and more_of_header(text, self._columns)):
+            line = row(text, self._columns)
+            self._others = 0 if line else self._others + (self._others >= 0)
+            if line:
+                return [*lines, line]
+            self._columns = [] if self._others > _TABLE else self._columns
+        return [*lines, text]
 
     def read(self, line: Any) -> List[Record]:
         if not line:
@@ -400,7 +412,8 @@ class Reader:
             line = data[start:stop].decode("utf-8", "replace")
             line = " ".join(line.split()) if "\n" in line else line  # it was wrapped
             try:
-                found += self._lines.read(_read(self._lines.untabled(line)))
+                for text in self._lines.untabled(line):
+                    found += self._lines.read(_read(text))
             except Exception as error:  # a rank may print anything, and a run must not end by it
                 self.unread.add(error, line)
         return found + self._lines.end(final)
