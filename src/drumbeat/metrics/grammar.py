@@ -30,7 +30,7 @@ Value = Union[int, float, bool]
 
 _TOO_LARGE = 1e15  # for a count, or an epoch
 NUMBER = (
-    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?![\d,])(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4})?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
+    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?![\d,])(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4}|[dD][-+]\d\d)?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
     r"|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)(?![A-Za-z])"
 )
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -57,16 +57,16 @@ ALIASES = {
         "step": "upd schritt schritte étape etape paso passo шаг 步数 步 ステップ 단계",
         "epoch": "epoche époque epoque época epoca эпоха 轮次 エポック 에포크",
         "iteration": "itération iteración iterazione итерация 迭代",
-        "loss": "verlust perte pérdida perdida perda perdita потери потеря 损失 損失 손실",
+        "loss": "trainloss avgloss verlust perte pérdida perdida perda perdita потери потеря 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
         "accuracy": "genauigkeit précision precisión точность 准确率 精度 정확도",
-        "train": "tr 训练 訓練",
+        "train": "tr trn 训练 訓練",
         "val": "va vl 验证",
     }.items()
     for word in words.split()
 }
 _TOGETHER = regex("|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)))
-_SIGNS = str.maketrans({"│": "|", "┃": "|", "║": "|", "：": ":", "，": ",", "＝": "=", "—": "-", "–": "-", "→": ">"})
+_SIGNS = str.maketrans({"│": "|", "┃": "|", "║": "|", "：": ":", "，": ",", "＝": "=", "—": "-", "–": "-", "→": ">", "≈": "=", "↓": " ", "↑": " ", "\u00a0": " "})
 _INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss"}
 _ITEM = regex(
     rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
@@ -77,26 +77,29 @@ _ITEM = regex(
 )
 _NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
 _KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
-    r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))(?=[,;|)]|\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
+    r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))(?=[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
 )
 _COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
 _HAS_COUNTED = _set("after completed finished done at")
 _REST_OF_WORD = regex(r"^\w+")
-_FRACTION = regex(r"(?: ?: ?| (?:is |was )?)\d+\.\d")
+_FRACTION = regex(r"[\])]?(?: (?:steps|iterations|updates|epochs|batches))?(?: ?[:=] ?| (?:is |was )?)-?\d+\.\d")
+_LINKS = _set("at after for on in")  # `loss at step 12`
 _NO_VALUE = regex(
     r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)"
 )  # a question, code, or how many
 _KEY = regex(
     r"(?<![\w.])(?P<key>[^\W\d][\w@./#-]{0,60}(?: (?:[^\W\d]|[(/])[\w@./()-]{0,40}){0,6}?)\.?"
-    r"\s{0,3}(?P<more>\([^()]{1,40}\))?(?:['\"],?)?(?:\s{0,12}[:=#>|(\[-]{0,2}){1,3}\s{0,12}(?:(?:is|was|of|now) ){0,2}"
+    r"\s{0,3}(?P<more>\([^()]{1,40}\)|\[[a-z]{1,20}\])?(?:['\"],?|,(?=$))?(?:\s{0,12}[:=#>|(\[~-]{0,2}){1,3}\s{0,12}(?:(?:is|was|of|now) ){0,2}"
     r"(?:[\w.]{0,12}(?:tensor|rray|int\d\d|float\d\d)\(|['\"(\[]){0,2}$"
 )
 # What a key only stands behind: `Train Metrics (step 5)`, `stdout F train step 5`; not `eval after train step`.
-_CONTEXT = regex(r"(?i)^(?!.*\b(?:eval|val|test))(?:.*(?:\(| (?=(?:train|training|global)[ _/]\w))|the )")
+_CONTEXT = regex(r"(?i)^(?!.*\b(?:eval|val|test))(?:.*(?:\(| (?=(?:train|training|global)[ _/]\w))|(?:(?:and|with|the|a) )+)")
 _WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 
-_STEP = _set("step steps iter iters iteration iterations it itr update updates nupdates timestep timesteps")
-_LOSSES = _set("loss xent nll mse bce objective logloss bpb bpc learn")
+_STEP = _set("step steps iter iters iteration iterations it itr itn niter nstep nsteps gstep update updates nupdates timestep timesteps")
+_ROUNDS = _set("round rounds cycle generation gen tick ticks episode episodes frame frames")  # steps where nothing else is
+_LOSSES = _set("loss xent nll mse bce objective logloss crossentropy bpb bpc learn")
+_OBJECTIVES = _set("ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language")
 _BATCH = _set("batch batches minibatch")
 _EPOCH = _set("epoch epochs ep")
 _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
@@ -104,8 +107,10 @@ _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating tes
 _NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
 _BEFORE = _set("at after")  # what comes before them belongs to something else: `loss at iteration`
 _LOSS = _NOISE | _set(
-    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter mini binary"
+    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter mini binary "
+    "all ema moving sum averaged last local pretrain losses token tok nll mse bce"
 )
+_PARTS = _set("ce cross entropy")
 _LR = _set("lr learning rate base optim group l r")
 _MEMORY = _set("mem memory vram max peak gpu allocated alloc active gib gb mb")
 _TFLOPS = _set("tflops tflop s per second sec model throughput") | _set("gpu gpus device chip worker")
@@ -133,6 +138,7 @@ _TALK = regex(
     r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
+_IS = regex(r"(?:[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
 _BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
 
@@ -163,7 +169,8 @@ class Line:
     known: bool = False  # a line of a known program
     samples: Tuple[int, int] = (0, 0)  # of the epoch, so far and in all: `Train Epoch: 1 [640/60000 (1%)]`
     loss: str = "rank"  # whose it is
-    batch: bool = False  # its step is a batch of some epoch
+    batch: bool = False  # its step may be a batch of the epoch above it
+    guessed: bool = False  # its step is a number in front of the loss
 
 
 def masked(text: str) -> str:
@@ -174,7 +181,7 @@ def masked(text: str) -> str:
 def number(name: str, text: str) -> Union[int, float]:
     """A count is an int, unless it is not whole, not finite or too large."""
     factor = _FACTORS.get(text[-1:], 1.0)
-    value = float(text.rstrip("kKMBT").replace(",", "")) * factor
+    value = float(text.rstrip("kKMBT").replace(",", "").replace("D", "e").replace("d", "e")) * factor
     if name not in WHOLE:
         return value
     whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
@@ -219,7 +226,7 @@ def parse(text: str) -> Optional[Line]:
         if name in ("tokens_per_s", "samples_per_s") and (words | set(_words(item.unit))) & _DEVICE:
             whose = "device"
     metrics = [place for name, place in places.items() if name not in COUNTERS]
-    _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)))
+    guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
     if strength.get("loss") == 1 and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1:
         del values["loss"]  # one of several parts
     batch = "batch" in places and "epoch" not in values and "step" not in values
@@ -235,8 +242,8 @@ def parse(text: str) -> Optional[Line]:
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
     judged = _judged(values, validation, whose, bool(bar), label, line, items)
-    if judged and batch:
-        judged = replace(judged, batch=True)
+    if judged and (batch or guessed):
+        judged = replace(judged, batch=batch, guessed=guessed)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
     if judged and counted and counted.total and counted.text.isdigit() and "epoch" in values:
         samples = (int(counted.text), int(number("steps", counted.total)))
@@ -274,9 +281,9 @@ def _judged(
         ]
         if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
             others = [item for item in others if "." in item.text]
-        one = first == 0 and len(others) == 1 and "." in others[0].text and line[: others[0].start].rstrip("[( ")[-1:] in "=:"
+        one = first == 0 and len(others) == 1 and "." in others[0].text and bool(_IS.search(line[: others[0].start]))
         done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1 or one)
-        if not done and not bar and len(_words(line)) > 12:
+        if not done and not bar and (len(_words(line)) > 12 or any({"total", "max"} & {*item.words} for item in items)):
             return None
         return Line(values, validation, whose, bar, not done, label)
     return Line(values, validation, whose, bar, False, label)
@@ -285,8 +292,10 @@ def _judged(
 def _strength(name: str, words: Set[str]) -> int:
     """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
     if name in ("loss", "validation"):
-        return 1 if words & _LOSSES - {"loss"} else 2
+        return 1 if words & (_LOSSES | _OBJECTIVES | _PARTS) - {"loss"} else 2
     if name == "step":
+        if words & _ROUNDS:
+            return 0
         return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps", "timesteps"} else 1
     return 2 if words & ({"max", "peak"} if name != "step_time" else _STEP | _BATCH) else 1
 
@@ -307,6 +316,7 @@ def _items(line: str) -> List[Item]:
             left = _REST_OF_WORD.sub("", left, 1)  # `12.0it/10.0kit`
         key = _KEY.search(left[-120:])
         words = tuple(_words(f"{_CONTEXT.sub('', key['key'], 1)} {key['more'] or ''}")) if key else ()
+        words = () if set(words) <= {"is", "was"} else words
         text = match["until"] or match["number"]
         opened = left.rstrip()[-1:]
         unit, end = match["unit"] or "", match.end()
@@ -319,10 +329,12 @@ def _items(line: str) -> List[Item]:
         counted = _COUNTED.match(line, end) if text.isdigit() and not unit and set(words) <= _HAS_COUNTED else None
         if counted:
             words, end = tuple(_words(counted[1])), counted.end()
-        if "loss" in words and text.isdigit() and _FRACTION.match(line, end):  # `loss 12 0.51`, `loss at step 12: 0.51`
-            place = words.index("loss") + 1
-            if words[place:] in ((), ("at",)) or words[place : place + 1] == ("at",):
-                words, owed = words[place + 1 :] or ("step",), words[:place]
+        link = next((place for place, word in enumerate(words) if word in _LINKS), len(words))
+        of_loss = set(words[:link]) & (_LOSSES | {"cost"}) or set(words[:link]) - _LR and set(words[link + 1 :]) & (_STEP | _EPOCH)
+        if text.isdigit() and not unit and of_loss and _FRACTION.match(line, end):
+            counted = _COUNTED.match(line, end)
+            end = counted.end() if counted else end
+            words, owed = words[link + 1 :] or ("step",), words[:link]  # `loss 12 0.51`, `loss at step 12: 0.51`
         found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened))
         last = end
     return found
@@ -337,9 +349,12 @@ def _spelled(text: str) -> str:
     """Return the text with plain signs, and with spaces between words that some languages write together."""
     if not text.isascii():
         text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS))
+    text = _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))
     return _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text.replace("'s ", " "))
 
 
+_GLUED = regex(r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)")  # `step20`
+_ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")
 _OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212it/10.0kit`
 
 
@@ -424,10 +439,11 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
         return _time_of_step(item, unit)
-    if known & _LOSSES or rest == {"cost"}:
-        if rest - _LOSSES - {"cost"} <= _LOSS and unit != "%":
+    if known & _LOSSES or rest in ({"cost"}, {"cross", "entropy"}):
+        more = rest - _LOSSES - _OBJECTIVES - {"cost"}
+        if more <= _LOSS and unit != "%":
             return "loss", number("loss", item.text)
-        if known & _VALIDATION and rest - _VALIDATION - _LOSSES - {"best"} <= _LOSS and unit != "%":
+        if known & _VALIDATION and more - _VALIDATION - {"best"} <= _LOSS and unit != "%":
             return "validation", number("loss", item.text)
         return "", None
     if known & {"acc", "accuracy", "accu"} and (unit == "%" or "." in item.text or item.total.strip("0")):
@@ -464,8 +480,8 @@ def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
         and item.text[-3:].lower() not in ("nan", "inf")
     ):
         return "", None
-    rest = rest - _VALIDATION - ({"total"} if "timesteps" in rest else set())
-    for name, words in (("epoch", _EPOCH), ("step", _STEP), ("batch", _BATCH)):
+    rest = rest - _VALIDATION
+    for name, words in (("epoch", _EPOCH), ("step", _STEP), ("batch", _BATCH), ("step", _ROUNDS)):
         if rest and rest & words and rest <= words | _MORE_OF_A_COUNTER:
             return name, number("step" if item.text.isdigit() or name != "epoch" else "epoch", item.text)
     if rest == {"up"}:
@@ -473,7 +489,7 @@ def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
     return "", None
 
 
-_MORE_OF_A_COUNTER: FrozenSet[str] = _set("num number idx index no optimizer opt max mini env i")
+_MORE_OF_A_COUNTER: FrozenSet[str] = _set("num number idx index no optimizer opt max mini env i n id count done finished total learning")
 
 
 def _rate(known: Set[str], unit: str) -> str:
@@ -546,12 +562,14 @@ def _memory(item: Item, unit: str) -> Tuple[str, Any]:
     return "memory_gib", round(value * factor, 12)
 
 
-def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, metric: int) -> None:
-    """Counters without a key: `[10/100]`, a bar's `4/8`, `[ 1,  2000]`, `[200]` behind a logger's prefix."""
+def _count(
+    values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, metric: int, places: Dict[str, int]
+) -> bool:
+    """Counters without a key: `[10/100]`, a bar's `4/8`, `[ 1,  2000]`, `[200]` behind a logger's prefix. True: only perhaps."""
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
-    first = bool(pairs) and (pairs[0].opened in ("[", "(") or bar or not line[: pairs[0].start].strip(" |>*-"))
+    first = bool(pairs) and (pairs[0].opened in tuple("[(<{") or bar or not _SHARE.sub("", line[: pairs[0].start]).strip(" |>*-"))
     if pairs and "epoch" in values and _EPOCH_JUST_BEFORE.search(line[: pairs[0].start]):  # `epoch 5  1000 / 8223`
         first = True
     beside = first and counted == {"step"} and "epoch" in values and "steps" not in values  # num_updates=445
@@ -561,13 +579,15 @@ def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, me
             values["epoch"] = number("step", single[1] or single[2])
         if len(pairs) > 1 and "epoch" not in values:  # `[0/300][10/1251]`
             values.update(epoch=number("epoch", pairs[0].text), epochs=number("epochs", pairs.pop(0).total))
-        keras = pairs[0].opened != "[" and not line[: pairs[0].start].strip() and not _PERCENT_BAR.search(line)
+        keras = pairs[0].opened != "[" and not line[: pairs[0].start].strip() and bool(_KERAS.search(line))
         if keras and "/sample" in line:
-            return
-        name = ("batch", "batches") if "epoch" in values or keras else ("step", "steps")
+            return False
+        if not line[: pairs[0].start].strip() and "epoch" not in values and not bar and not keras:
+            places["batch"] = pairs[0].start
+        name = ("batch", "batches") if "epoch" in values or keras or "batch" in places else ("step", "steps")
         name = ("epoch", "epochs") if bar and _EPOCHS_OF_BAR.match(line) else name
         values.update(zip(name, (number("step", pairs[-1].text), number("steps", pairs[-1].total))))
-        return
+        return False
     both = _EPOCH_AND_BATCH.match(line)
     if both and not counted and "epoch" not in values:
         values.update(epoch=number("epoch", both[1]), batch=number("batch", both[2]))
@@ -576,18 +596,24 @@ def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, me
         single = None
     single = single or _MANY_STEPS.match(line)
     single = single or (_STEP_IN_FRONT.match(line) if "loss" in values else None)
-    if single and not counted and "epoch" not in values:
-        values["step"] = number("step", single[1])
+    guess = None if single or "loss" not in values else _NUMBER_IN_FRONT.match(line)
+    if (single or guess) and not counted and "epoch" not in values:
+        values["step"] = number("step", (single or guess)[1])
+        return bool(guess)
+    return False
 
 
 _EPOCH_JUST_BEFORE = regex(r"(?i)epoch[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
 _EPOCHS_OF_BAR = regex(r"(?i)\s*epochs:?\s")
 _PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
+_SHARE = regex(r"\[?\s*\d{1,3}(?:\.\d+)?\s*%\]?")
+_KERAS = regex(r"/step|[━=]{3}|\[[.>]")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
 _EPOCH_BEFORE = regex(r"(?:\[(\d{1,6})\]|(?i:train):? (\d{1,6})) ?\[ *\d{1,9}/\d")  # `[2][10/30]`, `Train: 2 [10/30`
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
+_NUMBER_IN_FRONT = regex(r"(?i)[\s\[(#*>]{0,8}(\d{1,9})(?![\d.]*\d)[\s\])*.,|:>-]{1,6}(?:train|training|avg|mean|total)?[ _/]?loss")
 _MANY_STEPS = regex(r"\[(\d{3,12})\] (?=[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+\W+[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+)")
 _STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")

@@ -80,13 +80,15 @@ _TABLE = 100  # lines without a row that end a table
 _WRAPPED = b" " * 20  # how a line goes on that a bar of rich has wrapped
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
+_OF_EPOCH = {"step": "batch", "steps": "batches"}
 _OF_VALIDATION = regex(r"(?i)(?:val|eval|test)")
 _TRAINS = regex(r"(?i)train(?:ing)?|steps?|iterations?|epochs?")  # the label of a bar that counts steps
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 # Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "poch", "iter", "complete", "%|", "atch", "time=", "rate", "lr",
-    "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", "learn",
+    "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", "learn", "tick ",
+    "round ", "episode", "generation",
     *(word for word in ALIASES if word.isascii() and len(word) > 2),
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
@@ -201,6 +203,7 @@ class Lines:
         self._others = -1  # lines since its last row; -1: there was none yet
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
         self._section = ""
+        self._guess = -1  # the last number in front of a loss
 
     def chosen(self, data: bytes, end: int) -> Iterator[Tuple[int, int]]:
         """Yield where lines that are worth reading begin and end: those with one of the words, and all of them in a table."""
@@ -249,14 +252,27 @@ class Lines:
             if record["kind"] == "step" and line.samples[1] and not set(record) & {"step", "batch"}:
                 count, total = line.samples
                 record = {**self._samples.counted({**record, "batch": count, "batches": total}), "step_is": "sample"}
-            found += self._step(record, line.known) if record["kind"] in ("step", "throughput") else [record]
+            follows = line.guessed and "step" in record and self._follows(record["step"])
+            if line.guessed and not follows:
+                record.pop("step", None)
+            if line.batch and "epoch" in self._heading and "step" in record:
+                record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
+            found += self._step(record, line.known or follows) if record["kind"] in ("step", "throughput") else [record]
         return found
 
+    def _follows(self, step: int) -> bool:
+        """Return true if a number in front of a loss counts: it goes on, and neither it nor its stride is that of ranks."""
+        last, self._guess = self._guess, step
+        return 0 <= last < step and (step - last >= 10 or step >= 64)
+
     def end(self, final: bool) -> List[Record]:
-        """Return what still waits; `final`: no more lines come, and a counter that did not advance was none."""
+        """Return what still waits; `final`: no more lines come, and a counter that did not advance was none, unless it was seen
+        once, below its total and with a loss."""
         found = self._end_block(goes_on=True)
         if final:
-            found += [each for held in self._held.values() for each in _without_count(held)]
+            for held in self._held.values():
+                known = not held.pop("again", 0) and "loss" in held and bool(set(held) & {"steps", "batches"})
+                found += [self._in_steps(held)] if known else _without_count(held)
             self._held = {}
         return found
 
@@ -350,7 +366,7 @@ class Lines:
             return []
         if not goes_on:
             self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
-        return self._advanced(block, False) if set(block) & _WORTH else []
+        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} else []
 
     def _advanced(self, record: Record, known: bool) -> List[Record]:
         """The record if its counter counts: once it has advanced, or at once where the program is known."""
@@ -361,11 +377,13 @@ class Lines:
         if known or form in self._trusted or (held is not None and _goes_on(held, record)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
+            for each in before:
+                each.pop("again", None)
             return [self._in_steps(each) for each in (*before, record)]
         if held is not None and _place(held) == _place(record) and set(held) & set(record) <= {*COUNTERS, "kind"}:
             held.update(record)  # the block goes on
             return []
-        self._held[form] = record
+        self._held[form] = record if held is None else {**record, "again": True}
         return _without_count(held)
 
     def _in_steps(self, record: Record) -> Record:
@@ -379,7 +397,8 @@ class Lines:
 
 
 def _without_count(record: Optional[Record]) -> List[Record]:
-    rest = {name: value for name, value in (record or {}).items() if name not in ("step", "steps", "batch", "batches")}
+    left_out = ("step", "steps", "batch", "batches", "again")
+    rest = {name: value for name, value in (record or {}).items() if name not in left_out}
     return [rest] if set(rest) & _WORTH else []
 
 
