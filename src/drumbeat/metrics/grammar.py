@@ -22,6 +22,7 @@ VALUES = (
     "gpus_per_node", "gpus",
 )  # fmt: skip
 COUNTERS = ("step", "steps", "epoch", "epochs", "batch", "batches")
+_TOTALS = {"step": "steps", "batch": "batches", "epoch": "epochs"}
 # Whose a value is: the printing rank's own, the average of one device, the whole job's; `unknown` where the line does not say.
 WHOSE = ("rank", "device", "all", "unknown")
 WHOLE = ("step", "steps", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
@@ -70,7 +71,7 @@ _SIGNS = str.maketrans({"│": "|", "┃": "|", "║": "|", "：": ":", "，": "
 _INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss"}
 _ITEM = regex(
     rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
-    rf"(?:\s*(?:/|\(?(?:\bout )?\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?![\w.]|\s*/))?"
+    rf"(?:\s*(?:/|\(?(?:\bout )?\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?!\w|\.\d|\s*/))?"
     r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
     r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
     r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
@@ -216,7 +217,7 @@ def parse(text: str) -> Optional[Line]:
         if not name or (name in values and strong <= strength.get(name, 0)):
             continue
         if name in ("step", "batch", "epoch"):
-            total = name + ("es" if name == "batch" else "s")
+            total = _TOTALS[name]
             if name == "step" and "steps" in values and values["step"] != value:  # of the epoch, beside the global one
                 values.update(batch=values["step"], batches=values.pop("steps"))
             if item.total:
@@ -225,6 +226,12 @@ def parse(text: str) -> Optional[Line]:
         places.setdefault(name, item.start)
         if name in ("tokens_per_s", "samples_per_s") and (words | set(_words(item.unit))) & _DEVICE:
             whose = "device"
+    if "loss" in values and not set(values) & {"step", "batch", "epoch"}:  # `SGD iteration 20 of 100: loss 0.5`
+        for item in items:
+            name, value = _counter(item, set(item.words[-1:]), set())
+            if name and item.text.isdigit() and not {*item.words} & _VALIDATION:
+                values.update({name: value, **({_TOTALS[name]: number("steps", item.total)} if item.total else {})})
+                break
     metrics = [place for name, place in places.items() if name not in COUNTERS]
     guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
     if strength.get("loss") == 1 and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1:
@@ -283,7 +290,7 @@ def _judged(
             others = [item for item in others if "." in item.text]
         one = first == 0 and len(others) == 1 and "." in others[0].text and bool(_IS.search(line[: others[0].start]))
         done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1 or one)
-        if not done and not bar and (len(_words(line)) > 12 or any({"total", "max"} & {*item.words} for item in items)):
+        if not done and not bar and (sum(not word.isdigit() for word in _words(line)) > 12 or any({"total", "max"} & {*item.words} for item in items)):
             return None
         return Line(values, validation, whose, bar, not done, label)
     return Line(values, validation, whose, bar, False, label)
@@ -363,13 +370,13 @@ def header(text: str) -> List[List[str]]:
     if len(text) > 400 or _ALONE.search(text):
         return []
     found = []
-    for place, way in enumerate(_cells(_spelled(text))):
-        if len(way) < 2 or place and "loss" not in text.lower():
+    for way in _cells(_spelled(text)):
+        if len(way) < 2 or way == text.split() and "loss" not in text.lower():
             continue
         way = [_COLUMNS.get(cell, cell) for cell in way]
-        items = [Item(tuple(_words(cell)), "1.0", "", "", 0, 0) for cell in way]
+        items = [Item(tuple(_words(cell)), "1", "", "", 0, 0) for cell in way]
         meant = [_meaning(item, items)[0] for item in items]
-        if {"step", "epoch", "batch"} & {*meant[:3]} and (place == 0 or "loss" in meant):
+        if {"step", "epoch", "batch"} & {*meant[:3]}:
             found.append(way)
     return found
 
@@ -402,17 +409,16 @@ def row(text: str, ways: List[List[str]]) -> str:
 
 def _cells(text: str) -> List[List[str]]:
     text = text.strip().strip("|").lstrip("# \t") or text.strip()
-    for sign in "|\t,":
-        if sign in text:
-            return [[cell.strip(" '\"#") or cell.strip() for cell in text.split(sign)]]
-    return [_WIDE.split(text), text.split()]
+    signs = [sign for sign in "|\t;," if sign in text]
+    found = [[cell.strip(" '\"#") or cell.strip() for cell in text.split(sign)] for sign in signs]
+    return found if "|" in text else [*found, _WIDE.split(text), text.split()]
 
 
 _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
 _LIST = regex(r"\[[^\[\]]*\]")
 _ALONE = regex(r"(?<![\w.@-])-?\.?\d")  # a number of its own
-_FIELD = regex(rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:.]*|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?")
+_FIELD = regex(rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:.]*|\d+/\d+|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?")
 _COLUMNS = {"#": "step", "E": "epoch"}
 
 
@@ -439,11 +445,11 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
         return _time_of_step(item, unit)
-    if known & _LOSSES or rest in ({"cost"}, {"cross", "entropy"}):
+    if known & _LOSSES or rest - {"avg", "average", "mean"} in ({"cost"}, {"cross", "entropy"}):
         more = rest - _LOSSES - _OBJECTIVES - {"cost"}
-        if more <= _LOSS and unit != "%":
+        if more <= _LOSS and unit != "%" and unit not in _TIMES:
             return "loss", number("loss", item.text)
-        if known & _VALIDATION and more - _VALIDATION - {"best"} <= _LOSS and unit != "%":
+        if known & _VALIDATION and more - _VALIDATION - {"best"} <= _LOSS and unit != "%" and unit not in _TIMES:
             return "validation", number("loss", item.text)
         return "", None
     if known & {"acc", "accuracy", "accu"} and (unit == "%" or "." in item.text or item.total.strip("0")):
@@ -566,14 +572,19 @@ def _count(
     values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, metric: int, places: Dict[str, int]
 ) -> bool:
     """Counters without a key: `[10/100]`, a bar's `4/8`, `[ 1,  2000]`, `[200]` behind a logger's prefix. True: only perhaps."""
+    if "batch" in values and "batches" not in values and "epoch" not in values and _STEP_IN_FRONT.match(line):
+        del values["batch"], places["batch"]  # its size: `20: loss=0.5, batch=16`
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
     first = bool(pairs) and (pairs[0].opened in tuple("[(<{") or bar or not _SHARE.sub("", line[: pairs[0].start]).strip(" |>*-"))
+    if pairs and line.lstrip()[:2] in ("[=", "[>") and not line[pairs[-1].end :].strip():
+        pairs, first, metric = pairs[-1:], True, len(line)  # `[==>..] Loss: 0.5 20/391`
     if pairs and "epoch" in values and _EPOCH_JUST_BEFORE.search(line[: pairs[0].start]):  # `epoch 5  1000 / 8223`
         first = True
+    last = first and pairs[0].opened == "[" and "loss" in values  # `loss: 2.3  [  64/60000]`
     beside = first and counted == {"step"} and "epoch" in values and "steps" not in values  # num_updates=445
-    if pairs and first and (not counted or beside) and (bar or "epoch" in values or pairs[0].start < metric):
+    if pairs and first and (not counted or beside) and (bar or "epoch" in values or pairs[0].start < metric or last):
         single = _EPOCH_BEFORE.search(line)
         if single and "epoch" not in values:
             values["epoch"] = number("step", single[1] or single[2])
@@ -582,7 +593,7 @@ def _count(
         keras = pairs[0].opened != "[" and not line[: pairs[0].start].strip() and bool(_KERAS.search(line))
         if keras and "/sample" in line:
             return False
-        if not line[: pairs[0].start].strip() and "epoch" not in values and not bar and not keras:
+        if (last or not line[: pairs[0].start].strip()) and "epoch" not in values and not bar and not keras:
             places["batch"] = pairs[0].start
         name = ("batch", "batches") if "epoch" in values or keras or "batch" in places else ("step", "steps")
         name = ("epoch", "epochs") if bar and _EPOCHS_OF_BAR.match(line) else name
