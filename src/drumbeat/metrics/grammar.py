@@ -371,7 +371,7 @@ def header(text: str) -> List[List[str]]:
         return []
     found = []
     for way in _cells(_spelled(text)):
-        if len(way) < 2 or way == text.split() and "loss" not in text.lower():
+        if len(way) < 2 or way == text.split() and not _WIDE.search(text.strip()) and "loss" not in text.lower():
             continue
         way = [_COLUMNS.get(cell, cell) for cell in way]
         items = [Item(tuple(_words(cell)), "1", "", "", 0, 0) for cell in way]
