@@ -55,19 +55,20 @@ def _set(words: str) -> FrozenSet[str]:
 ALIASES = {
     word: name
     for name, words in {
-        "step": "upd schritt schritte étape etape paso passo шаг 步数 步 ステップ 단계",
-        "epoch": "epoche époque epoque época epoca эпоха 轮次 エポック 에포크",
-        "iteration": "itération iteración iterazione итерация 迭代",
-        "loss": "trainloss avgloss verlust perte pérdida perdida perda perdita потери потеря 损失 損失 손실",
+        "step": "upd iterate schritt étape etape paso passo stap krok adım шаг 步数 步 ステップ 단계",
+        "epoch": "epoche époque epoque época epoca эпоха pass 轮次 轮数 轮 エポック 에포크",
+        "iteration": "itération iteración iterazione итерация 迭代次数 迭代",
+        "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
         "accuracy": "genauigkeit précision precisión точность 准确率 精度 정확도",
-        "train": "tr trn 训练 訓練",
+        "train": "tr trn trainings entraînement 训练 訓練",
         "val": "va vl 验证",
+        "after": "nach",
     }.items()
     for word in words.split()
 }
 _TOGETHER = regex("|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)))
-_SIGNS = str.maketrans({"│": "|", "┃": "|", "║": "|", "：": ":", "，": ",", "＝": "=", "—": "-", "–": "-", "→": ">", "≈": "=", "↓": " ", "↑": " ", "\u00a0": " "})
+_SIGNS = str.maketrans({"│": "|", "┃": "|", "║": "|", "：": ":", "，": ",", "＝": "=", "—": "-", "–": "-", "→": ">", "≈": "=", "ℒ": "L", "↓": " ", "↑": " ", "\u00a0": " "})
 _INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss"}
 _ITEM = regex(
     rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
@@ -81,7 +82,7 @@ _KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
     r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))(?=[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
 )
 _COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
-_HAS_COUNTED = _set("after completed finished done at")
+_HAS_COUNTED = _set("after completed finished done at processed trained on seen")
 _REST_OF_WORD = regex(r"^\w+")
 _FRACTION = regex(r"[\])]?(?: (?:steps|iterations|updates|epochs|batches))?(?: ?[:=] ?| (?:is |was )?)-?\d+\.\d")
 _LINKS = _set("at after for on in")  # `loss at step 12`
@@ -135,10 +136,11 @@ _VALUE = regex(r"\d|(?i:nan|inf)")
 _ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # of what was, not of what is
 # Lines that speak of a value instead of reporting it.
 _TALK = regex(
-    r"(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience"
+    r"^wandb: |(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience"
     r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
+_LONE = regex(r"(?i)\W*(?:step|iter(?:ation)?)\W{1,4}\d{1,12}(?:[:,] ?| (?:- )?)-?\d+\.\d+\s*$")  # `step 20: 2.5`
 _IS = regex(r"(?:[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
 _BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
@@ -289,7 +291,7 @@ def _judged(
         if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
             others = [item for item in others if "." in item.text]
         one = first == 0 and len(others) == 1 and "." in others[0].text and bool(_IS.search(line[: others[0].start]))
-        done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1 or one)
+        done = not bar and any(item.words for item in items) and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)
         if not done and not bar and (sum(not word.isdigit() for word in _words(line)) > 12 or any({"total", "max"} & {*item.words} for item in items)):
             return None
         return Line(values, validation, whose, bar, not done, label)
@@ -333,7 +335,10 @@ def _items(line: str) -> List[Item]:
             behind = _KEY_BEHIND.match(line, end) if "." in text else None
             words = tuple(_words(behind[1])) if behind else owed
         owed = ()
-        counted = _COUNTED.match(line, end) if text.isdigit() and not unit and set(words) <= _HAS_COUNTED else None
+        of_loss = text.isdigit() and "loss" in line.lower() and set(words) <= _HAS_COUNTED
+        counted = _COUNTED.match(line, end) if of_loss and not unit else None
+        if of_loss and unit.strip() == "batches":
+            words, unit = ("batch",), ""
         if counted:
             words, end = tuple(_words(counted[1])), counted.end()
         link = next((place for place, word in enumerate(words) if word in _LINKS), len(words))
@@ -355,11 +360,17 @@ def _words(text: str) -> List[str]:
 def _spelled(text: str) -> str:
     """Return the text with plain signs, and with spaces between words that some languages write together."""
     if not text.isascii():
-        text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS))
+        text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS).replace("d'", ""))
+        text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
+    if "it [" in text or "/Unknown" in text:  # a bar without a total
+        text = _NO_TOTAL.sub(r"batch \1 ", text)
     text = _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))
     return _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text.replace("'s ", " "))
 
 
+_NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
+_DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
+_COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
 _GLUED = regex(r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)")  # `step20`
 _ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")
 _OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212it/10.0kit`
@@ -376,7 +387,7 @@ def header(text: str) -> List[List[str]]:
         way = [_COLUMNS.get(cell, cell) for cell in way]
         items = [Item(tuple(_words(cell)), "1", "", "", 0, 0) for cell in way]
         meant = [_meaning(item, items)[0] for item in items]
-        if {"step", "epoch", "batch"} & {*meant[:3]}:
+        if {"step", "epoch", "batch"} & {*(meant if "loss" in meant else meant[:3])}:
             found.append(way)
     return found
 
@@ -425,7 +436,8 @@ _COLUMNS = {"#": "step", "E": "epoch"}
 def _with_initials(items: List[Item]) -> List[Item]:
     """`[E 4][B 100/400][L 0.9]`, `i=10 loss=0.5`: letters count where one of them, or a word, is the loss."""
     letters = {item.words[0] for item in items if len(item.words) == 1}
-    known = _INITIALS if letters >= {"l"} and letters & set("ebis") else {"i": "step"} if "loss" in letters else {}
+    counted = letters & {*"ebis", *_STEP, *_EPOCH, *_BATCH}
+    known = _INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
     return [replace(item, words=(known.get(item.words[0], item.words[0]),)) if len(item.words) == 1 else item for item in items]
 
 
@@ -577,7 +589,7 @@ def _count(
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
-    first = bool(pairs) and (pairs[0].opened in tuple("[(<{") or bar or not _SHARE.sub("", line[: pairs[0].start]).strip(" |>*-"))
+    first = bool(pairs) and (pairs[0].opened in tuple("[(<{") or bar or not _LETTER_OR_DIGIT.search(_SHARE.sub("", line[: pairs[0].start])))
     if pairs and line.lstrip()[:2] in ("[=", "[>") and not line[pairs[-1].end :].strip():
         pairs, first, metric = pairs[-1:], True, len(line)  # `[==>..] Loss: 0.5 20/391`
     if pairs and "epoch" in values and _EPOCH_JUST_BEFORE.search(line[: pairs[0].start]):  # `epoch 5  1000 / 8223`
@@ -614,9 +626,10 @@ def _count(
     return False
 
 
-_EPOCH_JUST_BEFORE = regex(r"(?i)epoch[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
+_EPOCH_JUST_BEFORE = regex(r"(?i)\bep(?:och)?[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
 _EPOCHS_OF_BAR = regex(r"(?i)\s*epochs:?\s")
 _PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
+_LETTER_OR_DIGIT = regex(r"[^\W_]")
 _SHARE = regex(r"\[?\s*\d{1,3}(?:\.\d+)?\s*%\]?")
 _KERAS = regex(r"/step|[━=]{3}|\[[.>]")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
@@ -625,6 +638,6 @@ _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
-_NUMBER_IN_FRONT = regex(r"(?i)[\s\[(#*>]{0,8}(\d{1,9})(?![\d.]*\d)[\s\])*.,|:>-]{1,6}(?:train|training|avg|mean|total)?[ _/]?loss")
+_NUMBER_IN_FRONT = regex(r"(?i)\W{0,8}(?:train\w{0,3}\W{1,4})?(\d{1,9})(?![\d.]*\d)\W{1,6}(?:train|training|avg|mean|total)?[ _/]?loss")
 _MANY_STEPS = regex(r"\[(\d{3,12})\] (?=[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+\W+[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+)")
 _STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")

@@ -80,6 +80,7 @@ _TABLE = 100  # lines without a row that end a table
 _WRAPPED = b" " * 20  # how a line goes on that a bar of rich has wrapped
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
+_BESIDE_LOSS = ("grad_norm", "lr", "step_time", *RATES)
 _OF_EPOCH = {"step": "batch", "steps": "batches"}
 _OF_VALIDATION = regex(r"(?i)(?:val|eval|test)")
 _TRAINS = regex(r"(?i)train(?:ing)?|steps?|iterations?|epochs?")  # the label of a bar that counts steps
@@ -87,7 +88,7 @@ _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-
 # Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "poch", "iter", "complete", "%|", "atch", "time=", "rate", "lr",
-    "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", "learn", "tick ",
+    "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", " l=", " l:", "ℒ", "learn", "tick ",
     "round ", "episode", "generation",
     *(word for word in ALIASES if word.isascii() and len(word) > 2),
 )  # fmt: skip
@@ -267,12 +268,14 @@ class Lines:
 
     def end(self, final: bool) -> List[Record]:
         """Return what still waits; `final`: no more lines come, and a counter that did not advance was none, unless it was seen
-        once, below its total and with a loss."""
+        once, with a loss and with its total or another value of training."""
         found = self._end_block(goes_on=True)
         if final:
             for held in self._held.values():
-                known = not held.pop("again", 0) and "loss" in held and bool(set(held) & {"steps", "batches"})
-                found += [self._in_steps(held)] if known else _without_count(held)
+                names = [*held, "loss"]
+                before = set(names[: names.index("loss")]) & {"step", "batch"}  # `loss 2.1 after 2000 steps` is told, not counted
+                known = before and "again" not in held and set(held) & {"steps", "batches", *_BESIDE_LOSS}
+                found += [self._in_steps(held)] if known and "loss" in held else _without_count(held)
             self._held = {}
         return found
 
