@@ -141,6 +141,8 @@ _TALK = regex(
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
 _LONE = regex(r"(?i)\W*(?:step|iter(?:ation)?)\W{1,4}\d{1,12}(?:[:,] ?| (?:- )?)-?\d+\.\d+\s*$")  # `step 20: 2.5`
+_OTHER_UNIT = regex(r"(?:\s?[kMGT]?(?:i?B|bits?|W|Hz)|\s?(?:ms|us|s|sec|seconds))\b")  # of a benchmark, not of training
+_REWARDED = regex(r"(?i)reward|return|score|loss|kimg")
 _IS = regex(r"(?:[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
 _BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
@@ -286,15 +288,21 @@ def _judged(
         meant = [_meaning(item, items)[0] for item in items]
         first = next((place for place, name in enumerate(meant) if name in COUNTERS), -1)
         others = [
-            item for item, name in zip(items[first + 1 :], meant[first + 1 :]) if item.words and name not in COUNTERS
+            item
+            for item, name in zip(items[first + 1 :], meant[first + 1 :])
+            if item.words and name not in COUNTERS and not _OTHER_UNIT.match(line, item.end - len(item.unit))
         ]
         if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
             others = [item for item in others if "." in item.text]
         one = first == 0 and len(others) == 1 and "." in others[0].text and bool(_IS.search(line[: others[0].start]))
         done = not bar and any(item.words for item in items) and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)
+        if not bar and "step" in values and {*items[first].words} & _ROUNDS and not _REWARDED.search(line):
+            return None
         if not done and not bar and (sum(not word.isdigit() for word in _words(line)) > 12 or any({"total", "max"} & {*item.words} for item in items)):
             return None
         return Line(values, validation, whose, bar, not done, label)
+    if set(values) <= {"step", "steps", "lr"} and any({"num", "max", "total"} & {*item.words} for item in items):
+        return None  # settings
     return Line(values, validation, whose, bar, False, label)
 
 
@@ -638,6 +646,6 @@ _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
-_NUMBER_IN_FRONT = regex(r"(?i)\W{0,8}(?:train\w{0,3}\W{1,4})?(\d{1,9})(?![\d.]*\d)\W{1,6}(?:train|training|avg|mean|total)?[ _/]?loss")
+_NUMBER_IN_FRONT = regex(r"(?i)\W{0,8}(?:train\w{0,3}\W{1,4})?(\d{1,9})(?![\d.])\W{1,6}(?:train|training|avg|mean|total)?[ _/]?loss")
 _MANY_STEPS = regex(r"\[(\d{3,12})\] (?=[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+\W+[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+)")
 _STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")
