@@ -296,7 +296,7 @@ def _judged(
             others = [item for item in others if "." in item.text]
         one = first == 0 and len(others) == 1 and "." in others[0].text and bool(_IS.search(line[: others[0].start]))
         done = not bar and any(item.words for item in items) and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)
-        if not bar and "step" in values and {*items[first].words} & _ROUNDS and not _REWARDED.search(line):
+        if not bar and "step" in values and "epoch" not in values and {*items[first].words} & _ROUNDS and not _REWARDED.search(line):
             return None
         if not done and not bar and (sum(not word.isdigit() for word in _words(line)) > 12 or any({"total", "max"} & {*item.words} for item in items)):
             return None

@@ -205,6 +205,7 @@ class Lines:
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
         self._section = ""
         self._guess = -1  # the last number in front of a loss
+        self._line, self._told = 0, 0  # lines so far, and the last one that gave a loss with its counter
 
     def chosen(self, data: bytes, end: int) -> Iterator[Tuple[int, int]]:
         """Yield where lines that are worth reading begin and end: those with one of the words, and all of them in a table."""
@@ -243,7 +244,7 @@ class Lines:
             return []
         if isinstance(line, list):
             return [self._steps.counted(record) for record in line]
-        self._left -= 1
+        self._left, self._line = self._left - 1, self._line + 1
         if line.bare:
             return self._end_block() + (self._bar(line) if line.bar else self._head(line))
         if not _reports(line) and not (self._heading and self._left > 0):
@@ -275,7 +276,8 @@ class Lines:
                 names = [*held, "loss"]
                 before = set(names[: names.index("loss")]) & {"step", "batch"}  # `loss 2.1 after 2000 steps` is told, not counted
                 known = before and "again" not in held and set(held) & {"steps", "batches", *_BESIDE_LOSS}
-                found += [self._in_steps(held)] if known and "loss" in held else _without_count(held)
+                late = held["line"] < self._told  # what is older than the last loss must not come after it
+                found += [] if late else [self._in_steps(_told(held))] if known and "loss" in held else _without_count(held)
             self._held = {}
         return found
 
@@ -380,13 +382,12 @@ class Lines:
         if known or form in self._trusted or (held is not None and _goes_on(held, record)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
-            for each in before:
-                each.pop("again", None)
-            return [self._in_steps(each) for each in (*before, record)]
+            self._told = self._line if "loss" in record else self._told
+            return [self._in_steps(_told(each)) for each in (*before, record)]
         if held is not None and _place(held) == _place(record) and set(held) & set(record) <= {*COUNTERS, "kind"}:
             held.update(record)  # the block goes on
             return []
-        self._held[form] = record if held is None else {**record, "again": True}
+        self._held[form] = {**record, "line": self._line, **({"again": True} if held is not None else {})}
         return _without_count(held)
 
     def _in_steps(self, record: Record) -> Record:
@@ -399,9 +400,13 @@ class Lines:
         return {**record, "step": epoch, **planned, "step_is": "epoch"}
 
 
+def _told(record: Record) -> Record:
+    return {name: value for name, value in record.items() if name not in ("again", "line")}
+
+
 def _without_count(record: Optional[Record]) -> List[Record]:
-    left_out = ("step", "steps", "batch", "batches", "again")
-    rest = {name: value for name, value in (record or {}).items() if name not in left_out}
+    counts = ("step", "steps", "batch", "batches")
+    rest = {name: value for name, value in _told(record or {}).items() if name not in counts}
     return [rest] if set(rest) & _WORTH else []
 
 
