@@ -47,6 +47,7 @@ _STAMP = regex(
 _FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
 _CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
 
+
 def _set(words: str) -> FrozenSet[str]:
     return frozenset(words.split())
 
@@ -58,7 +59,8 @@ ALIASES = {
         "step": "upd iterate schritt étape etape paso passo stap krok adım шаг 步数 步 ステップ 단계",
         "epoch": "epoche époque epoque época epoca эпоха pass 轮次 轮数 轮 エポック 에포크",
         "iteration": "itération iteración iterazione итерация 迭代次数 迭代",
-        "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
+        "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp "
+        "perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
         "accuracy": "genauigkeit précision precisión точность 准确率 精度 정확도",
         "train": "tr trn trainings entraînement 训练 訓練",
@@ -68,7 +70,24 @@ ALIASES = {
     for word in words.split()
 }
 _TOGETHER = regex("|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)))
-_SIGNS = str.maketrans({"│": "|", "┃": "|", "║": "|", "：": ":", "，": ",", "＝": "=", "—": "-", "–": "-", "→": ">", "≈": "=", "ℒ": "L", "↓": " ", "↑": " ", "\u00a0": " "})
+_SIGNS = str.maketrans(
+    {
+        "│": "|",
+        "┃": "|",
+        "║": "|",
+        "：": ":",
+        "，": ",",
+        "＝": "=",
+        "—": "-",
+        "–": "-",
+        "→": ">",
+        "≈": "=",
+        "ℒ": "L",
+        "↓": " ",
+        "↑": " ",
+        "\u00a0": " ",
+    }
+)
 _INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss"}
 _ITEM = regex(
     rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
@@ -79,7 +98,8 @@ _ITEM = regex(
 )
 _NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
 _KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
-    r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))(?=[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
+    r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))"
+    r"(?=[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
 )
 _COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
 _HAS_COUNTED = _set("after completed finished done at processed trained on seen")
@@ -91,17 +111,26 @@ _NO_VALUE = regex(
 )  # a question, code, or how many
 _KEY = regex(
     r"(?<![\w.])(?P<key>[^\W\d][\w@./#-]{0,60}(?: (?:[^\W\d]|[(/])[\w@./()-]{0,40}){0,6}?)\.?"
-    r"\s{0,3}(?P<more>\([^()]{1,40}\)|\[[a-z]{1,20}\])?(?:['\"],?|,(?=$))?(?:\s{0,12}[:=#>|(\[~-]{0,2}){1,3}\s{0,12}(?:(?:is|was|of|now) ){0,2}"
+    r"\s{0,3}(?P<more>\([^()]{1,40}\)|\[[a-z]{1,20}\])?(?:['\"],?|,(?=$))?"
+    r"(?:\s{0,12}[:=#>|(\[~-]{0,2}){1,3}\s{0,12}(?:(?:is|was|of|now) ){0,2}"
     r"(?:[\w.]{0,12}(?:tensor|rray|int\d\d|float\d\d)\(|['\"(\[]){0,2}$"
 )
 # What a key only stands behind: `Train Metrics (step 5)`, `stdout F train step 5`; not `eval after train step`.
-_CONTEXT = regex(r"(?i)^(?!.*\b(?:eval|val|test))(?:.*(?:\(| (?=(?:train|training|global)[ _/]\w))|(?:(?:and|with|the|a) )+)")
+_CONTEXT = regex(
+    r"(?i)^(?!.*\b(?:eval|val|test))(?:.*(?:\(| (?=(?:train|training|global)[ _/]\w))|(?:(?:and|with|the|a) )+)"
+)
 _WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 
-_STEP = _set("step steps iter iters iteration iterations it itr itn niter nstep nsteps gstep update updates nupdates timestep timesteps")
-_ROUNDS = _set("round rounds cycle generation gen tick ticks episode episodes frame frames")  # steps where nothing else is
+_STEP = _set(
+    "step steps iter iters iteration iterations it itr itn niter nstep nsteps gstep update updates nupdates timestep timesteps"
+)
+_ROUNDS = _set(
+    "round rounds cycle generation gen tick ticks episode episodes frame frames"
+)  # steps where nothing else is
 _LOSSES = _set("loss xent nll mse bce objective logloss crossentropy bpb bpc learn")
-_OBJECTIVES = _set("ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language")
+_OBJECTIVES = _set(
+    "ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language"
+)
 _BATCH = _set("batch batches minibatch")
 _EPOCH = _set("epoch epochs ep")
 _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
@@ -109,8 +138,8 @@ _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating tes
 _NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
 _BEFORE = _set("at after")  # what comes before them belongs to something else: `loss at iteration`
 _LOSS = _NOISE | _set(
-    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter mini binary "
-    "all ema moving sum averaged last local pretrain losses token tok nll mse bce"
+    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter mini "
+    "binary all ema moving sum averaged last local pretrain losses token tok nll mse bce"
 )
 _PARTS = _set("ce cross entropy")
 _LR = _set("lr learning rate base optim group l r")
@@ -238,7 +267,10 @@ def parse(text: str) -> Optional[Line]:
                 break
     metrics = [place for name, place in places.items() if name not in COUNTERS]
     guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
-    if strength.get("loss") == 1 and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1:
+    if (
+        strength.get("loss") == 1
+        and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1
+    ):
         del values["loss"]  # one of several parts
     batch = "batch" in places and "epoch" not in values and "step" not in values
     if batch:
@@ -295,10 +327,27 @@ def _judged(
         if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
             others = [item for item in others if "." in item.text]
         one = first == 0 and len(others) == 1 and "." in others[0].text and bool(_IS.search(line[: others[0].start]))
-        done = not bar and any(item.words for item in items) and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)
-        if not bar and "step" in values and "epoch" not in values and {*items[first].words} & _ROUNDS and not _REWARDED.search(line):
+        done = (
+            not bar
+            and any(item.words for item in items)
+            and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)
+        )
+        if (
+            not bar
+            and "step" in values
+            and "epoch" not in values
+            and {*items[first].words} & _ROUNDS
+            and not _REWARDED.search(line)
+        ):
             return None
-        if not done and not bar and (sum(not word.isdigit() for word in _words(line)) > 12 or any({"total", "max"} & {*item.words} for item in items)):
+        if (
+            not done
+            and not bar
+            and (
+                sum(not word.isdigit() for word in _words(line)) > 12
+                or any({"total", "max"} & {*item.words} for item in items)
+            )
+        ):
             return None
         return Line(values, validation, whose, bar, not done, label)
     if set(values) <= {"step", "steps", "lr"} and any({"num", "max", "total"} & {*item.words} for item in items):
@@ -350,7 +399,11 @@ def _items(line: str) -> List[Item]:
         if counted:
             words, end = tuple(_words(counted[1])), counted.end()
         link = next((place for place, word in enumerate(words) if word in _LINKS), len(words))
-        of_loss = set(words[:link]) & (_LOSSES | {"cost"}) or set(words[:link]) - _LR and set(words[link + 1 :]) & (_STEP | _EPOCH)
+        of_loss = (
+            set(words[:link]) & (_LOSSES | {"cost"})
+            or set(words[:link]) - _LR
+            and set(words[link + 1 :]) & (_STEP | _EPOCH)
+        )
         if text.isdigit() and not unit and of_loss and _FRACTION.match(line, end):
             counted = _COUNTED.match(line, end)
             end = counted.end() if counted else end
@@ -373,13 +426,17 @@ def _spelled(text: str) -> str:
     if "it [" in text or "/Unknown" in text:  # a bar without a total
         text = _NO_TOTAL.sub(r"batch \1 ", text)
     text = _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))
-    return _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text.replace("'s ", " "))
+    return _OF_PROGRESS.sub(
+        lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text.replace("'s ", " ")
+    )
 
 
 _NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
 _DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
 _COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
-_GLUED = regex(r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)")  # `step20`
+_GLUED = regex(
+    r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)"
+)  # `step20`
 _ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")
 _OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212it/10.0kit`
 
@@ -446,7 +503,10 @@ def _with_initials(items: List[Item]) -> List[Item]:
     letters = {item.words[0] for item in items if len(item.words) == 1}
     counted = letters & {*"ebis", *_STEP, *_EPOCH, *_BATCH}
     known = _INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
-    return [replace(item, words=(known.get(item.words[0], item.words[0]),)) if len(item.words) == 1 else item for item in items]
+    return [
+        replace(item, words=(known.get(item.words[0], item.words[0]),)) if len(item.words) == 1 else item
+        for item in items
+    ]
 
 
 def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
@@ -515,7 +575,9 @@ def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
     return "", None
 
 
-_MORE_OF_A_COUNTER: FrozenSet[str] = _set("num number idx index no optimizer opt max mini env i n id count done finished total learning")
+_MORE_OF_A_COUNTER: FrozenSet[str] = _set(
+    "num number idx index no optimizer opt max mini env i n id count done finished total learning"
+)
 
 
 def _rate(known: Set[str], unit: str) -> str:
@@ -597,7 +659,9 @@ def _count(
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
-    first = bool(pairs) and (pairs[0].opened in tuple("[(<{") or bar or not _LETTER_OR_DIGIT.search(_SHARE.sub("", line[: pairs[0].start])))
+    first = bool(pairs) and (
+        pairs[0].opened in tuple("[(<{") or bar or not _LETTER_OR_DIGIT.search(_SHARE.sub("", line[: pairs[0].start]))
+    )
     if pairs and line.lstrip()[:2] in ("[=", "[>") and not line[pairs[-1].end :].strip():
         pairs, first, metric = pairs[-1:], True, len(line)  # `[==>..] Loss: 0.5 20/391`
     if pairs and "epoch" in values and _EPOCH_JUST_BEFORE.search(line[: pairs[0].start]):  # `epoch 5  1000 / 8223`
@@ -628,8 +692,9 @@ def _count(
     single = single or _MANY_STEPS.match(line)
     single = single or (_STEP_IN_FRONT.match(line) if "loss" in values else None)
     guess = None if single or "loss" not in values else _NUMBER_IN_FRONT.match(line)
-    if (single or guess) and not counted and "epoch" not in values:
-        values["step"] = number("step", (single or guess)[1])
+    seen = single or guess
+    if seen and not counted and "epoch" not in values:
+        values["step"] = number("step", seen[1])
         return bool(guess)
     return False
 
@@ -646,6 +711,8 @@ _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
-_NUMBER_IN_FRONT = regex(r"(?i)\W{0,8}(?:train\w{0,3}\W{1,4})?(\d{1,9})(?![\d.])\W{1,6}(?:train|training|avg|mean|total)?[ _/]?loss")
+_NUMBER_IN_FRONT = regex(
+    r"(?i)\W{0,8}(?:train\w{0,3}\W{1,4})?(\d{1,9})(?![\d.])\W{1,6}(?:train|training|avg|mean|total)?[ _/]?loss"
+)
 _MANY_STEPS = regex(r"\[(\d{3,12})\] (?=[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+\W+[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+)")
 _STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")

@@ -88,8 +88,8 @@ _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-
 # Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "poch", "iter", "complete", "%|", "atch", "time=", "rate", "lr",
-    "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", " l=", " l:", "ℒ", "learn", "tick ",
-    "round ", "episode", "generation",
+    "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", " l=", " l:", "ℒ",
+    "learn", "tick ", "round ", "episode", "generation",
     *(word for word in ALIASES if word.isascii() and len(word) > 2),
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
@@ -274,10 +274,15 @@ class Lines:
         if final:
             for held in self._held.values():
                 names = [*held, "loss"]
-                before = set(names[: names.index("loss")]) & {"step", "batch"}  # `loss 2.1 after 2000 steps` is told, not counted
+                before = set(names[: names.index("loss")]) & {
+                    "step",
+                    "batch",
+                }  # `loss 2.1 after 2000 steps` is told, not counted
                 known = before and "again" not in held and set(held) & {"steps", "batches", *_BESIDE_LOSS}
                 late = held["line"] < self._told  # what is older than the last loss must not come after it
-                found += [] if late else [self._in_steps(_told(held))] if known and "loss" in held else _without_count(held)
+                found += (
+                    [] if late else [self._in_steps(_told(held))] if known and "loss" in held else _without_count(held)
+                )
             self._held = {}
         return found
 
