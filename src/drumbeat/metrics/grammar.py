@@ -392,25 +392,26 @@ def _items(line: str) -> List[Item]:
             behind = _KEY_BEHIND.match(line, end) if "." in text else None
             words = tuple(_words(behind[1])) if behind else owed
         owed = ()
-        of_loss = text.isdigit() and "loss" in line.lower() and set(words) <= _HAS_COUNTED
-        counted = _COUNTED.match(line, end) if of_loss and not unit else None
-        if of_loss and unit.strip() == "batches":
-            words, unit = ("batch",), ""
-        if counted:
-            words, end = tuple(_words(counted[1])), counted.end()
-        link = next((place for place, word in enumerate(words) if word in _LINKS), len(words))
-        of_loss = (
-            set(words[:link]) & (_LOSSES | {"cost"})
-            or set(words[:link]) - _LR
-            and set(words[link + 1 :]) & (_STEP | _EPOCH)
-        )
-        if text.isdigit() and not unit and of_loss and _FRACTION.match(line, end):
-            counted = _COUNTED.match(line, end)
-            end = counted.end() if counted else end
-            words, owed = words[link + 1 :] or ("step",), words[:link]  # `loss 12 0.51`, `loss at step 12: 0.51`
+        if text.isdigit():
+            words, unit, end, owed = _count_behind(line, words, unit, end)
         found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened))
         last = end
     return found
+
+
+def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tuple[Tuple[str, ...], str, int, Any]:
+    """Key, unit and end of a whole number, and the key of the next one: `after 20 steps`, `loss 20 0.5`, `loss at step 20: 0.5`."""
+    counted = _COUNTED.match(line, end) if not unit else None
+    if set(words) <= _HAS_COUNTED and "loss" in line.lower():
+        if unit.strip() == "batches":
+            return ("batch",), "", end, ()
+        return (tuple(_words(counted[1])), unit, counted.end(), ()) if counted else (words, unit, end, ())
+    link = next((place for place, word in enumerate(words) if word in _LINKS), len(words))
+    told, key = words[:link], words[link + 1 :]
+    of_loss = {*told} & (_LOSSES | {"cost"}) or {*told} - _LR and {*key} & (_STEP | _EPOCH)
+    if unit or not of_loss or not _FRACTION.match(line, end):
+        return words, unit, end, ()
+    return key or ("step",), unit, counted.end() if counted else end, told
 
 
 def _words(text: str) -> List[str]:
@@ -425,10 +426,9 @@ def _spelled(text: str) -> str:
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
     if "it [" in text or "/Unknown" in text:  # a bar without a total
         text = _NO_TOTAL.sub(r"batch \1 ", text)
-    text = _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))
-    return _OF_PROGRESS.sub(
-        lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text.replace("'s ", " ")
-    )
+    if "it/" in text:
+        text = _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text)
+    return _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text)).replace("'s ", " ")
 
 
 _NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
@@ -443,7 +443,7 @@ _OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212
 
 def header(text: str) -> List[List[str]]:
     """Return the columns of a table whose header this is, in each way in which its words can be cut; [] for any other line."""
-    if len(text) > 400 or _ALONE.search(text):
+    if len(text) > 400 or not _COUNTS.search(text) or _ALONE.search(text):
         return []
     found = []
     for way in _cells(_spelled(text)):
@@ -490,6 +490,7 @@ def _cells(text: str) -> List[List[str]]:
     return found if "|" in text else [*found, _WIDE.split(text), text.split()]
 
 
+_COUNTS = regex(r"(?i)step|epoch|iter|batch|update|round|tick|^\W*E\s")
 _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
 _LIST = regex(r"\[[^\[\]]*\]")

@@ -90,7 +90,7 @@ WORDS = (
     "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "poch", "iter", "complete", "%|", "atch", "time=", "rate", "lr",
     "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", " l=", " l:", "ℒ",
     "learn", "tick ", "round ", "episode", "generation",
-    *(word for word in ALIASES if word.isascii() and len(word) > 2),
+    "verl", "perte", "perd", "strata",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _FOREIGN = tuple(text.encode() for word in ALIASES if not word.isascii() for text in {word, word.title()})
@@ -221,7 +221,7 @@ class Lines:
 
     def untabled(self, text: str) -> List[str]:
         """Return rows of a table, and boxes, as keys and values, and any other line as it is."""
-        key, value = pair(text) if "|" in text or "│" in text else ("", "")
+        key, value = pair(text) if text.lstrip()[:1] in ("|", "│") else ("", "")
         if key:
             self._section = self._section if value else key
             self._box.update({key if not _OF_VALIDATION.match(self._section) else f"val {key}": value} if value else {})
