@@ -9,6 +9,7 @@ as keys and values once its header has been seen. Whether a counter really count
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
@@ -381,8 +382,7 @@ def _items(line: str) -> List[Item]:
         if found and left[:1].isalpha():
             left = _REST_OF_WORD.sub("", left, 1)  # `12.0it/10.0kit`
         key = _KEY.search(left[-120:])
-        words = tuple(_words(f"{_CONTEXT.sub('', key['key'], 1)} {key['more'] or ''}")) if key else ()
-        words = () if set(words) <= {"is", "was"} else words
+        words = _words(key["key"], key["more"] or "") if key else ()
         text = match["until"] or match["number"]
         opened = left.rstrip()[-1:]
         unit, end = match["unit"] or "", match.end()
@@ -390,7 +390,7 @@ def _items(line: str) -> List[Item]:
             unit, end = "", match.end("number")  # `loss 0.1 tokens/s 1010`: the key of the next value
         if not words and not match["total"] and not unit:
             behind = _KEY_BEHIND.match(line, end) if "." in text else None
-            words = tuple(_words(behind[1])) if behind else owed
+            words = _words(behind[1]) if behind else owed
         owed = ()
         if text.isdigit():
             words, unit, end, owed = _count_behind(line, words, unit, end)
@@ -400,12 +400,12 @@ def _items(line: str) -> List[Item]:
 
 
 def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tuple[Tuple[str, ...], str, int, Any]:
-    """Key, unit and end of a whole number, and the key of the next one: `after 20 steps`, `loss 20 0.5`, `loss at step 20: 0.5`."""
+    """Key, unit and end of a whole number, and the key of the next: `after 20 steps`, `loss 20 0.5`, `loss at step 20: 0.5`."""
     counted = _COUNTED.match(line, end) if not unit else None
     if set(words) <= _HAS_COUNTED and "loss" in line.lower():
         if unit.strip() == "batches":
             return ("batch",), "", end, ()
-        return (tuple(_words(counted[1])), unit, counted.end(), ()) if counted else (words, unit, end, ())
+        return (_words(counted[1]), unit, counted.end(), ()) if counted else (words, unit, end, ())
     link = next((place for place, word in enumerate(words) if word in _LINKS), len(words))
     told, key = words[:link], words[link + 1 :]
     of_loss = {*told} & (_LOSSES | {"cost"}) or {*told} - _LR and {*key} & (_STEP | _EPOCH)
@@ -414,9 +414,11 @@ def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tup
     return key or ("step",), unit, counted.end() if counted else end, told
 
 
-def _words(text: str) -> List[str]:
-    found = [word.lower() for word in _WORD.findall(text)]
-    return [ALIASES.get(word, word) for word in found]
+@lru_cache(maxsize=2048)  # a program prints the same keys again and again
+def _words(text: str, more: str = "") -> Tuple[str, ...]:
+    found = (word.lower() for word in _WORD.findall(f"{_CONTEXT.sub('', text, 1)} {more}"))
+    words = tuple(ALIASES.get(word, word) for word in found)
+    return words if set(words) - {"is", "was"} else ()
 
 
 def _spelled(text: str) -> str:
@@ -450,7 +452,7 @@ def header(text: str) -> List[List[str]]:
         if len(way) < 2 or way == text.split() and not _WIDE.search(text.strip()) and "loss" not in text.lower():
             continue
         way = [_COLUMNS.get(cell, cell) for cell in way]
-        items = [Item(tuple(_words(cell)), "1", "", "", 0, 0) for cell in way]
+        items = [Item(_words(cell), "1", "", "", 0, 0) for cell in way]
         meant = [_meaning(item, items)[0] for item in items]
         if {"step", "epoch", "batch"} & {*(meant if "loss" in meant else meant[:3])}:
             found.append(way)
@@ -584,7 +586,7 @@ _MORE_OF_A_COUNTER: FrozenSet[str] = _set(
 def _rate(known: Set[str], unit: str) -> str:
     said = _words(unit)
     if said and said[-1] not in _SECOND and set(said) & _SECOND and set(said) & _DEVICE:
-        said = [word for word in said if word not in _DEVICE and word != "per"]
+        said = tuple(word for word in said if word not in _DEVICE and word != "per")
     if len(said) > 1 and said[-1] in _SECOND and said[0] in _NOUNS:
         return _NOUNS[said[0]]
     if len(said) == 1 and unit.startswith("/") and said[0] in _SECOND:
