@@ -128,7 +128,17 @@ _STEP = _set(
 _ROUNDS = _set(
     "round rounds cycle generation gen tick ticks episode episodes frame frames"
 )  # steps where nothing else is
-_LOSSES = _set("loss xent nll mse bce objective logloss crossentropy bpb bpc learn")
+_LOSSES = _set("loss xent nll mse bce objective logloss crossentropy bpb bpc bpd learn")
+_OTHER_LOSSES = (
+    {"cost"},
+    {"cross", "entropy"},
+    {"ce"},
+    {"neg", "log", "likelihood"},
+    {"negative", "log", "likelihood"},
+)
+_QUALITIES = _set(
+    "ppl perplexity err error rmse mae reward return score residual fitness psnr iou dice wer cer bleu auc"
+)
 _OBJECTIVES = _set(
     "ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language"
 )
@@ -327,7 +337,12 @@ def _judged(
         ]
         if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
             others = [item for item in others if "." in item.text]
-        one = first == 0 and len(others) == 1 and "." in others[0].text and bool(_IS.search(line[: others[0].start]))
+        one = (
+            first == 0
+            and len(others) == 1
+            and "." in others[0].text
+            and bool(_IS.search(line[: others[0].start]) or {*others[0].words} & _QUALITIES)
+        )
         done = (
             not bar
             and any(item.words for item in items)
@@ -528,8 +543,8 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
         return _time_of_step(item, unit)
-    if known & _LOSSES or rest - {"avg", "average", "mean"} in ({"cost"}, {"cross", "entropy"}):
-        more = rest - _LOSSES - _OBJECTIVES - {"cost"}
+    if known & _LOSSES or rest - {"avg", "average", "mean"} in _OTHER_LOSSES:
+        more = rest - _LOSSES - _OBJECTIVES - {"cost", "neg", "negative", "log", "likelihood"}
         if more <= _LOSS and unit != "%" and unit not in _TIMES:
             return "loss", number("loss", item.text)
         if known & _VALIDATION and more - _VALIDATION - {"best"} <= _LOSS and unit != "%" and unit not in _TIMES:
