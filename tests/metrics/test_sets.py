@@ -66,3 +66,11 @@ def test_a_block_that_is_read_in_parts_is_one_step():
 def test_a_number_in_front_of_a_loss_is_no_step_if_it_may_be_a_rank():
     assert not [each for each in records([f"{rank} loss 0.5" for rank in (0, 1, 2, 3)]) if "step" in each]
     assert [each.get("step") for each in records([f"{step} loss 0.5" for step in (0, 100, 200)])] == [None, 100, 200]
+
+
+def test_a_table_ends_when_no_row_follows_its_header():
+    reader = Reader()
+    reader.feed(b"step  loss  lr\n" + b"nothing\n" * 200)
+    assert not reader._lines._columns
+    reader.feed(b"| loss | 0.5 |\n" + b"".join(b"| key%d | 1 |\n" % at for at in range(1000)))
+    assert len(reader._lines._box) <= 102

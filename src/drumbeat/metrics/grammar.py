@@ -719,7 +719,6 @@ def _count(
 
 _EPOCH_JUST_BEFORE = regex(r"(?i)\bep(?:och)?[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
 _EPOCHS_OF_BAR = regex(r"(?i)\s*epochs:?\s")
-_PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
 _LETTER_OR_DIGIT = regex(r"[^\W_]")
 _SHARE = regex(r"\[?\s*\d{1,3}(?:\.\d+)?\s*%\]?")
 _KERAS = regex(r"/step|[━=]{3}|\[[.>]")

@@ -76,7 +76,7 @@ _CHUNK = 1 << 20  # bytes of one log that are read at a time
 _BEHIND = 8 << 20
 _EVERY = 0.25  # seconds between two looks at the logs
 _BLOCK = 30  # lines that a heading is valid for, with values that name no counter
-_TABLE = 100  # lines without a row that end a table
+_TABLE = 100  # lines without a row that end a table, and the most rows of a box
 _WRAPPED = b" " * 20  # how a line goes on that a bar of rich has wrapped
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
@@ -201,7 +201,7 @@ class Lines:
         self._block: Optional[Record] = None  # values below a heading, which may go on
         self._under: Set[str] = set()  # names of the values that stood below it
         self._columns: List[List[str]] = []  # of the table whose header was seen
-        self._others = -1  # lines since its last row; -1: there was none yet
+        self._rows, self._others = 0, 0  # its rows, and the lines since the last one
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
         self._section = ""
         self._guess = -1  # the last number in front of a loss
@@ -224,16 +224,17 @@ class Lines:
         key, value = pair(text) if text.lstrip()[:1] in ("|", "│") else ("", "")
         if key:
             self._section = self._section if value else key
+            self._box = {} if len(self._box) > _TABLE else self._box
             self._box.update({key if not _OF_VALIDATION.match(self._section) else f"val {key}": value} if value else {})
             return []
         box, self._box, self._section = self._box, {}, ""
         lines = [", ".join(f"{key}: {value}" for key, value in box.items())] if box else []
         columns = header(text)
         if columns:
-            self._columns, self._others = columns, -1
-        elif self._columns and not (self._others < 0 and more_of_header(text, self._columns)):
+            self._columns, self._rows, self._others = columns, 0, 0
+        elif self._columns and (self._rows or not more_of_header(text, self._columns)):
             line = row(text, self._columns)
-            self._others = 0 if line else self._others + (self._others >= 0)
+            self._rows, self._others = self._rows + bool(line), 0 if line else self._others + 1
             if line:
                 return [*lines, line]
             self._columns = [] if self._others > _TABLE else self._columns
