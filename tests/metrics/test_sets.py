@@ -10,6 +10,7 @@ import pytest
 
 from drumbeat.metrics.printed import Reader
 
+RIGHT_LOOPS = 496  # of the 570 in loops.txt
 SETS = {"read": (81, 82), "kept_apart": (48, 51)}  # right, of
 
 
@@ -74,3 +75,17 @@ def test_a_table_ends_when_no_row_follows_its_header():
     assert not reader._lines._columns
     reader.feed(b"| loss | 0.5 |\n" + b"".join(b"| key%d | 1 |\n" % at for at in range(1000)))
     assert len(reader._lines._box) <= 102
+
+
+def test_ways_in_which_loops_print_their_counter_and_their_loss():
+    """Two lines of each, at 10 and 20: most are read, and none wrongly. `{s}` is the counter, `{l}` the loss."""
+    forms = (Path(__file__).parent / "data" / "loops.txt").read_text(encoding="utf-8").splitlines()
+    right = 0
+    for form in forms:
+        last = {}
+        for record in records([form.format(s=10, l=2.7), form.format(s=20, l=2.5)]):
+            last.update(record if record["kind"] == "step" else {})
+        counted = {last.get(name) for name in ("step", "batch", "epoch")}
+        assert last.get("loss") in (None, 2.5, 2.7), form
+        right += 20 in counted and ("{l" not in form or last.get("loss") == 2.5)
+    assert right >= RIGHT_LOOPS, right

@@ -104,7 +104,6 @@ _KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
 )
 _COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
 _HAS_COUNTED = _set("after completed finished done at processed trained on seen")
-_REST_OF_WORD = regex(r"^\w+")
 _FRACTION = regex(r"[\])]?(?: (?:steps|iterations|updates|epochs|batches))?(?: ?[:=] ?| (?:is |was )?)-?\d+\.\d")
 _LINKS = _set("at after for on in")  # `loss at step 12`
 _NO_VALUE = regex(
@@ -394,8 +393,6 @@ def _items(line: str) -> List[Item]:
         if not match["total"] and _NO_VALUE.match(line, match.end()):
             continue
         left = line[max(last, match.start() - 160) : match.start()]
-        if found and left[:1].isalpha():
-            left = _REST_OF_WORD.sub("", left, 1)  # `12.0it/10.0kit`
         key = _KEY.search(left[-120:])
         words = _words(key["key"], key["more"] or "") if key else ()
         text = match["until"] or match["number"]
