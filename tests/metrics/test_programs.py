@@ -45,7 +45,7 @@ def test_samples_of_an_epoch_are_progress_of_their_own():
     line = "Train Epoch: {} [{}/640 ({}%)]\tLoss: 0.3"
     records = read(*(line.format(epoch, at, at // 7) for epoch in (1, 2) for at in (0, 24, 48)))
     assert counted(records, "step", "step_is", "batch")[:4] == [
-        (0, "sample", None), (24, "sample", None), (48, "sample", None), (640, "sample", None),
+        (0, "sample", 0), (24, "sample", 24), (48, "sample", 48), (640, "sample", 0),
     ]  # fmt: skip
 
 

@@ -1,13 +1,15 @@
 """Read a printed line as metrics, whatever program printed it.
 
-Dates, clocks, paths and versions are masked first. What is left is a row of numbers, each with the words before it (its key),
-the total behind a slash, and its unit. A key is a metric if all its words are known: `train_loss` is the loss, `aux loss`,
-`loss scale` and `packet loss` are not. Whether a counter really counts, only the next lines can show: see printed.py.
+Dates, clocks, paths and versions are masked first. What is left is a row of numbers, each with its key (the words before it, or
+behind it: `2.31 loss`, `200 updates`), the total behind a slash, and its unit. A key is a metric if all its words are known, in
+any of several languages: `train_loss` is the loss, `aux loss`, `loss scale` and `packet loss` are not. A row of a table is read
+as keys and values once its header has been seen. Whether a counter really counts, only the next lines can show: see printed.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
@@ -21,6 +23,7 @@ VALUES = (
     "gpus_per_node", "gpus",
 )  # fmt: skip
 COUNTERS = ("step", "steps", "epoch", "epochs", "batch", "batches")
+_TOTALS = {"step": "steps", "batch": "batches", "epoch": "epochs"}
 # Whose a value is: the printing rank's own, the average of one device, the whole job's; `unknown` where the line does not say.
 WHOSE = ("rank", "device", "all", "unknown")
 WHOLE = ("step", "steps", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
@@ -29,7 +32,7 @@ Value = Union[int, float, bool]
 
 _TOO_LARGE = 1e15  # for a count, or an epoch
 NUMBER = (
-    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?![\d,])(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4})?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
+    r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?![\d,])(?:\.\d*)?|\d{1,400}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4}|[dD][-+]\d\d)?(?:[kKMBT](?![A-Za-z]))?(?![A-Za-z]?\d)"
     r"|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)(?![A-Za-z])"
 )
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -45,32 +48,99 @@ _STAMP = regex(
 _FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
 _CLOCK_OF_BAR = regex(r"\d{1,3}:\d\d(?=[<,\] ])|<\d{1,3}:\d\d")
 
-_ITEM = regex(
-    rf"(?<![\w.@%])(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
-    rf"(?:\s*(?:/|\(?(?:\bout )?\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?![\w.]|\s*/))?"
-    r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
-    r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
-    r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
-)
-_NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
-_KEY_BEHIND = regex(r" ((?:avg |average |train )?(?:loss|LR|lr))(?=[,;|]|\s*$)")  # `2.45 avg loss, 0.001 LR`
-_REST_OF_WORD = regex(r"^\w+")
-_FRACTION = regex(r" \d+\.\d")
-_NO_VALUE = regex(
-    r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)"
-)  # a question, code, or how many
-_KEY = regex(
-    r"(?<![0-9A-Za-z_.])(?P<key>[A-Za-z_][\w@./#-]{0,60}(?: [A-Za-z(/][\w@./()-]{0,40}){0,6}?)\.?"
-    r"\s{0,3}(?P<more>\([^()]{1,40}\))?['\"]?(?:\s{0,12}[:=#>|(\[-]{0,2}){1,3}\s{0,12}(?:is )?(?:tensor\(|['\"(\[]){0,2}$"
-)
-_WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-
 
 def _set(words: str) -> FrozenSet[str]:
     return frozenset(words.split())
 
 
-_STEP = _set("step steps iter iters iteration iterations it itr update updates nupdates")
+# Other spellings of words, and their translations.
+ALIASES = {
+    word: name
+    for name, words in {
+        "step": "upd iterate schritt étape etape paso passo stap krok adım шаг 步数 步 ステップ 단계",
+        "epoch": "epoche époque epoque época epoca эпоха pass 轮次 轮数 轮 エポック 에포크",
+        "iteration": "itération iteración iterazione итерация 迭代次数 迭代",
+        "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp "
+        "perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
+        "lr": "lernrate 学习率 学習率 학습률",
+        "accuracy": "genauigkeit précision precisión точность 准确率 精度 정확도",
+        "train": "tr trn trainings entraînement 训练 訓練",
+        "val": "va vl 验证",
+        "after": "nach",
+    }.items()
+    for word in words.split()
+}
+_TOGETHER = regex("|".join(sorted((word for word in ALIASES if word > "\u3000"), key=len, reverse=True)))
+_SIGNS = str.maketrans(
+    {
+        "│": "|",
+        "┃": "|",
+        "║": "|",
+        "：": ":",
+        "，": ",",
+        "＝": "=",
+        "—": "-",
+        "–": "-",
+        "→": ">",
+        "≈": "=",
+        "ℒ": "L",
+        "↓": " ",
+        "↑": " ",
+        "\u00a0": " ",
+    }
+)
+_INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss"}
+_ITEM = regex(
+    rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
+    rf"(?:\s*(?:/|\(?(?:\bout )?\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?!\w|\.\d|\s*/))?"
+    r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
+    r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
+    r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
+)
+_NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
+_KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
+    r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))"
+    r"(?=[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
+)
+_COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
+_HAS_COUNTED = _set("after completed finished done at processed trained on seen")
+_FRACTION = regex(r"[\])]?(?: (?:steps|iterations|updates|epochs|batches))?(?: ?[:=] ?| (?:is |was )?)-?\d+\.\d")
+_LINKS = _set("at after for on in")  # `loss at step 12`
+_NO_VALUE = regex(
+    r"\?|\s?\*\s?[A-Za-z(]|\s?(?i:gpu|node|rank|device|worker)s?\b(?!\w|\s?[:=]\s?\d)"
+)  # a question, code, or how many
+_KEY = regex(
+    r"(?<![\w.])(?P<key>[^\W\d][\w@./#-]{0,60}(?: (?:[^\W\d]|[(/])[\w@./()-]{0,40}){0,6}?)\.?"
+    r"\s{0,3}(?P<more>\([^()]{1,40}\)|\[[a-z]{1,20}\])?(?:['\"],?|,(?=$))?"
+    r"(?:\s{0,12}[:=#>|(\[~-]{0,2}){1,3}\s{0,12}(?:(?:is|was|of|now) ){0,2}"
+    r"(?:[\w.]{0,12}(?:tensor|rray|int\d\d|float\d\d)\(|['\"(\[]){0,2}$"
+)
+# What a key only stands behind: `Train Metrics (step 5)`, `stdout F train step 5`; not `eval after train step`.
+_CONTEXT = regex(
+    r"(?i)^(?!.*\b(?:eval|val|test))(?:.*(?:\(| (?=(?:train|training|global)[ _/]\w))|(?:(?:and|with|the|a) )+)"
+)
+_WORD = regex(r"TFLOPs?(?![a-z])|[GM]i?B(?![a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
+
+_STEP = _set(
+    "step steps iter iters iteration iterations it itr itn niter nstep nsteps gstep update updates nupdates timestep timesteps"
+)
+_ROUNDS = _set(
+    "round rounds cycle generation gen tick ticks episode episodes frame frames"
+)  # steps where nothing else is
+_LOSSES = _set("loss xent nll mse bce objective logloss crossentropy bpb bpc bpd learn")
+_OTHER_LOSSES = (
+    {"cost"},
+    {"cross", "entropy"},
+    {"ce"},
+    {"neg", "log", "likelihood"},
+    {"negative", "log", "likelihood"},
+)
+_QUALITIES = _set(
+    "ppl perplexity err error rmse mae reward return score residual fitness psnr iou dice wer cer bleu auc"
+)
+_OBJECTIVES = _set(
+    "ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language"
+)
 _BATCH = _set("batch batches minibatch")
 _EPOCH = _set("epoch epochs ep")
 _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating test testing dev validate cv holdout")
@@ -78,8 +148,10 @@ _VALIDATION = _set("val valid validation eval evaluation evaluate evaluating tes
 _NOISE = _set("info debug main root current cur train training trainer global completed end of perf")
 _BEFORE = _set("at after")  # what comes before them belongs to something else: `loss at iteration`
 _LOSS = _NOISE | _set(
-    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter"
+    "total tot avg avr ave average mean running reduced smoothed smooth batch epoch step lm ce cross entropy per iter mini "
+    "binary all ema moving sum averaged last local pretrain losses token tok nll mse bce"
 )
+_PARTS = _set("ce cross entropy")
 _LR = _set("lr learning rate base optim group l r")
 _MEMORY = _set("mem memory vram max peak gpu allocated alloc active gib gb mb")
 _TFLOPS = _set("tflops tflop s per second sec model throughput") | _set("gpu gpus device chip worker")
@@ -99,14 +171,20 @@ _RATES = {"tps": "tokens_per_s", "wps": "tokens_per_s", "tgs": "tokens_per_s", "
 _TIMES = {"ms": 1e-3, "us": 1e-6, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0}
 _SIZES = {"G": 1.0, "GB": 1.0, "GiB": 1.0, "M": 1 / 1024, "MB": 1 / 1024, "MiB": 1 / 1024}
 
+_VALUE = regex(r"\d|(?i:nan|inf)")
+_ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # of what was, not of what is
 # Lines that speak of a value instead of reporting it.
 _TALK = regex(
-    r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Ss]av(?:e|ed|ing)|[Pp]atience"
+    r"^wandb: |(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience"
     r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
+_LONE = regex(r"(?i)\W*(?:step|iter(?:ation)?)\W{1,4}\d{1,12}(?:[:,] ?| (?:- )?)-?\d+\.\d+\s*$")  # `step 20: 2.5`
+_OTHER_UNIT = regex(r"(?:\s?[kMGT]?(?:i?B|bits?|W|Hz)|\s?(?:ms|us|s|sec|seconds))\b")  # of a benchmark, not of training
+_REWARDED = regex(r"(?i)reward|return|score|loss|kimg")
+_IS = regex(r"(?:[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
-_BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}")
+_BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
 
 
 @dataclass(frozen=True)
@@ -135,6 +213,8 @@ class Line:
     known: bool = False  # a line of a known program
     samples: Tuple[int, int] = (0, 0)  # of the epoch, so far and in all: `Train Epoch: 1 [640/60000 (1%)]`
     loss: str = "rank"  # whose it is
+    batch: bool = False  # its step may be a batch of the epoch above it
+    guessed: bool = False  # its step is a number in front of the loss
 
 
 def masked(text: str) -> str:
@@ -145,7 +225,7 @@ def masked(text: str) -> str:
 def number(name: str, text: str) -> Union[int, float]:
     """A count is an int, unless it is not whole, not finite or too large."""
     factor = _FACTORS.get(text[-1:], 1.0)
-    value = float(text.rstrip("kKMBT").replace(",", "")) * factor
+    value = float(text.rstrip("kKMBT").replace(",", "").replace("D", "e").replace("d", "e")) * factor
     if name not in WHOLE:
         return value
     whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
@@ -154,13 +234,15 @@ def number(name: str, text: str) -> Union[int, float]:
 
 def parse(text: str) -> Optional[Line]:
     """The metrics in a line; None where it holds none."""
-    if _TALK.search(text):
+    if not _VALUE.search(text) or _TALK.search(text):
         return None
-    line = masked(text)
+    line = masked(_spelled(_ASIDE.sub("", text, 1)))
     bar = _BAR.search(line)
     if bar:
         line = line[: bar.end()] + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
-    items = _items(line)
+    items = _with_initials(_items(line))
+    if not items:
+        return None
     values: Dict[str, Any] = {}
     whose = "unknown"
     validation = False
@@ -178,7 +260,7 @@ def parse(text: str) -> Optional[Line]:
         if not name or (name in values and strong <= strength.get(name, 0)):
             continue
         if name in ("step", "batch", "epoch"):
-            total = name + ("es" if name == "batch" else "s")
+            total = _TOTALS[name]
             if name == "step" and "steps" in values and values["step"] != value:  # of the epoch, beside the global one
                 values.update(batch=values["step"], batches=values.pop("steps"))
             if item.total:
@@ -187,9 +269,21 @@ def parse(text: str) -> Optional[Line]:
         places.setdefault(name, item.start)
         if name in ("tokens_per_s", "samples_per_s") and (words | set(_words(item.unit))) & _DEVICE:
             whose = "device"
+    if "loss" in values and not set(values) & {"step", "batch", "epoch"}:  # `SGD iteration 20 of 100: loss 0.5`
+        for item in items:
+            name, value = _counter(item, set(item.words[-1:]), set())
+            if name and item.text.isdigit() and not {*item.words} & _VALIDATION:
+                values.update({name: value, **({_TOTALS[name]: number("steps", item.total)} if item.total else {})})
+                break
     metrics = [place for name, place in places.items() if name not in COUNTERS]
-    _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)))
-    if "batch" in places and "epoch" not in values and "step" not in values:
+    guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
+    if (
+        strength.get("loss") == 1
+        and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1
+    ):
+        del values["loss"]  # one of several parts
+    batch = "batch" in places and "epoch" not in values and "step" not in values
+    if batch:
         for name, other in (("batch", "step"), ("batches", "steps")):
             if name in values:
                 values[other] = values.pop(name)
@@ -201,6 +295,8 @@ def parse(text: str) -> Optional[Line]:
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
     judged = _judged(values, validation, whose, bool(bar), label, line, items)
+    if judged and (batch or guessed):
+        judged = replace(judged, batch=batch, guessed=guessed)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
     if judged and counted and counted.total and counted.text.isdigit() and "epoch" in values:
         samples = (int(counted.text), int(number("steps", counted.total)))
@@ -234,21 +330,54 @@ def _judged(
         meant = [_meaning(item, items)[0] for item in items]
         first = next((place for place, name in enumerate(meant) if name in COUNTERS), -1)
         others = [
-            item for item, name in zip(items[first + 1 :], meant[first + 1 :]) if item.words and name not in COUNTERS
+            item
+            for item, name in zip(items[first + 1 :], meant[first + 1 :])
+            if item.words and name not in COUNTERS and not _OTHER_UNIT.match(line, item.end - len(item.unit))
         ]
         if first < 0:  # `[0/25][50/1583] Loss_D: 0.43 Loss_G: 4.1`
             others = [item for item in others if "." in item.text]
-        done = not bar and any(item.words for item in items) and (bool(_DONE.match(line)) or len(others) > 1)
-        if not done and not bar and len(_words(line)) > 12:
+        one = (
+            first == 0
+            and len(others) == 1
+            and "." in others[0].text
+            and bool(_IS.search(line[: others[0].start]) or {*others[0].words} & _QUALITIES)
+        )
+        done = (
+            not bar
+            and any(item.words for item in items)
+            and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)
+        )
+        if (
+            not bar
+            and "step" in values
+            and "epoch" not in values
+            and {*items[first].words} & _ROUNDS
+            and not _REWARDED.search(line)
+        ):
+            return None
+        if (
+            not done
+            and not bar
+            and (
+                sum(not word.isdigit() for word in _words(line)) > 12
+                or any({"total", "max"} & {*item.words} for item in items)
+            )
+        ):
             return None
         return Line(values, validation, whose, bar, not done, label)
+    if set(values) <= {"step", "steps", "lr"} and any({"num", "max", "total"} & {*item.words} for item in items):
+        return None  # settings
     return Line(values, validation, whose, bar, False, label)
 
 
 def _strength(name: str, words: Set[str]) -> int:
     """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
+    if name in ("loss", "validation"):
+        return 1 if words & (_LOSSES | _OBJECTIVES | _PARTS) - {"loss"} else 2
     if name == "step":
-        return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps"} else 1
+        if words & _ROUNDS:
+            return 0
+        return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps", "timesteps"} else 1
     return 2 if words & ({"max", "peak"} if name != "step_time" else _STEP | _BATCH) else 1
 
 
@@ -264,10 +393,8 @@ def _items(line: str) -> List[Item]:
         if not match["total"] and _NO_VALUE.match(line, match.end()):
             continue
         left = line[max(last, match.start() - 160) : match.start()]
-        if found and left[:1].isalpha():
-            left = _REST_OF_WORD.sub("", left, 1)  # `12.0it/10.0kit`
         key = _KEY.search(left[-120:])
-        words = tuple(_words(f"{key['key']} {key['more'] or ''}")) if key else ()
+        words = _words(key["key"], key["more"] or "") if key else ()
         text = match["until"] or match["number"]
         opened = left.rstrip()[-1:]
         unit, end = match["unit"] or "", match.end()
@@ -275,17 +402,126 @@ def _items(line: str) -> List[Item]:
             unit, end = "", match.end("number")  # `loss 0.1 tokens/s 1010`: the key of the next value
         if not words and not match["total"] and not unit:
             behind = _KEY_BEHIND.match(line, end) if "." in text else None
-            words = tuple(_words(behind[1])) if behind else owed
+            words = _words(behind[1]) if behind else owed
         owed = ()
-        if words[-1:] == ("loss",) and text.isdigit() and _FRACTION.match(line, end):  # `loss 12 0.51`: step and loss
-            words, owed = ("step",), words
+        if text.isdigit():
+            words, unit, end, owed = _count_behind(line, words, unit, end)
         found.append(Item(words, text, match["total"] or "", unit, match.start(), end, opened))
         last = end
     return found
 
 
-def _words(text: str) -> List[str]:
-    return [word.lower() for word in _WORD.findall(text)]
+def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tuple[Tuple[str, ...], str, int, Any]:
+    """Key, unit and end of a whole number, and the key of the next: `after 20 steps`, `loss 20 0.5`, `loss at step 20: 0.5`."""
+    counted = _COUNTED.match(line, end) if not unit else None
+    if set(words) <= _HAS_COUNTED and "loss" in line.lower():
+        if unit.strip() == "batches":
+            return ("batch",), "", end, ()
+        return (_words(counted[1]), unit, counted.end(), ()) if counted else (words, unit, end, ())
+    link = next((place for place, word in enumerate(words) if word in _LINKS), len(words))
+    told, key = words[:link], words[link + 1 :]
+    of_loss = {*told} & (_LOSSES | {"cost"}) or {*told} - _LR and {*key} & (_STEP | _EPOCH)
+    if unit or not of_loss or not _FRACTION.match(line, end):
+        return words, unit, end, ()
+    return key or ("step",), unit, counted.end() if counted else end, told
+
+
+@lru_cache(maxsize=2048)  # a program prints the same keys again and again
+def _words(text: str, more: str = "") -> Tuple[str, ...]:
+    found = (word.lower() for word in _WORD.findall(f"{_CONTEXT.sub('', text, 1)} {more}"))
+    words = tuple(ALIASES.get(word, word) for word in found)
+    return words if set(words) - {"is", "was"} else ()
+
+
+def _spelled(text: str) -> str:
+    """Return the text with plain signs, and with spaces between words that some languages write together."""
+    if not text.isascii():
+        text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS).replace("d'", ""))
+        text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
+    if "it [" in text or "/Unknown" in text:  # a bar without a total
+        text = _NO_TOTAL.sub(r"batch \1 ", text)
+    if "it/" in text:
+        text = _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text)
+    return _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text)).replace("'s ", " ")
+
+
+_NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
+_DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
+_COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
+_GLUED = regex(
+    r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)"
+)  # `step20`
+_ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")
+_OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212it/10.0kit`
+
+
+def header(text: str) -> List[List[str]]:
+    """Return the columns of a table whose header this is, in each way in which its words can be cut; [] for any other line."""
+    if len(text) > 400 or not _COUNTS.search(text) or _ALONE.search(text):
+        return []
+    found = []
+    for way in _cells(_spelled(text)):
+        if len(way) < 2 or way == text.split() and not _WIDE.search(text.strip()) and "loss" not in text.lower():
+            continue
+        way = [_COLUMNS.get(cell, cell) for cell in way]
+        items = [Item(_words(cell), "1", "", "", 0, 0) for cell in way]
+        meant = [_meaning(item, items)[0] for item in items]
+        if {"step", "epoch", "batch"} & {*(meant if "loss" in meant else meant[:3])}:
+            found.append(way)
+    return found
+
+
+def more_of_header(text: str, ways: List[List[str]]) -> bool:
+    """Add the second line of a header to its columns; false for any other line."""
+    cells = _cells(_spelled(text))[0]
+    if "|" not in text or len(cells) != len(ways[0]) or not _LETTERS.search(text) or _ALONE.search(text):
+        return False
+    ways[0] = [f"{first} {second}" for first, second in zip(ways[0], cells)]
+    return True
+
+
+def pair(text: str) -> Tuple[str, str]:
+    """Return key and value of a row of a box, `| loss | 0.5 |`; its value is '' in a row that begins a section."""
+    cells = [cell.strip() for cell in _spelled(text).strip().split("|")]
+    if len(cells) != 4 or cells[0] or cells[3] or not cells[1][:1].isalpha() or not _FIELD.fullmatch(cells[2]):
+        return "", ""
+    return cells[1], cells[2]
+
+
+def row(text: str, ways: List[List[str]]) -> str:
+    """Return a row of the table as a line of keys and values; '' for any other line."""
+    for fields in _cells(_LIST.sub("-", _spelled(text))):
+        way = next((way for way in ways if len(way) == len(fields)), None)
+        if way and all(map(_FIELD.fullmatch, fields)):
+            return ", ".join(f"{key}: {value}" for key, value in zip(way, fields) if _ALONE.match(value))
+    return ""
+
+
+def _cells(text: str) -> List[List[str]]:
+    text = text.strip().strip("|").lstrip("# \t") or text.strip()
+    signs = [sign for sign in "|\t;," if sign in text]
+    found = [[cell.strip(" '\"#") or cell.strip() for cell in text.split(sign)] for sign in signs]
+    return found if "|" in text else [*found, _WIDE.split(text), text.split()]
+
+
+_COUNTS = regex(r"(?i)step|epoch|iter|batch|update|round|tick|^\W*E\s")
+_LETTERS = regex(r"[^\W\d]")
+_WIDE = regex(r"\s{2,}")
+_LIST = regex(r"\[[^\[\]]*\]")
+_ALONE = regex(r"(?<![\w.@-])-?\.?\d")  # a number of its own
+_FIELD = regex(rf"|-+|[A-Za-z/]{{1,4}}|\d[\d:.]*|\d+/\d+|(?:{NUMBER})\s?(?:%|s|ms|[GM]i?B?)?")
+_COLUMNS = {"#": "step", "E": "epoch"}
+
+
+def _with_initials(items: List[Item]) -> List[Item]:
+    """`[E 4][B 100/400][L 0.9]`, `i=10 loss=0.5`: letters count where one of them, or a word, is the loss."""
+    letters = {item.words[0] for item in items if len(item.words) == 1}
+    counted = letters & {*"ebis", *_STEP, *_EPOCH, *_BATCH}
+    known = _INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
+    return [
+        replace(item, words=(known.get(item.words[0], item.words[0]),)) if len(item.words) == 1 else item
+        for item in items
+    ]
 
 
 def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
@@ -304,10 +540,11 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
         return _time_of_step(item, unit)
-    if "loss" in known or rest in ({"cost"}, {"xent"}):
-        if rest - {"loss", "cost", "xent"} <= _LOSS and unit != "%":
+    if known & _LOSSES or rest - {"avg", "average", "mean"} in _OTHER_LOSSES:
+        more = rest - _LOSSES - _OBJECTIVES - {"cost", "neg", "negative", "log", "likelihood"}
+        if more <= _LOSS and unit != "%" and unit not in _TIMES:
             return "loss", number("loss", item.text)
-        if known & _VALIDATION and rest - _VALIDATION - {"loss", "best"} <= _LOSS and unit != "%":
+        if known & _VALIDATION and more - _VALIDATION - {"best"} <= _LOSS and unit != "%" and unit not in _TIMES:
             return "validation", number("loss", item.text)
         return "", None
     if known & {"acc", "accuracy", "accu"} and (unit == "%" or "." in item.text or item.total.strip("0")):
@@ -333,18 +570,19 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
 def _own(words: Tuple[str, ...]) -> Tuple[str, ...]:
     """Without what only leads to the key: `validation loss at iteration`, `lm loss value`."""
     cut = max((place + 1 for place, word in enumerate(words) if word in _BEFORE), default=0)
-    return words[cut:-1] if words[-2:] == ("loss", "value") else words[cut:]
+    return words[cut:-1] if words[-1:] == ("value",) else words[cut:]
 
 
 def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
     if (
-        item.unit.strip() not in ("", "epoch", "batch")
+        item.words[:1] == ("no",)  # `No Iterations 2`, of a solver
+        or item.unit.strip() not in ("", "epoch", "batch")
         or not item.text.lstrip("-+")[:1].isdigit()
         and item.text[-3:].lower() not in ("nan", "inf")
     ):
         return "", None
     rest = rest - _VALIDATION
-    for name, words in (("epoch", _EPOCH), ("step", _STEP), ("batch", _BATCH)):
+    for name, words in (("epoch", _EPOCH), ("step", _STEP), ("batch", _BATCH), ("step", _ROUNDS)):
         if rest and rest & words and rest <= words | _MORE_OF_A_COUNTER:
             return name, number("step" if item.text.isdigit() or name != "epoch" else "epoch", item.text)
     if rest == {"up"}:
@@ -352,13 +590,15 @@ def _counter(item: Item, rest: Set[str], known: Set[str]) -> Tuple[str, Any]:
     return "", None
 
 
-_MORE_OF_A_COUNTER: FrozenSet[str] = _set("num number idx index no optimizer opt max")
+_MORE_OF_A_COUNTER: FrozenSet[str] = _set(
+    "num number idx index no optimizer opt max mini env i n id count done finished total learning"
+)
 
 
 def _rate(known: Set[str], unit: str) -> str:
     said = _words(unit)
     if said and said[-1] not in _SECOND and set(said) & _SECOND and set(said) & _DEVICE:
-        said = [word for word in said if word not in _DEVICE and word != "per"]
+        said = tuple(word for word in said if word not in _DEVICE and word != "per")
     if len(said) > 1 and said[-1] in _SECOND and said[0] in _NOUNS:
         return _NOUNS[said[0]]
     if len(said) == 1 and unit.startswith("/") and said[0] in _SECOND:
@@ -425,46 +665,68 @@ def _memory(item: Item, unit: str) -> Tuple[str, Any]:
     return "memory_gib", round(value * factor, 12)
 
 
-def _count(values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, metric: int) -> None:
-    """Counters without a key: `[10/100]`, a bar's `4/8`, `[ 1,  2000]`, `[200]` behind a logger's prefix."""
+def _count(
+    values: Dict[str, Any], unkeyed: List[Item], line: str, bar: bool, metric: int, places: Dict[str, int]
+) -> bool:
+    """Counters without a key: `[10/100]`, a bar's `4/8`, `[ 1,  2000]`, `[200]` behind a logger's prefix. True: only perhaps."""
+    if "batch" in values and "batches" not in values and "epoch" not in values and _STEP_IN_FRONT.match(line):
+        del values["batch"], places["batch"]  # its size: `20: loss=0.5, batch=16`
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
-    first = bool(pairs) and (pairs[0].opened in ("[", "(") or bar or not line[: pairs[0].start].strip(" |>*-"))
+    first = bool(pairs) and (
+        pairs[0].opened in tuple("[(<{") or bar or not _LETTER_OR_DIGIT.search(_SHARE.sub("", line[: pairs[0].start]))
+    )
+    if pairs and line.lstrip()[:2] in ("[=", "[>") and not line[pairs[-1].end :].strip():
+        pairs, first, metric = pairs[-1:], True, len(line)  # `[==>..] Loss: 0.5 20/391`
     if pairs and "epoch" in values and _EPOCH_JUST_BEFORE.search(line[: pairs[0].start]):  # `epoch 5  1000 / 8223`
         first = True
+    last = first and pairs[0].opened == "[" and "loss" in values  # `loss: 2.3  [  64/60000]`
     beside = first and counted == {"step"} and "epoch" in values and "steps" not in values  # num_updates=445
-    if pairs and first and (not counted or beside) and (bar or "epoch" in values or pairs[0].start < metric):
+    if pairs and first and (not counted or beside) and (bar or "epoch" in values or pairs[0].start < metric or last):
         single = _EPOCH_BEFORE.search(line)
         if single and "epoch" not in values:
-            values["epoch"] = number("step", single[1])
+            values["epoch"] = number("step", single[1] or single[2])
         if len(pairs) > 1 and "epoch" not in values:  # `[0/300][10/1251]`
             values.update(epoch=number("epoch", pairs[0].text), epochs=number("epochs", pairs.pop(0).total))
-        keras = pairs[0].opened != "[" and not line[: pairs[0].start].strip() and not _PERCENT_BAR.search(line)
+        keras = pairs[0].opened != "[" and not line[: pairs[0].start].strip() and bool(_KERAS.search(line))
         if keras and "/sample" in line:
-            return
-        name = ("batch", "batches") if "epoch" in values or keras else ("step", "steps")
+            return False
+        if (last or not line[: pairs[0].start].strip()) and "epoch" not in values and not bar and not keras:
+            places["batch"] = pairs[0].start
+        name = ("batch", "batches") if "epoch" in values or keras or "batch" in places else ("step", "steps")
         name = ("epoch", "epochs") if bar and _EPOCHS_OF_BAR.match(line) else name
         values.update(zip(name, (number("step", pairs[-1].text), number("steps", pairs[-1].total))))
-        return
+        return False
     both = _EPOCH_AND_BATCH.match(line)
     if both and not counted and "epoch" not in values:
         values.update(epoch=number("epoch", both[1]), batch=number("batch", both[2]))
     single = _STEP_IN_BRACKETS.match(line)
     if single and not (len(values) > 1 or values and single.start(1) > 1):  # `[0] loss 0.5` may be a rank's label
         single = None
+    single = single or _MANY_STEPS.match(line)
     single = single or (_STEP_IN_FRONT.match(line) if "loss" in values else None)
-    if single and not counted and "epoch" not in values:
-        values["step"] = number("step", single[1])
+    guess = None if single or "loss" not in values else _NUMBER_IN_FRONT.match(line)
+    seen = single or guess
+    if seen and not counted and "epoch" not in values:
+        values["step"] = number("step", seen[1])
+        return bool(guess)
+    return False
 
 
-_EPOCH_JUST_BEFORE = regex(r"(?i)epoch[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
+_EPOCH_JUST_BEFORE = regex(r"(?i)\bep(?:och)?[\s:=\[(]{0,3}\d{1,6}(?:/\d{1,6})?[\])]?[\s,:|(-]{1,12}$")
 _EPOCHS_OF_BAR = regex(r"(?i)\s*epochs:?\s")
-_PERCENT_BAR = regex(r"\d{1,3}\s*%\s*\|")
+_LETTER_OR_DIGIT = regex(r"[^\W_]")
+_SHARE = regex(r"\[?\s*\d{1,3}(?:\.\d+)?\s*%\]?")
+_KERAS = regex(r"/step|[━=]{3}|\[[.>]")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
-_EPOCH_BEFORE = regex(r"\[(\d{1,6})\] ?\[ *\d{1,9}/\d")
+_EPOCH_BEFORE = regex(r"(?:\[(\d{1,6})\]|(?i:train):? (\d{1,6})) ?\[ *\d{1,9}/\d")  # `[2][10/30]`, `Train: 2 [10/30`
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
+_NUMBER_IN_FRONT = regex(
+    r"(?i)\W{0,8}(?:train\w{0,3}\W{1,4})?(\d{1,9})(?![\d.])\W{1,6}(?:train|training|avg|mean|total)?[ _/]?loss"
+)
+_MANY_STEPS = regex(r"\[(\d{3,12})\] (?=[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+\W+[^\W\d][\w/]{2,40}[ :=]{1,3}[\d.]+)")
 _STEP_IN_BRACKETS = regex(r"(?:[^\[=]{0,80}\]\s|[^\[=]{0,80}\s)?(?:train)?\[(\d{1,12})\]")

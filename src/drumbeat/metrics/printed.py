@@ -11,10 +11,10 @@ import math
 import os
 import time
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.base.regex import regex
-from drumbeat.metrics.grammar import COUNTERS, Line, parse
+from drumbeat.metrics.grammar import ALIASES, COUNTERS, Line, header, more_of_header, pair, parse, row
 from drumbeat.metrics.table import owner_of, rules
 
 _TOO_LARGE = 1e15  # for a step
@@ -76,17 +76,24 @@ _CHUNK = 1 << 20  # bytes of one log that are read at a time
 _BEHIND = 8 << 20
 _EVERY = 0.25  # seconds between two looks at the logs
 _BLOCK = 30  # lines that a heading is valid for, with values that name no counter
+_TABLE = 100  # lines without a row that end a table, and the most rows of a box
 _WRAPPED = b" " * 20  # how a line goes on that a bar of rich has wrapped
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
+_BESIDE_LOSS = ("grad_norm", "lr", "step_time", *RATES)
+_OF_EPOCH = {"step": "batch", "steps": "batches"}
+_OF_VALIDATION = regex(r"(?i)(?:val|eval|test)")
 _TRAINS = regex(r"(?i)train(?:ing)?|steps?|iterations?|epochs?")  # the label of a bar that counts steps
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
-# Every line that may be a metric has one of these words; few others have.
+# Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
-    "loss", "Loss", "Cost", "/s", "_s", "/it", "PerSec=", "Acc@1", "ccuracy", "acc", "step", "Step", "STEP", "poch", "iter",
-    "Iter",     "completed", "%|", "atch", "time=", "training time:", "Number of ", "GPUs used:", "rate", "lr", "LR",
+    "loss", "cost", "/s", "_s", "/it", "persec=", "acc", "step", "poch", "iter", "complete", "%|", "atch", "time=", "rate", "lr",
+    "training time:", "number of ", "gpus used:", "nll", "xent", "mse", "bpb", "objective", "update", "[l ", " l=", " l:", "ℒ",
+    "learn", "tick ", "round ", "episode", "generation",
+    "verl", "perte", "perd", "strata",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
+_FOREIGN = tuple(text.encode() for word in ALIASES if not word.isascii() for text in {word, word.title()})
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
 
 
@@ -192,13 +199,53 @@ class Lines:
         self._joined: Optional[int] = None  # the total of the bar that counts the program's steps
         self._epoch_over = 0  # batches of the epoch under the heading, once it is over
         self._block: Optional[Record] = None  # values below a heading, which may go on
+        self._under: Set[str] = set()  # names of the values that stood below it
+        self._columns: List[List[str]] = []  # of the table whose header was seen
+        self._rows, self._others = 0, 0  # its rows, and the lines since the last one
+        self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
+        self._section = ""
+        self._guess = -1  # the last number in front of a loss
+        self._line, self._told = 0, 0  # lines so far, and the last one that gave a loss with its counter
+
+    def chosen(self, data: bytes, end: int) -> Iterator[Tuple[int, int]]:
+        """Yield where lines that are worth reading begin and end: those with one of the words, and all of them in a table."""
+        place = 0
+        for start, stop in (*_promising(data, end), (end, end)):
+            while (self._columns or self._box) and place < start:
+                after = data.find(b"\n", place, end)
+                yield place, end if after < 0 else after
+                place = end if after < 0 else after + 1
+            if place <= start < end:
+                yield start, stop
+                place = stop + 1
+
+    def untabled(self, text: str) -> List[str]:
+        """Return rows of a table, and boxes, as keys and values, and any other line as it is."""
+        key, value = pair(text) if text.lstrip()[:1] in ("|", "│") else ("", "")
+        if key:
+            self._section = self._section if value else key
+            self._box = {} if len(self._box) > _TABLE else self._box
+            self._box.update({key if not _OF_VALIDATION.match(self._section) else f"val {key}": value} if value else {})
+            return []
+        box, self._box, self._section = self._box, {}, ""
+        lines = [", ".join(f"{key}: {value}" for key, value in box.items())] if box else []
+        columns = header(text)
+        if columns:
+            self._columns, self._rows, self._others = columns, 0, 0
+        elif self._columns and (self._rows or not more_of_header(text, self._columns)):
+            line = row(text, self._columns)
+            self._rows, self._others = self._rows + bool(line), 0 if line else self._others + 1
+            if line:
+                return [*lines, line]
+            self._columns = [] if self._others > _TABLE else self._columns
+        return [*lines, text]
 
     def read(self, line: Any) -> List[Record]:
         if not line:
             return []
         if isinstance(line, list):
             return [self._steps.counted(record) for record in line]
-        self._left -= 1
+        self._left, self._line = self._left - 1, self._line + 1
         if line.bare:
             return self._end_block() + (self._bar(line) if line.bar else self._head(line))
         if not _reports(line) and not (self._heading and self._left > 0):
@@ -207,17 +254,36 @@ class Lines:
         for record in _records(line):
             if record["kind"] == "step" and line.samples[1] and not set(record) & {"step", "batch"}:
                 count, total = line.samples
-                record = self._samples.counted({**record, "batch": count, "batches": total})
-                record = {name: value for name, value in record.items() if name not in ("batch", "batches")}
-                record["step_is"] = "sample"
-            found += self._step(record, line.known) if record["kind"] in ("step", "throughput") else [record]
+                record = {**self._samples.counted({**record, "batch": count, "batches": total}), "step_is": "sample"}
+            follows = line.guessed and "step" in record and self._follows(record["step"])
+            if line.guessed and not follows:
+                record.pop("step", None)
+            if line.batch and "epoch" in self._heading and "step" in record:
+                record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
+            found += self._step(record, line.known or follows) if record["kind"] in ("step", "throughput") else [record]
         return found
 
+    def _follows(self, step: int) -> bool:
+        """Return true if a number in front of a loss counts: it goes on, and neither it nor its stride is that of ranks."""
+        last, self._guess = self._guess, step
+        return 0 <= last < step and (step - last >= 10 or step >= 64)
+
     def end(self, final: bool) -> List[Record]:
-        """Return what still waits; `final`: no more lines come, and a counter that did not advance was none."""
-        found = self._end_block()
+        """Return what still waits; `final`: no more lines come, and a counter that did not advance was none, unless it was seen
+        once, with a loss and with its total or another value of training."""
+        found = self._end_block(goes_on=True)
         if final:
-            found += [each for held in self._held.values() for each in _without_count(held)]
+            for held in self._held.values():
+                names = [*held, "loss"]
+                before = set(names[: names.index("loss")]) & {
+                    "step",
+                    "batch",
+                }  # `loss 2.1 after 2000 steps` is told, not counted
+                known = before and "again" not in held and set(held) & {"steps", "batches", *_BESIDE_LOSS}
+                late = held["line"] < self._told  # what is older than the last loss must not come after it
+                found += (
+                    [] if late else [self._in_steps(_told(held))] if known and "loss" in held else _without_count(held)
+                )
             self._held = {}
         return found
 
@@ -229,8 +295,12 @@ class Lines:
     def _head(self, line: Line) -> List[Record]:
         if line.validation:
             return []
-        self._heading, self._left, self._epoch_over = dict(line.values), _BLOCK, 0
+        self._set_heading(line.values, _BLOCK)
         return []
+
+    def _set_heading(self, values: Record, lines: int) -> None:
+        self._heading = {name: values[name] for name in COUNTERS if name in values}
+        self._left, self._epoch_over, self._under = lines, 0, set()
 
     def _bar(self, line: Line) -> List[Record]:
         count, total = line.values.get("step"), line.values.get("steps")
@@ -267,7 +337,10 @@ class Lines:
                 self._joined = bar
         if not set(record) & {"epoch", "step", "batch"}:
             return [record] if set(record) & _WORTH else []
-        return self._end_block() + self._advanced(record, known)
+        found = self._end_block() + self._advanced(record, known)
+        if "step" in record and "loss" not in record:  # it may be in the next line
+            self._set_heading(record, 3)
+        return found
 
     def _in_epoch(self, record: Record) -> bool:
         """Return true if this count of batches is that of the epoch under the heading: a second one below it is an evaluation."""
@@ -289,19 +362,22 @@ class Lines:
         return next(iter(going or self._bars), None)
 
     def _below_heading(self, record: Record) -> List[Record]:
-        """The first values below a heading have its counter; those that follow at once are of the same record."""
-        if self._block is not None:
-            self._block.update({name: value for name, value in record.items() if name not in self._block})
-            return []
-        self._block = {**self._heading, **record, "kind": "step"}
+        """The first values below a heading have its counter; those that follow are of the same record."""
+        if "loss" in record and "loss" in self._under:
+            return [record]
+        new = {name: value for name, value in record.items() if name not in self._under}
+        self._under.update(set(new) - {"kind"})
+        self._block = {**self._heading, **(self._block or {}), **new, "kind": "step"}
         return []
 
-    def _end_block(self) -> List[Record]:
+    def _end_block(self, goes_on: bool = False) -> List[Record]:
+        """`goes_on`: more may follow below the same heading."""
         block, self._block = self._block, None
         if block is None:
             return []
-        self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
-        return self._advanced(block, False) if set(block) & _WORTH else []
+        if not goes_on:
+            self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
+        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} else []
 
     def _advanced(self, record: Record, known: bool) -> List[Record]:
         """The record if its counter counts: once it has advanced, or at once where the program is known."""
@@ -312,8 +388,12 @@ class Lines:
         if known or form in self._trusted or (held is not None and _goes_on(held, record)):
             self._trusted.add(form)
             before = [self._held.pop(form)] if held is not None else []
-            return [self._in_steps(each) for each in (*before, record)]
-        self._held[form] = record
+            self._told = self._line if "loss" in record else self._told
+            return [self._in_steps(_told(each)) for each in (*before, record)]
+        if held is not None and _place(held) == _place(record) and set(held) & set(record) <= {*COUNTERS, "kind"}:
+            held.update(record)  # the block goes on
+            return []
+        self._held[form] = {**record, "line": self._line, **({"again": True} if held is not None else {})}
         return _without_count(held)
 
     def _in_steps(self, record: Record) -> Record:
@@ -326,8 +406,13 @@ class Lines:
         return {**record, "step": epoch, **planned, "step_is": "epoch"}
 
 
+def _told(record: Record) -> Record:
+    return {name: value for name, value in record.items() if name not in ("again", "line")}
+
+
 def _without_count(record: Optional[Record]) -> List[Record]:
-    rest = {name: value for name, value in (record or {}).items() if name not in ("step", "steps", "batch", "batches")}
+    counts = ("step", "steps", "batch", "batches")
+    rest = {name: value for name, value in _told(record or {}).items() if name not in counts}
     return [rest] if set(rest) & _WORTH else []
 
 
@@ -356,27 +441,33 @@ class Reader:
         end = len(data) if final else data.rfind(b"\n") + 1
         self._rest = data[end:][-_KEPT:]
         found: List[Record] = []
-        for start, stop in _promising(data, end):
+        for start, stop in self._lines.chosen(data, end):
             line = data[start:stop].decode("utf-8", "replace")
             line = " ".join(line.split()) if "\n" in line else line  # it was wrapped
             try:
-                found += self._lines.read(_read(line))
+                for text in self._lines.untabled(line):
+                    found += self._lines.read(_read(text))
             except Exception as error:  # a rank may print anything, and a run must not end by it
                 self.unread.add(error, line)
         return found + self._lines.end(final)
+
+    def close(self) -> List[Record]:
+        """Return what still waits: no more lines come."""
+        return self.feed(b"", final=True)
 
 
 def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
     """Yield where lines with one of the words begin and end, in order; a bar that was wrapped is one line."""
     found: Dict[int, int] = {}
-    for word in _WORDS:
-        place = data.find(word, 0, end)
+    small = data.lower()
+    for word in _WORDS if data.isascii() else _WORDS + _FOREIGN:
+        place = small.find(word, 0, end)
         while place >= 0:
             start = data.rfind(b"\n", 0, place) + 1
             stop = data.find(b"\n", place, end)
             stop = end if stop < 0 else stop
             found[start] = stop
-            place = data.find(word, stop, end)
+            place = small.find(word, stop, end)
     lines: List[Tuple[int, int]] = []
     for start, stop in sorted(found.items()):
         if lines and start < lines[-1][1]:

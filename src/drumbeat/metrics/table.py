@@ -1,7 +1,8 @@
 """Formats that the grammar cannot know, as data in formats/*.yaml.
 
 rules.yaml has lines whose meaning is not in their words: `<loss>` stands for a number that becomes the value `loss`, `{N}` for a
-number that is not kept, one space for any run of spaces and tabs. owners.yaml says whose the values of known programs are.
+number that is not kept, one space for any run of spaces and tabs. tests/metrics/rule_lines.yaml
+has their examples. owners.yaml says whose the values of known programs are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Dict, Mapping, Optional, Pattern, Sequence, Tuple
 
 from drumbeat.base import data
 from drumbeat.base.light_dataclass import dataclass
-from drumbeat.metrics.grammar import NUMBER, VALUES, WHOLE, Value, number
+from drumbeat.metrics.grammar import NUMBER, VALUES, WHOLE, number
 
 FORMATS = "drumbeat.metrics.formats"
 
@@ -23,12 +24,8 @@ class Rule:
     id: str
     has: str  # plain text that every line of this format contains
     find: str
-    gives: Mapping[str, Value]
     kind: str = "step"
-    program: str = ""  # this and the next three are for readers and tests, and do not travel to nodes
-    source: str = ""
-    example: str = ""
-    near: str = ""  # looks similar, and must not be read
+    reached: bool = False  # the target, in a line that says so
     also: Sequence[str] = ()  # what else the line may hold
     scale: Mapping[str, float] = field(default_factory=dict)  # from the line's unit to the record's
     per: Mapping[str, str] = field(default_factory=dict)  # whose the loss and the rates are: one of WHOSE
@@ -71,7 +68,7 @@ class Compiled:
         record: Dict[str, Any] = {"kind": self.rule.kind}
         record.update((name, values[name]) for name in VALUES if name in values)
         if self.rule.kind == "target":
-            record["target_reached"] = bool(self.rule.gives["target_reached"])
+            record["target_reached"] = self.rule.reached
         return record
 
 
