@@ -10,22 +10,25 @@ import math
 from typing import Dict, Mapping, Set, Tuple
 
 from drumbeat.base.data import load
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.logs.meaning.senses import MAX, row_of, sense, spelt, words
 
 FINE = ("benign", "finished")  # codes of the model for words of healthy runs, and of their end
 _NO_CAUSES = (*FINE, "aftermath", "vague")
 _TOKEN = regex(r"[a-z+]+|\d+(?:\.\d+)?")
+_SHARE = regex(r"(?<![\d.])(\d+) ?(?:/|of|out of) ?(\d+)(?![\d.])")
 _STEM, _BEGIN, _END = 6, 4, 5  # letters
 _SHARPEN = 1.5  # makes probabilities those of lines that were kept apart
+_FEW = 6  # features: a line with less says less
 _CERTAIN = 3.0  # points of a code that is certain
 _OF_A_ROW, _OF_A_WEAK_ROW = 1.8, 0.5  # for the grammar's own answer
 
 
 def features_of(text: str) -> Set[str]:
-    """The stems of a line's words, in one spelling; how long words begin and end; and each word beside a number, which is zero
-    or not."""
-    found: Set[str] = set()
+    """The stems of a line's words, in one spelling; how long words begin and end; each word beside a number, which is zero or
+    not; and whether `7 of 8` are all."""
+    found = {"all_of" if part == whole else "part_of" for part, whole in _SHARE.findall(text[:MAX])}
     last = ""
     for token in _TOKEN.findall(spelt(text[:MAX])):
         if token[0].isdigit():
@@ -66,24 +69,34 @@ def likely(text: str) -> Mapping[str, float]:
     for each in known:
         for code, weight in each.items():
             sums[code] += weight
-    length = math.sqrt(len(known)) or 1.0
+    length = math.sqrt(max(len(known), _FEW))
     powers = {code: math.exp(_SHARPEN * (sums[code] / length + bias[code])) for code in bias}
     whole = sum(powers.values())
     order = sorted(powers, key=powers.__getitem__, reverse=True) if known else ()
     return {code: powers[code] / whole for code in order}
 
 
-def likely_sense(text: str) -> Tuple[str, float]:
-    """The code that the words of a failed run most likely mean, and its points: model and grammar together."""
-    if words().concepts["unrelated"].search(spelt(text[:MAX])):
-        return "", 0.0
-    points = {
-        code: _CERTAIN * share for code, share in likely(text).items() if code not in _NO_CAUSES
-    }
+@dataclass(frozen=True)
+class Reading:
+    """What a line most likely means, model and grammar together."""
+
+    code: str = ""  # of a cause
+    points: float = 0.0  # of that code
+    fine: float = 1.0  # probability that it belongs to a healthy run
+    finished: float = 0.0  # probability that it tells of a good end
+
+
+@functools.lru_cache(maxsize=4096)
+def read_line(text: str) -> Reading:
+    shares = likely(text)
+    fine = sum(shares.get(code, 0.0) for code in FINE) if shares else 1.0
+    points = {code: _CERTAIN * share for code, share in shares.items() if code not in _NO_CAUSES}
     meant, (by_row, weak) = sense(text), row_of(text[:MAX])
     if meant:
         weight = _CERTAIN if meant != by_row else _OF_A_WEAK_ROW if weak else _OF_A_ROW
         kinds = (meant, words().like.get(meant, meant))
-        points[meant] = max(points.get(each, 0.0) for each in kinds) + weight
+        points[meant] = max(points.get(each, 0.0) for each in kinds) + weight * (1 - fine)
+    if words().concepts["unrelated"].search(spelt(text[:MAX])):
+        points = {}
     best = max(points, key=points.__getitem__, default="")
-    return best, points.get(best, 0.0)
+    return Reading(best, points.get(best, 0.0), fine, shares.get("finished", 0.0))
