@@ -227,7 +227,7 @@ class Tails:
 GOOD, BAD = "good", "bad"
 LAST_WORDS = 6  # lines
 _STATUS_AT_END = regex(
-    r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?"
+    r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|finished|returned|returns|quit(?:s|ting)?"
     r"|error stop)\b"
     r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
     r"|\b(?:finish|end|result|left|leav(?:es|ing)|departs?|stopped|closed|ended|gone|down|out)\b"
@@ -258,7 +258,7 @@ _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, 
 _LEAST = 1.0  # points of a line that says why a run failed
 _STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
-    r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b"
+    r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b|\[(?:[Ee]rror|[Ff]atal)\]"
     r"|^[EF] +(?=[\[<(a-z]\S* +[a-z])|^!! "
 )
 
