@@ -233,7 +233,8 @@ _STATUS_AT_END = regex(
     r"|\b(?:finish|end|result|left|leav(?:es|ing)|departs?|stopped|closed|ended|gone|down|out)\b"
     r"(?:: | \(|, (?:code )?| )(?P<number>-?\d{1,3})\)?\W?$"
 )
-_WELL, _BETTER, _BAD = 0.5, 0.8, 0.85  # probabilities of a line that ends a log; the second with a bad line before it
+_WELL, _BETTER, _BEST = 0.5, 0.8, 0.95  # probabilities of a good end: alone, behind a bad line, behind a cause
+_BAD = 0.85  # probability of a line that is surely bad
 _ONLY_VALUE = regex(r"[A-Za-z]+:? [-+]?\d+\.\d")  # ERROR: 0.12
 _COMMENT = regex(r"^#+ ")
 _ASIDE = regex(r"(?i)\W{0,3}(?:hint|note|tip|see|nb|try|help|info)\b: ?")
@@ -307,16 +308,20 @@ class Words:
 
 
 def outcome(last: Sequence[Words]) -> Tuple[str, Optional[Words]]:
-    """Return how a program ended (GOOD or BAD) and the line that says so; empty where none does. What was done in the end
+    """Return how a program ended (GOOD or BAD) and the line that says so; empty where none is sure. What was done in the end
     (`cleaned up, done`) does not make up for what went wrong right before; success does."""
     for behind, each in enumerate(reversed(last[-LAST_WORDS:])):
-        worst = max((before.bad for before in last if before.number < each.number), default=0.0)
-        good = each.reading.finished >= (_WELL if worst < _BAD else _BETTER) or each.status == 0 and worst < _BAD
+        before = [one for one in last if one.number < each.number]
+        worst = max((one.bad for one in before), default=0.0)
+        cause = max((one.reading.points for one in before if one.bad >= _BAD), default=0.0)
+        needed = _WELL if worst < _BAD else _BETTER if cause < _STRONG else _BEST
+        good = each.reading.finished >= needed and not each.status or each.status == 0 and worst < _BAD
         if behind < LAST_LINES and good and not each.failing:
             return GOOD, each
         if each.bad >= _BAD and each.status != 0:
             return BAD, each
-    return "", None
+    weak = max(last[-LAST_LINES:], key=lambda each: each.bad, default=None)
+    return ("", weak) if weak is not None and weak.bad >= _WELL else ("", None)
 
 
 def telling(
@@ -360,7 +365,7 @@ def telling(
     if best is not None and points >= _LEAST:
         return bool(works), (best.number, best.line, best.reading.code)
     own = [each for each in found if each.alone and each.who == blamed and not each.known and not each.doubtful]
-    chosen = next(iter(own), by) if failed else None
+    chosen = next(iter(own), by) if failed else by
     if chosen is None or chosen.known:
         return bool(works), None
     return bool(works), (chosen.number, chosen.line, "")
