@@ -229,12 +229,13 @@ LAST_WORDS = 6  # lines
 _STATUS_AT_END = regex(
     r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|finished|returned|returns|quit(?:s|ting)?"
     r"|error stop)\b"
-    r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
+    r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?!\w|[.:]\w|[%/]| ?[a-z])"
     r"|\b(?:finish|end|result|left|leav(?:es|ing)|departs?|stopped|closed|ended|gone|down|out)\b"
     r"(?:: | \(|, (?:code )?| )(?P<number>-?\d{1,3})\)?\W?$"
 )
 _WELL, _BETTER, _BEST = 0.5, 0.8, 0.95  # probabilities of a good end: alone, behind a bad line, behind a cause
-_BAD = 0.85  # probability of a line that is surely bad
+_BAD, _WEAK = 0.85, 0.7  # probabilities of a line that is surely bad, and of one that may be where nothing went well
+_OF_NCCL = regex(r" NCCL (?:INFO|TRACE) ")  # read by its own grammar
 _ONLY_VALUE = regex(r"[A-Za-z]+:? [-+]?\d+\.\d")  # ERROR: 0.12
 _COMMENT = regex(r"^#+ ")
 _ASIDE = regex(r"(?i)\W{0,3}(?:hint|note|tip|see|nb|try|help|info)\b: ?")
@@ -315,13 +316,13 @@ def outcome(last: Sequence[Words]) -> Tuple[str, Optional[Words]]:
         worst = max((one.bad for one in before), default=0.0)
         cause = max((one.reading.points for one in before if one.bad >= _BAD), default=0.0)
         needed = _WELL if worst < _BAD else _BETTER if cause < _STRONG else _BEST
-        good = each.reading.finished >= needed and not each.status or each.status == 0 and worst < _BAD
+        good = each.reading.finished >= needed and not each.status or each.status == 0 and cause < _STRONG
         if behind < LAST_LINES and good and not each.failing:
             return GOOD, each
         if each.bad >= _BAD and each.status != 0:
             return BAD, each
     weak = max(last[-LAST_LINES:], key=lambda each: each.bad, default=None)
-    return ("", weak) if weak is not None and weak.bad >= _WELL else ("", None)
+    return ("", weak) if weak is not None and weak.bad >= _WEAK else ("", None)
 
 
 def telling(
@@ -387,7 +388,7 @@ def _words(
         above, below = (texts[at][1] if 0 <= at < len(texts) else "" for at in (place - 1, place + 1))
         if clean(below).text.startswith("Arguments: ") and line.text.startswith("Message: "):
             continue  # what Python's logging could not write
-        if line.text.startswith(("Traceback (most recent", "frame #")) or " NCCL INFO " in line.text:
+        if line.text.startswith(("Traceback (most recent", "frame #")) or _OF_NCCL.search(text):
             continue
         if last[(who, _template(text))] != number or len(line.text) > MAX_LENGTH or COMMAND.match(_COMMENT.sub("", line.text)):
             continue
