@@ -257,7 +257,7 @@ _A_VALUE = regex(r"[A-Za-z]\s?[:=]\s{0,3}[-+]?(?:\d[\d.,]*(?:e[-+]?\d+)?|nan)\s?
 _COLUMNS = regex(r"\S(?: {3,}| ?\t)\S|\w\([^()]*[,=]|(?:\s{1,12}[-+]?\d[\d.]*){3}")  # and calls: Conv2d(32, 64, kernel_size=3)
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
 _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
-_LEAST = 1.0  # points of a line that says why a run failed
+_LEAST = 0.6  # points of a line that says why a run failed
 _STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
     r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b|\[(?:[Ee]rror|[Ff]atal)\]"
