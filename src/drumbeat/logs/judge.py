@@ -224,10 +224,8 @@ def by_label(finding: Finding, labels: Labels) -> Finding:
     is not who failed; any other error is its speaker's."""
     where = finding.evidence[0] if finding.evidence else Evidence("")
     file, number = where.file or "", where.line or 0
-    if finding.code in NOBODYS_FAULT:
+    if finding.code in NOBODYS_FAULT or labels.label(file) is None:
         return finding
-    if labels.label(file) is None:
-        return finding if finding.rank is not None else replace(finding, rank=labels.mentioned(file, number, BESIDE))
     speaker, blamed, named = (
         labels.speaker(file, number),
         labels.blamed(file, number - BESIDE),

@@ -93,9 +93,9 @@ def read_line(text: str) -> Reading:
     points = {code: _CERTAIN * share for code, share in shares.items() if code not in _NO_CAUSES}
     meant, (by_row, weak) = sense(text), row_of(text[:MAX])
     if meant:
-        weight = _CERTAIN if meant != by_row else _OF_A_WEAK_ROW if weak else _OF_A_ROW
+        weight = _CERTAIN if meant != by_row else (_OF_A_WEAK_ROW if weak else _OF_A_ROW) * min(2 - 2 * fine, 1.0)
         kinds = (meant, words().like.get(meant, meant))
-        points[meant] = max(points.get(each, 0.0) for each in kinds) + weight * (1 - fine)
+        points[meant] = max(points.get(each, 0.0) for each in kinds) + weight
     if words().concepts["unrelated"].search(spelt(text[:MAX])):
         points = {}
     best = max(points, key=points.__getitem__, default="")

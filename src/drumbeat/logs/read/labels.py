@@ -12,7 +12,7 @@ from typing import Dict, FrozenSet, Iterator, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
-from drumbeat.logs.meaning.senses import is_about, rank_in
+from drumbeat.logs.meaning.senses import is_about
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
 MAX_LOOKED = 5_000  # lines of each file
@@ -162,12 +162,6 @@ class Labels:
         """Other ranks that a noted line names."""
         label, text = self.label(file), self._noted.get((file, number))
         return _named(text, label) - {self.speaker(file, number)} if label and text else set()
-
-    def mentioned(self, file: str, number: int, within: int) -> Optional[int]:
-        """The one rank that noted lines right behind this one speak of, in a file without labels."""
-        near = (self._noted.get((file, each), "") for each in range(number, number + within + 1))
-        ranks = {rank_in(text) for text in near} - {None}
-        return ranks.pop() if len(ranks) == 1 else None
 
     def plain(self, file: str, text: str) -> str:
         """A line of the file without its head's label, and with `rank 3` for every other."""

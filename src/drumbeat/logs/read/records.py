@@ -257,7 +257,7 @@ _A_VALUE = regex(r"[A-Za-z]\s?[:=]\s{0,3}[-+]?(?:\d[\d.,]*(?:e[-+]?\d+)?|nan)\s?
 _COLUMNS = regex(r"\S(?: {3,}| ?\t)\S|\w\([^()]*[,=]|(?:\s{1,12}[-+]?\d[\d.]*){3}")  # and calls: Conv2d(32, 64, kernel_size=3)
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
 _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
-_LEAST = 0.6  # points of a line that says why a run failed
+_LEAST, _ALONE = 0.6, 1.0  # points of a line that says why a run failed, whose ranks have labels or not
 _STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
     r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b|\[(?:[Ee]rror|[Ff]atal)\]"
@@ -352,6 +352,7 @@ def telling(
         return True, None
     blamed = blame(last[0].number) if last else None
     failed = ended == BAD or blamed is not None
+    least = _LEAST if any(each.who is not None for each in found) else _ALONE
     scored = []
     first_bad = next((each for each in last if each.bad >= _BAD), None)
     for each in found:
@@ -359,11 +360,12 @@ def telling(
         points += (each.who is not None and each.who == blamed) / 2 + (each is first_bad) / 2 - each.doubtful
         if each.number < end and (each.who in late or each.number < first):
             points /= 2  # it worked on
-        needed = _LEAST if failed or each.failing else _STRONG
-        if not each.known and (failed or not each.data) and each.reading.points >= needed:
+        needed = least if failed or each.failing else _STRONG
+        told = failed or not each.data and not each.doubtful
+        if not each.known and told and (each.reading.points if failed else points) >= needed:
             scored.append((points, each))
     points, best = max(scored, key=lambda each: (each[0], -each[1].number), default=(0.0, None))
-    if best is not None and points >= _LEAST:
+    if best is not None and points >= least:
         return bool(works), (best.number, best.line, best.reading.code)
     own = [each for each in found if each.alone and each.who == blamed and not each.known and not each.doubtful]
     chosen = next(iter(own), by) if failed else by
