@@ -111,7 +111,7 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
     timed = all(event.begin is not None for event in candidates)
 
     def key(event: Event) -> Tuple[int, float, int]:
-        return STRENGTH[event.kind], event.begin if timed and event.begin is not None else 0.0, event.order
+        return STRENGTH[event.kind], event.end if timed and event.end is not None else 0.0, event.order
 
     closed, left = abandoned(earliest), closers(earliest)
     chosen = min(left, key=key) if 0 < len(left) < len(earliest) else None
