@@ -47,6 +47,7 @@ find = Catalog("lead")
 NOISE = 2.0  # seconds by which node clocks may differ, and a busy agent may reap a process late
 LINGERS = 8.0  # seconds that a process may take to leave after its exception
 _AT_ONCE = (order.OUTSIDE, order.EXIT, order.LEFT)
+_UNWINDS = 1.0  # seconds from an exception to the note of it: what it passes on its way may close connections
 _SHORTLY = 1.0  # seconds: who raises so soon after a peer has left, even with exit code 0, raises because of that
 
 
@@ -105,7 +106,7 @@ class RankEnd:
         if self.since is not None:
             begin = self.since if self.kind == order.OUTSIDE else min(begin, self.since)
         if self.noted is not None:
-            begin = end = self.noted
+            begin, end = self.noted - _UNWINDS, self.noted
         record = "drumbeat" if self.kind == order.OUTSIDE else ""
         return order.Event(self.kind, place, begin, end, finding=self.finding, record=record)
 
