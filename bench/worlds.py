@@ -2,9 +2,9 @@
 
     python bench/worlds.py [--jax PYTHON] [--ray PYTHON] [WORD ...]
 
-Each row is a real run of 2 or 4 ranks for some seconds with `checks: {world: stop, affinity: stop}`: ranks of drumbeat's own, each
-launcher (torchrun, accelerate, deepspeed, mp.spawn, mpirun, scripts around them), below variables as pods, Slurm tasks and MPI give
-them. A row is false if its run does not finish, or if a verdict about world or affinity says that something is wrong. WORD chooses rows by name.
+Each row is a real run of 2 ranks for some seconds with `checks: {world: stop, affinity: stop}`: ranks of drumbeat's own and each
+launcher (torchrun, accelerate, deepspeed, mp.spawn, mpirun, scripts around them), with variables as pods and other jobs leave
+them. A row is false if its run does not finish, or if something is said against its world or affinity. WORD chooses rows by name.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ for helper in helpers:
 """
 PROGRAMS = {
     "star.py": STAR, "train.py": TORCH, "spawn.py": SPAWN, "ds.py": DEEPSPEED, "j.py": JAX, "r.py": RAY, "helpers.py": HELPERS,
+    "mpi.sh": "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29615 python star.py\n",
     "run.sh": "torchrun --nproc-per-node 2 --master-port 29612 star.py\n",
     "ranks.sh": 'cd "$(dirname "$0")" && exec env EXTRA=1 python star.py\n',
     "tee.sh": "python star.py 2>&1 | tee -a log.$RANK\n",
@@ -164,7 +165,7 @@ def rows(jax: Optional[str], ray: Optional[str]) -> Iterator[Row]:
         )
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
     yield Row("below mpirun", ["python", "star.py"], [], {}, mpirun)
-    yield Row("mpirun inside", [*mpirun, "sh", "-c", "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29615 python star.py"], ["--launcher", "once"], {})  # fmt: skip
+    yield Row("mpirun inside", [*mpirun, "bash", "mpi.sh"], ["--launcher", "once"], {})
     if jax:
         yield Row("jax", [jax, "j.py"], two, {})
         yield Row("jax, pod of Run:ai", [jax, "j.py"], two, POD)

@@ -143,7 +143,7 @@ def test_what_ranks_note_of_their_ends_orders_them_on_one_node():
     quick = replace(end(3, 3, 10.3, "exit-code"), since=10.2)
     assert first_rank(quick, slow) == 2
     raised = replace(end(3, 1, 10.3), finding=Finding("exception", ERROR, "ValueError: what"), noted=10.2, since=10.2)
-    assert first_rank(replace(raised, noted=11.3, at=11.4), slow) == 2, "what comes first on one clock is the cause, with whatever words"
+    assert first_rank(replace(raised, noted=11.3, at=11.4), slow) == 2, "the first one by one clock"
     killed = end(2, at=10.9, finding="killed", number=9)
     assert first_rank(raised, replace(killed, since=10.0)) == 2, "it may have been gone for long"
     assert first_rank(raised, replace(killed, since=10.5)) == 3

@@ -157,8 +157,9 @@ class Loop:
     def _reap(self) -> bool:
         """Reap children; return true if one has ended."""
         node, reaped = self.agent.node, list(reap())
-        for pid, status in node.ranks.in_order(reaped) if node and reaped else ():
-            node.on_exit(pid, status)
+        if node:
+            for pid, status in node.ranks.in_order(reaped):
+                node.on_exit(pid, status)
         return bool(reaped)
 
     def _on_signals(self) -> None:

@@ -100,8 +100,8 @@ def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
 
 
 def note_end() -> None:
-    """Note, once, that this rank leaves: the time, its TCP connections (own port, peer's port), and those that the peer has closed,
-    with the seconds since anything came."""
+    """Note, once, that this rank leaves: the time, its TCP connections (own port, peer's port), and those that the peer has
+    closed, with the seconds since anything came."""
     metrics = os.environ.get("DRUMBEAT_METRICS")
     if not metrics or _serving != os.getpid():
         return

@@ -7,7 +7,7 @@ import os
 import select
 import time
 from importlib.resources import files
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.adapters import OFF
 from drumbeat.agent.ranks.launchers import Direct
@@ -55,9 +55,9 @@ class Ranks:
         except (AttributeError, OSError):  # Linux before 5.3: then they are told in the order of their start
             pass
 
-    def in_order(self, reaped: Iterable[Tuple[int, int]]) -> List[Tuple[int, int]]:
+    def in_order(self, reaped: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
         """Sort pids and statuses by who ended first, as far as that is known."""
-        for pidfd, _ in self._deaths.poll(0) if self._pidfds else ():
+        for pidfd, _ in self._deaths.poll(0) if reaped else ():
             self._deaths.unregister(pidfd)
             os.close(pidfd)
             self._ended.append(self._pidfds.pop(pidfd))
