@@ -144,7 +144,7 @@ def rows(jax: Optional[str], ray: Optional[str]) -> Iterator[Row]:
     accelerate = [
         "accelerate",
         "launch",
-        "--cpu",
+        "--multi_gpu",
         "--num_processes",
         "2",
         "--num_machines",
