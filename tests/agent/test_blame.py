@@ -135,6 +135,9 @@ def test_who_was_left_by_another_before_it_raised_is_not_the_cause():
         assert first_rank(*left, one) == 2
     assert cause(*left, end(2, 0, 10.4, None)) == ("early-exit", 2, "h1")
     assert cause(replace(left[0], left=((4000, 0, 3.0),)), end(2, 0, 10.4, None)) is None, "it had ended well before"
+    assert cause(replace(left[0], own=True), end(2, 0, 10.4, None)) is None, "no lost connection made it raise"
+    bare = replace(end(0, 1, 10.0, "exit-code"), own=True, left=((4000, 0, 0.1),))
+    assert cause(bare, end(2, 0, 10.4, None)) is None
 
 
 def test_what_ranks_note_of_their_ends_orders_them_on_one_node():

@@ -55,7 +55,7 @@ print(stays.getsockname()[1], goes.getsockname()[1], port, flush=True)
 
 def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):
     """Of several processes with one rank number, the note of the known one counts."""
-    for number, end in enumerate(("raise KeyError(3)", "sys.exit(3)", "")):
+    for number, end in enumerate(("raise KeyError(3)", "sys.exit(3)", "", "raise ConnectionError(3)")):
         folder = tmp_path / str(number)
         folder.mkdir()
         environ = {**os.environ, "DRUMBEAT_METRICS": str(folder / "metrics"), "RANK": "2"}
@@ -66,9 +66,9 @@ def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):
         out, err = process.communicate(timeout=60)
         stays, goes, port = map(int, out.split())
         assert ("KeyError: 3" in err) == (number == 0) and "Error in" not in err, err
-        (folder / "end-2.1").write_text('{"t": 1.0, "links": [], "left": []}')
+        (folder / "end-2.1").write_text('{"t": 1.0, "links": [], "left": [], "own": false}')
         note = stacks.read_note(str(folder), 2, [process.pid])
-        assert begin <= note["t"] <= time.time()
+        assert begin <= note["t"] <= time.time() and note["own"] == (number == 0)
         assert [stays, port] in note["links"] and [port, stays] in note["links"]
         assert [each[:2] for each in note["left"]] == [[goes, port]]
     assert stacks.read_note(str(tmp_path / "0"), 1, []) == {}

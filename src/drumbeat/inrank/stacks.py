@@ -42,9 +42,9 @@ def adapt(_module: Any) -> None:
     serve("python")
     show = sys.excepthook
 
-    def note_and_show(*raised: Any) -> None:
-        note_end()
-        show(*raised)
+    def note_and_show(kind: Any, value: Any, trace: Any) -> None:
+        note_end(not _of_connection(value))
+        show(kind, value, trace)
 
     sys.excepthook = note_and_show
     atexit.register(note_end)
@@ -99,9 +99,9 @@ def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
         return None
 
 
-def note_end() -> None:
+def note_end(own: bool = False) -> None:
     """Note, once, that this rank leaves: the time, its TCP connections (own port, peer's port), and those that the peer has
-    closed, with the seconds since anything came."""
+    closed, with the seconds since anything came. `own`: it has raised, and no lost connection was the reason."""
     metrics = os.environ.get("DRUMBEAT_METRICS")
     if not metrics or _serving != os.getpid():
         return
@@ -112,9 +112,18 @@ def note_end() -> None:
         place = os.open(os.path.join(os.path.dirname(metrics), name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         now, (links, left) = time.time(), _connections()
         with open(place, "w") as file:
-            file.write(json.dumps({"t": now, "links": links, "left": left}))
+            file.write(json.dumps({"t": now, "links": links, "left": left, "own": own}))
     except Exception:  # noqa: BLE001, S110 - an exception's own words must come out
         pass
+
+
+def _of_connection(value: Optional[BaseException]) -> bool:
+    """Return true if an exception, or one that it was raised for, tells of a connection: an error without a file."""
+    for _ in range(_DEEPEST):
+        if isinstance(value, EOFError) or isinstance(value, OSError) and value.filename is None:
+            return True
+        value = value.__cause__ or value.__context__ if value else None
+    return False
 
 
 def read_note(folder: str, rank: int, pids: Collection[int]) -> Dict[str, Any]:

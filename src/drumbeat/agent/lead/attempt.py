@@ -66,6 +66,7 @@ class RankEnd:
     left: Tuple[
         Tuple[int, int, float], ...
     ] = ()  # those that its peer had closed when it raised or exited; for how long
+    own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, as it says itself
     since: Optional[float] = None  # when it was last seen to be there
 
@@ -91,11 +92,13 @@ class RankEnd:
     def own_kind(self) -> str:
         """The same, whoever had asked it to end."""
         found = self.finding
+        bare = order.RAISED if self.own else order.EXIT
         if found is None:
-            return order.OUTSIDE if self.signal else order.EXIT
+            return order.OUTSIDE if self.signal else bare
         texts = (found.title, *(each.text for each in found.evidence))
         kinds = [kind_of(found.code, text) for text in texts]
-        return next((kind for kind in kinds if kind in order.WAITS), kinds[0])
+        kind = next((kind for kind in kinds if kind in order.WAITS), kinds[0])
+        return bare if kind == order.EXIT else kind
 
     @property
     def event(self) -> order.Event:
@@ -129,7 +132,7 @@ def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
     """Make one from a member's message; `offset` turns its clock into the lead's."""
     return RankEnd(
         ended.rank, member, ended.exit_code, ended.signal, ended.t + offset, ended.finding, ended.by_us, ended.of_command,
-        ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left,
+        ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left, ended.own,
         *(None if t is None else t + offset for t in (ended.noted, ended.since)),
     )  # fmt: skip
 
@@ -326,7 +329,8 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
     left = abandoned(seen) if any(event.kind not in order.WAITS for event in closers(seen)) else ()
     failed_alone = any(end.failed and not (end.by_us or end.left) for end in ends)
     for place, (event, end) in enumerate(events):
-        if end.left and event.kind in order.OWN and (failed_alone or any(age < _SHORTLY for _, _, age in end.left)):
+        soon = not end.own and any(age < _SHORTLY for _, _, age in end.left)
+        if end.left and event.kind in order.OWN and (failed_alone or soon):
             events[place] = replace(event, kind=order.LOST_PEER), end
         elif id(end) in alike or end.rank in left and _may_follow(end):
             events[place] = replace(event, kind=order.RAISED_IN_COMMUNICATION), end

@@ -417,7 +417,7 @@ class Node:
             self.failed_in = self.attempt
             self.watch.rank_failed()
         about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
-        self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.noted, end.since))
+        self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.own, end.noted, end.since))
 
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""

@@ -421,7 +421,8 @@ class Ends:
             at = clock.own(float(note["t"]))
             left = tuple((here, there, age) for here, there, age in note["left"] if age < _RECENT)
             links = tuple((here, there) for here, there in note["links"])
-            return replace(end, noted=at, links=links, left=left[:MOST_LINKS]) if self._began <= at <= end.at else end
+            noted = replace(end, noted=at, own=bool(note["own"]), links=links, left=left[:MOST_LINKS])
+            return noted if self._began <= at <= end.at else end
         except (OSError, KeyError, TypeError, ValueError):
             return end
 

@@ -96,6 +96,7 @@ class End:
     links: Tuple[Ports, ...] = ()  # TCP connections that it is known to have had
     closed: Tuple[Closed, ...] = ()  # those of them that it closed before its peer did
     left: Tuple[Closed, ...] = ()  # those that its peer had closed when it raised or exited; seconds before that
+    own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, as it says itself
     since: Optional[float] = None  # when it was last seen to be there
 
