@@ -125,3 +125,28 @@ def test_a_rank_that_was_failing_when_all_were_asked_to_stop():
     assert first_rank(lost(0, 10.0), failing, lost(1, 10.2)) == 2
     assert first_rank(lost(0, 10.0), told, lost(1, 10.2)) == 0
     assert first_rank(end(0, 3, 10.0, "exit-code"), failing) == 0, "another failure is known"
+
+
+def test_who_was_left_by_another_before_it_raised_is_not_the_cause():
+    """Words that no rule knows, and no look has shown the connections: ranks say themselves who had left them."""
+    words = Finding("exception", ERROR, "RuntimeError: the work cannot go on")
+    left = [replace(end(rank, at=10.0, finding="exception"), finding=words, left=((4000, 0, 0.1),)) for rank in (0, 3)]
+    for one in (end(2, 3, 10.4, "exit-code"), replace(end(2, at=10.9), finding=words)):
+        assert first_rank(*left, one) == 2
+    assert cause(*left, end(2, 0, 10.4, None)) == ("early-exit", 2, "h1")
+    assert cause(replace(left[0], left=((4000, 0, 3.0),)), end(2, 0, 10.4, None)) is None, "it had ended well before"
+    assert cause(replace(left[0], own=True), end(2, 0, 10.4, None)) is None, "no lost connection made it raise"
+    bare = replace(end(0, 1, 10.0, "exit-code"), own=True, left=((4000, 0, 0.1),))
+    assert cause(bare, end(2, 0, 10.4, None)) is None
+
+
+def test_what_ranks_note_of_their_ends_orders_them_on_one_node():
+    """An exit takes its time: another rank of the node, which left without a note, was reaped first."""
+    slow = replace(end(2, 3, 10.9, "exit-code"), noted=10.1, since=10.8)
+    quick = replace(end(3, 3, 10.3, "exit-code"), since=10.2)
+    assert first_rank(quick, slow) == 2
+    raised = replace(end(3, 1, 10.3), finding=Finding("exception", ERROR, "ValueError: what"), noted=10.2, since=10.2)
+    assert first_rank(replace(raised, noted=11.3, at=11.4), slow) == 2, "the first one by one clock"
+    killed = end(2, at=10.9, finding="killed", number=9)
+    assert first_rank(raised, replace(killed, since=10.0)) == 2, "it may have been gone for long"
+    assert first_rank(raised, replace(killed, since=10.5)) == 3

@@ -44,7 +44,7 @@ def ends_of(node, told, within=30.0):
 
 
 def exit_of(rank, status, by_us=False):
-    return Exit(Process(rank, rank, ("python",)), status, 100.0 + rank, 7.5, by_us)
+    return Exit(Process(rank, rank, ("python",)), status, 100.0 + rank, 99.0 + rank, 7.5, by_us)
 
 
 def finish(ends):

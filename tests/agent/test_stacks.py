@@ -36,3 +36,39 @@ def test_a_program_without_threads_ends_after_it_was_asked(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+LEAVES = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})
+import socket, stacks
+stacks.adapt(socket)
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+stays, goes = (socket.create_connection(("127.0.0.1", port)) for _ in range(2))
+others = [server.accept()[0] for _ in range(2)]
+others[1].close()
+assert goes.recv(1) == b""
+print(stays.getsockname()[1], goes.getsockname()[1], port, flush=True)
+"""
+
+
+def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):
+    """Of several processes with one rank number, the note of the known one counts."""
+    for number, end in enumerate(("raise KeyError(3)", "sys.exit(3)", "", "raise ConnectionError(3)")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        environ = {**os.environ, "DRUMBEAT_METRICS": str(folder / "metrics"), "RANK": "2"}
+        begin = time.time()
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", LEAVES + end], env=environ, stdout=-1, stderr=-1, text=True
+        )
+        out, err = process.communicate(timeout=60)
+        stays, goes, port = map(int, out.split())
+        assert ("KeyError: 3" in err) == (number == 0) and "Error in" not in err, err
+        (folder / "end-2.1").write_text('{"t": 1.0, "links": [], "left": [], "own": false}')
+        note = stacks.read_note(str(folder), 2, [process.pid])
+        assert begin <= note["t"] <= time.time() and note["own"] == (number == 0)
+        assert [stays, port] in note["links"] and [port, stays] in note["links"]
+        assert [each[:2] for each in note["left"]] == [[goes, port]]
+    assert stacks.read_note(str(tmp_path / "0"), 1, []) == {}

@@ -15,7 +15,7 @@ from drumbeat.report.gather import figures_of
 from drumbeat.report.text import rows
 from drumbeat.runfolder.files import append
 from drumbeat.runfolder.lines import closing_lines, loss_words, progress_line, speed, trend
-from drumbeat.runfolder.progress import Progress, RankPace, merged
+from drumbeat.runfolder.progress import Progress, RankPace, StepTimes, merged, stands_out, step_times
 from drumbeat.runfolder.records import Metric, parse_metric
 from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.watch.prometheus import families
@@ -329,3 +329,39 @@ def test_the_paces_of_many_ranks_are_written_seldom_and_found(tmp_path):
     assert part.tokens == run.progress().tokens == 8 * ranks * (steps - 1)
     means = [part.paces[rank].mean_t - part.paces[0].mean_t for rank in (0, 100, 199)]
     assert means == pytest.approx([0.0, 0.1, 0.199], abs=1e-4)
+
+
+def _steps(rank, steps, slow=range(0), node=0):
+    """Steps of one second each, half as long again in `slow`."""
+    return [Metric(node, rank, 1000.0 + step, step=step, seconds=1.5 if step in slow else 1.0) for step in steps]
+
+
+def test_step_times_of_all_ranks_are_added_up_by_spans_that_widen():
+    """A rank that was slow for a while, and is not any more, is found in what snapshots of several nodes hold."""
+    nodes = []
+    for node in (0, 1):
+        part = Progress()
+        reports = [
+            _steps(2 * node + each, range(1000), range(300, 600) if node and each else (), node) for each in (0, 1)
+        ]
+        for together in zip(*reports):
+            for metric in together:
+                part.add(metric)
+        nodes.append(Progress.restored(json.loads(json.dumps(part.snapshot()))).times)
+    width, spans = step_times(nodes)
+    assert width == 16 and len(spans) == 63 and {span.ranks for span in spans} == {4}
+    assert {(span.least, span.median) for span in spans} == {(1.0, 1.0)}
+    slow = [span for span in spans if stands_out(span)]
+    assert {span.slowest for span in slow} == {3} and {span.most for span in slow[1:-1]} == {1.5}
+    assert (slow[0].number * width, slow[-1].number * width) == (288, 592)
+    assert len(json.dumps(part.snapshot())) < 5000
+    assert StepTimes.restored([1, [["x"] * 6]]).spans() == StepTimes.restored(None).spans() == []
+
+
+def test_few_steps_are_kept_one_by_one_and_late_ones_are_left_out():
+    times = StepTimes()
+    for step in range(5):
+        for rank in range(3):
+            times.add(rank, step, 2.0 if (rank, step) == (2, 3) else 1.0)
+    times.add(1, 0, 99.0)
+    assert [span[:5] for span in times.spans()] == [(step, 1.0, 1.0, 2.0 if step == 3 else 1.0, 2) for step in range(5)]

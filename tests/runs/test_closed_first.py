@@ -25,6 +25,12 @@ for lower in range(rank):
     peers.append(socket.create_connection(("127.0.0.1", int(open(f"port-{lower}").read()))))
 for higher in range(rank + 1, world):
     peers.append(server.accept()[0])
+if sys.argv[1] == "at once":
+    if rank == 1:
+        os._exit(3)
+    while peers[0 if rank == 0 else 1].recv(1):
+        pass
+    raise RuntimeError("the work cannot go on")
 if rank == 1:
     while not os.path.exists("go"):
         time.sleep(0.02)
@@ -65,3 +71,11 @@ def test_peers_that_die_from_a_signal_when_they_are_left_are_not_blamed(drumbeat
     """Rank 1 takes long to end, and has to be ended."""
     failed = failure(drumbeat, 600, int(number))
     assert (failed["code"], failed["rank"], failed["confidence"]) == ("rank-absent", 1, "likely"), failed
+
+
+def test_who_leaves_before_anybody_has_looked_is_named(drumbeat):
+    """The others raise in words of their own, which say more than a bare exit code."""
+    flags = ("--nodes", 1, "--ranks-per-node", 3, "--site", "localhost", "--oversubscribe", 4)
+    done = drumbeat("run", *flags, "--", sys.executable, "-c", RANK, "at once", check=False)
+    failed = json.loads((drumbeat.run_folder() / "summary.json").read_text())["attempts"][-1]["finding"]
+    assert (failed["code"], failed["rank"]) == ("exit-code", 1), (failed, done)

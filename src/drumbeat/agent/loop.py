@@ -165,12 +165,11 @@ class Loop:
 
     def _reap(self) -> bool:
         """Reap children; return true if one has ended."""
-        reaped = False
-        for pid, status in reap():
-            reaped = True
-            if self.agent.node:
-                self.agent.node.on_exit(pid, status)
-        return reaped
+        node, reaped = self.agent.node, list(reap())
+        if node:
+            for pid, status in node.ranks.in_order(reaped):
+                node.on_exit(pid, status)
+        return bool(reaped)
 
     def _on_signals(self) -> None:
         agent = self.agent

@@ -55,10 +55,12 @@ class Event:
     named_first: bool = False  # whoever recorded it says that it was the first
 
     def precedes(self, other: Event, noise: float = 0.0) -> bool:
-        """Return True if this is known to come first, by more than `noise` seconds. Lines that several ranks write into one
-        source are in order only ROUGHLY; those of one rank are, and what stands behind a record came after it."""
+        """Return True if this is known to come first; by more than `noise` seconds if the other is on another node. Lines
+        that several ranks write into one source are in order only ROUGHLY; those of one rank are, and what stands behind a
+        record came after it."""
         if self.end is not None and other.begin is not None:
-            return self.end + noise < other.begin
+            one_clock = self.place.node is not None and self.place.node == other.place.node
+            return self.end + (0.0 if one_clock else noise) < other.begin
         if self.source != other.source or self.order >= other.order:
             return False
         own = self.place.rank is not None and self.place.rank == other.place.rank

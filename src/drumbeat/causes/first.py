@@ -111,12 +111,12 @@ def _earliest(candidates: Sequence[Event], events: Sequence[Event], noise: float
     timed = all(event.begin is not None for event in candidates)
 
     def key(event: Event) -> Tuple[int, float, int]:
-        return STRENGTH[event.kind], event.begin if timed and event.begin is not None else 0.0, event.order
+        return STRENGTH[event.kind], event.end if timed and event.end is not None else 0.0, event.order
 
     closed, left = abandoned(earliest), closers(earliest)
     chosen = min(left, key=key) if 0 < len(left) < len(earliest) else None
-    # What is stronger and was left by nobody may have closed its connections without a trace: by a reset.
-    if chosen and all(event.place.rank in closed or key(event)[0] >= key(chosen)[0] for event in earliest):
+    # What is stronger or came before it, and was left by nobody, may have closed its connections without a trace: by a reset.
+    if chosen and all(event.place.rank in closed or key(event) >= key(chosen) for event in earliest):
         return chosen, f"closed the connection of rank {chosen.closed[0]}", True
     for record in events:
         named = [event for event in earliest if event.place.rank == record.place.rank is not None]

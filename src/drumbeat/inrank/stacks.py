@@ -1,4 +1,5 @@
-"""A thread inside a rank that tells its node's agent what the rank is doing: its Python stack and its last collectives.
+"""A thread inside a rank that tells its node's agent what the rank is doing: its Python stack and its last collectives. A rank
+that raises or exits also leaves a note: when, and which of its connections others had closed by then.
 
 Started by the adapters when a rank imports `socket`, by its first `metrics.report`, and by `drumbeat.train`. It listens on a
 unix socket in the node-local folder of this run (mode 0700, so only the job's own user reaches it), and costs nothing until it
@@ -8,13 +9,18 @@ or while a C extension holds the interpreter's lock. It is loaded as a file of i
 
 from __future__ import annotations
 
+import _socket
 import _thread
+import atexit
 import os
 import signal
 import socket
+import stat
+import struct
 import sys
+import time
 from types import CodeType, FrameType
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Collection, Dict, List, Optional, Tuple
 
 _DEEPEST = 40  # frames of a stack
 _LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
@@ -24,6 +30,9 @@ _SECONDS = 2.0  # for whoever asks to read the answer
 _LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD")
 _ACTS = ("CALL", "STORE", "DELETE", "FOR_ITER", "SEND", "YIELD", "IMPORT", "BEFORE_", "SETUP_", "WITH_")
 
+_CLOSED, _CLOSE_WAIT, _LISTENS = 7, 8, 10  # states of a TCP connection
+_NOTE = "end-"  # how the names of notes begin
+
 _serving = 0  # the process that answers: one that was forked from it does not
 _endless: Dict[Tuple[CodeType, int], bool] = {}
 
@@ -31,6 +40,14 @@ _endless: Dict[Tuple[CodeType, int], bool] = {}
 def adapt(_module: Any) -> None:
     """Answer in a process that may be a rank. `serve` is called by those that surely are one."""
     serve("python")
+    show = sys.excepthook
+
+    def note_and_show(kind: Any, value: Any, trace: Any) -> None:
+        note_end(not _of_connection(value))
+        show(kind, value, trace)
+
+    sys.excepthook = note_and_show
+    atexit.register(note_end)
 
 
 def serve(kind: str = "rank") -> None:
@@ -80,6 +97,79 @@ def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:
         return answer if isinstance(answer, dict) else None
     except (OSError, ValueError):
         return None
+
+
+def note_end(own: bool = False) -> None:
+    """Note, once, that this rank leaves: the time, its TCP connections (own port, peer's port), and those that the peer has
+    closed, with the seconds since anything came. `own`: it has raised, and no lost connection was the reason."""
+    metrics = os.environ.get("DRUMBEAT_METRICS")
+    if not metrics or _serving != os.getpid():
+        return
+    import json
+
+    try:
+        name = f"{_NOTE}{os.environ.get('RANK', '0')}.{_serving}"
+        place = os.open(os.path.join(os.path.dirname(metrics), name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        now, (links, left) = time.time(), _connections()
+        with open(place, "w") as file:
+            file.write(json.dumps({"t": now, "links": links, "left": left, "own": own}))
+    except Exception:  # noqa: BLE001, S110 - an exception's own words must come out
+        pass
+
+
+def _of_connection(value: Optional[BaseException]) -> bool:
+    """Return true if an exception, or one that it was raised for, tells of a connection: an error without a file."""
+    for _ in range(_DEEPEST):
+        if isinstance(value, EOFError) or isinstance(value, OSError) and value.filename is None:
+            return True
+        value = value.__cause__ or value.__context__ if value else None
+    return False
+
+
+def read_note(folder: str, rank: int, pids: Collection[int]) -> Dict[str, Any]:
+    """Return the note of a rank; of several processes that of one of `pids`, else the one with the most connections."""
+    import json
+
+    found: List[Tuple[bool, int, Dict[str, Any]]] = []
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        if name.startswith(f"{_NOTE}{rank}."):
+            try:
+                with open(os.path.join(folder, name)) as file:
+                    note = json.load(file)
+                found.append((int(name.rpartition(".")[2]) in pids, len(note["links"]), note))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+    return max(found, key=lambda each: each[:2], default=(False, 0, {}))[2]
+
+
+def _connections() -> Tuple[List[Tuple[int, int]], List[Tuple[int, int, float]]]:
+    """Return the TCP connections of this process, and which of them the peer has closed or reset."""
+    links, left = [], []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if not stat.S_ISSOCK(os.stat(number).st_mode):
+                continue
+            held = _socket.socket(fileno=os.dup(number))
+            try:
+                if held.family == socket.AF_UNIX or held.type != socket.SOCK_STREAM:
+                    continue
+                about = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+                state, since, received = (
+                    about[0],
+                    min(struct.unpack_from("=2I", about, 52)),
+                    struct.unpack_from("=Q", about, 128),
+                )
+                here, there = held.getsockname()[1], 0
+                if state not in (_CLOSED, _LISTENS):
+                    there = held.getpeername()[1]
+                    links.append((here, there))
+                if state == _CLOSE_WAIT or state == _CLOSED and received[0]:
+                    left.append((here, there, since / 1000))
+            finally:
+                held.close()
+        except (OSError, struct.error):
+            continue
+    return links, left
 
 
 def _answer(listener: socket.socket, starter: int) -> None:

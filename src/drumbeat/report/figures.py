@@ -78,6 +78,22 @@ class Slowest:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Seconds per step of all ranks, over spans of steps. Its slowest rank is the one that stands out for the longest time."""
+
+    least: float
+    median: float
+    most: float
+    spans: Tuple[
+        Tuple[int, int, float, float, float, int], ...
+    ]  # first and last step, least, median, most, slowest rank
+    slowest: Optional[int] = None
+    first: int = 0  # to
+    last: int = 0  # it stands out in these steps,
+    seconds: float = 0.0  # in which it needs this long
+
+
+@dataclass(frozen=True)
 class Phases:
     """Milliseconds of one step; None: not measured."""
 
@@ -165,6 +181,7 @@ class Figures:
     network_why: str = ""  # why it is not measured
     slowest: Optional[Slowest] = None
     no_slowest: str = ""
+    steps_by_rank: Optional[Steps] = None
     phases: Phases = field(default_factory=Phases)
     foreseen: Optional[Foreseen] = None
     notes: Tuple[Note, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
@@ -26,6 +27,7 @@ from drumbeat.report.figures import (
     Phases,
     Slowest,
     Speed,
+    Steps,
     Traffic,
     Utilisation,
 )
@@ -40,7 +42,7 @@ from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words, trend
-from drumbeat.runfolder.progress import Progress, slowest_rank
+from drumbeat.runfolder.progress import Progress, StepTimes, slowest_rank, stands_out, step_times
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
 from drumbeat.runfolder.state import Condition, Hang, hangs_of, ranks_seen, seconds_of
@@ -174,6 +176,7 @@ def _whole(value: object) -> Optional[int]:
 _AT = RunFolder("")  # names relative to the run folder
 _PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 _LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
+_FEW_SPANS = 3  # in a row: a rank that is slower for less does not count
 _READ_MS = 250.0  # to which the times of printed lines are known
 
 
@@ -259,6 +262,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         network_why="the ranks talk over loopback" if order and order.emulated else "",
         slowest=slowest,
         no_slowest=no_slowest,
+        steps_by_rank=None if progress.laps else _steps_by_rank([part.times for part in parts.values()]),
         phases=phases,
         foreseen=compared(order, facts.get(0), nodes, gpus, phases, ledger),
         notes=(*_unread(run), *_short(state.condition, progress), *_notes(events, state.failure, hangs_of(events))),
@@ -453,6 +457,24 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
     if behind < max(_READ_MS if reports.printed and not exposed else _LATE_MS, _LATE_SHARE * (step or 0.0)):
         return None, f"none stands out (rank {rank}, {behind:.1f} ms)"
     return Slowest(rank, reports.paces[rank].node, behind, how), ""
+
+
+def _steps_by_rank(nodes: Sequence[StepTimes]) -> Optional[Steps]:
+    """Return the times of steps over all ranks, and the rank that stands out in the longest row of them."""
+    width, spans = step_times(nodes)
+    if max((span.ranks for span in spans), default=0) < 2:
+        return None
+    median = statistics.median(span.median for span in spans)
+    shown = tuple((each.number * width, (each.number + 1) * width - 1, *each[1:5]) for each in spans)
+    steps = Steps(min(each.least for each in spans), median, max(each.most for each in spans), shown)
+    rows = [list(row) for _, row in itertools.groupby(spans, lambda each: each.slowest if stands_out(each) else None)]
+    longest = max((row for row in rows if stands_out(row[0])), key=len, default=[])
+    if len(longest) < _FEW_SPANS:
+        return steps
+    first, last = longest[0].number * width, (longest[-1].number + 1) * width - 1
+    return replace(
+        steps, slowest=longest[0].slowest, first=first, last=last, seconds=max(each.most for each in longest)
+    )
 
 
 def _step_ms(reports: Reports) -> Optional[float]:

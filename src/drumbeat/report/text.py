@@ -7,7 +7,7 @@ from typing import List, Optional, Tuple
 
 from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
-from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
+from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps, Traffic
 from drumbeat.runfolder.ledger import QUEUE, TRAINING
 from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, part_words, speed
 from drumbeat.runfolder.progress import AS_PRINTED
@@ -56,6 +56,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     found += gpu_rows(figures.gpu, figures.gpus)
     found.append(("network", network_words(figures)))
     found.append(("slowest", slowest_words(figures)))
+    if figures.steps_by_rank:
+        found.append(("by rank", steps_words(figures.steps_by_rank)))
     found.append(("in a step", phase_words(figures)))
     if figures.foreseen:
         found.append(("predicted", foreseen_words(figures.foreseen)))
@@ -232,6 +234,14 @@ def slowest_words(figures: Figures) -> str:
     if slow is None:
         return figures.no_slowest or NOT
     return f"rank {slow.rank} on node {slow.node}: {slow.ms:.1f} ms; {slow.how}"
+
+
+def steps_words(steps: Steps) -> str:
+    words = f"{steps.least:.3g} to {steps.most:.3g} s per step, median {steps.median:.3g} s"
+    if steps.slowest is None:
+        return f"{words}; no rank is slower than the others for long"
+    when = f"in steps {steps.first:,} to {steps.last:,}, with up to {steps.seconds:.3g} s"
+    return f"{words}; rank {steps.slowest} is slowest {when}"
 
 
 def phase_words(figures: Figures) -> str:

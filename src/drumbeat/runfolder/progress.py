@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import field
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.record import RecordError, from_plain, to_plain
@@ -73,6 +73,7 @@ class Progress:
             if number is not None and not is_count(number):
                 setattr(self, name, unknown)
         self.paces: Dict[int, RankPace] = {}
+        self.times = StepTimes()
         self._reporting: Set[int] = set()
         self._lowest: Optional[int] = None  # of the ranks that have reported anything
         self._previous: Tuple[Optional[int], Optional[float]] = (None, None)  # the lowest rank's last step, its epoch
@@ -122,7 +123,9 @@ class Progress:
         pace = self.paces.get(metric.rank)
         if pace is None:
             pace = self.paces[metric.rank] = RankPace(metric.rank, metric.node)
-        pace.add_step(metric, t)
+        took = pace.add_step(metric, t)
+        if took is not None and metric.step is not None:
+            self.times.add(metric.rank, metric.step, took)
         if self._stage_began is not None and t >= self._stage_began:
             pause = 0.0 if self.last_t is None else max(0.0, t - self.last_t)
             self.spent[BETWEEN_STAGES] = self.spent.get(BETWEEN_STAGES, 0.0) + pause
@@ -293,6 +296,7 @@ class Progress:
         """Return all that `restored` needs to count on from here. `paced`: with the pace of each rank, unless there are many."""
         return {
             **({PACES: [list(to_plain(each).values()) for each in self.paces.values()]} if paced else {}),
+            **({TIMES: [self.times.width, [list(each) for each in self.times.spans()]]} if paced else {}),
             **self.to_plain(),
             "reporting": sorted(self._reporting),
             "lowest": self._lowest,
@@ -314,6 +318,7 @@ class Progress:
             if not (is_count(pace.reports) and is_count(pace.exposed[0])):
                 raise RecordError(f"{PACES}: no number of reports")
             progress.paces[pace.rank] = pace
+        progress.times = StepTimes.restored(data.get(TIMES))
         progress._lowest = lowest if isinstance(lowest, int) else None
         began = data.get("stage_began")
         progress._stage_began = float(began) if isinstance(began, (int, float)) else None
@@ -351,7 +356,7 @@ def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
 # The pace of each rank, and the one that holds the others up: the same answer in every view. Pure.
 
 
-PACES = "paces"  # of a snapshot
+PACES, TIMES = "paces", "step_times"  # of a snapshot
 
 
 _SMOOTH = 0.3  # weight of the latest step time in a rank's average
@@ -382,7 +387,8 @@ class RankPace:
     marks: Tuple[Tuple[int, float], ...] = ()  # both, as they were at the last two marks: there ranks can be compared
     exposed: Tuple[int, float] = (0, 0.0)  # how often it reported communication that was not hidden; mean, ms
 
-    def add_step(self, metric: Metric, t: float) -> None:
+    def add_step(self, metric: Metric, t: float) -> Optional[float]:
+        """Count a report; return the seconds per step that it tells: the rank's own part, else the time since the last one."""
         stated = metric.seconds if metric.printed else None
         if stated is not None:
             self._took(stated, 1)
@@ -396,16 +402,19 @@ class RankPace:
         if isinstance(exposed, (int, float)) and abs(exposed) < _MOST_MS:  # NaN compares false
             times = self.exposed[0] + 1
             self.exposed = (times, self.exposed[1] + (exposed - self.exposed[1]) / times)
+        took = metric.seconds
         if metric.step is None:
-            return
+            return took
         epoch = str(metric.more.get("epoch")) if metric.of_epoch else None
         steps = metric.step - self.step if self.step is not None else 0
         goes_on = steps > 0 and epoch == self.epoch
         if goes_on and stated is None and self.since is not None and t > self.since:
             self._took(t - self.since, steps)
+            took = (t - self.since) / steps if took is None else took
             self.read = self.read or metric.printed
         if metric.step != self.step or epoch != self.epoch:
             self.step, self.epoch, self.since = metric.step, epoch, t
+        return took
 
     def _took(self, seconds: float, steps: int) -> None:
         """Smooth both times, so that a validation before a single step weighs no more than that step."""
@@ -421,6 +430,93 @@ def _smoothed(before: Optional[float], latest: Optional[float]) -> Optional[floa
     if before is None or latest is None:
         return before if latest is None else latest
     return before + _SMOOTH * (latest - before)
+
+
+_MOST_SPANS = 64
+
+
+class Span(NamedTuple):
+    """Seconds per step of the ranks that made steps `number * width` and following."""
+
+    number: int
+    least: float
+    median: float
+    most: float
+    slowest: int  # the rank with the most
+    ranks: int
+
+
+class StepTimes:
+    """Seconds per step of many ranks: least, median, most and the slowest rank, for each step, and for spans of 2, 4, 8, ...
+    steps once there are many."""
+
+    def __init__(self, width: int = 1, spans: Iterable[Span] = ()) -> None:
+        self.width, self._over = width, {span.number: span for span in spans}
+        self._open: Dict[int, Dict[int, Tuple[int, float]]] = {}  # the last two: rank -> reports, mean
+
+    def add(self, rank: int, step: int, seconds: float) -> None:
+        number = step // self.width
+        if number not in self._open:
+            if number in self._over or number < max(self._open, default=0):
+                return  # a rank that lags behind, or counts anew
+            self._open[number] = {}
+            while len(self._open) > 2:
+                first = min(self._open)
+                self._over[first] = _span(first, self._open.pop(first))
+        reports, mean = self._open[number].get(rank, (0, 0.0))
+        self._open[number][rank] = reports + 1, mean + (seconds - mean) / (reports + 1)
+        if len(self._over) > _MOST_SPANS:
+            self._over = {span.number: span for span in _joined(self._over.values(), 2)}
+            self.width, still_open, self._open = 2 * self.width, self._open, {}
+            for number, ranks in still_open.items():
+                self._open.setdefault(number // 2, {}).update(ranks)
+
+    def spans(self) -> List[Span]:
+        """Return all, in the order of their steps."""
+        both = [*self._over.values(), *(_span(number, ranks) for number, ranks in self._open.items())]
+        return _joined(both, 1)
+
+    @staticmethod
+    def restored(data: Any) -> StepTimes:
+        """Restore what a snapshot holds; nothing if it cannot be used."""
+        try:
+            width, rows = data
+            spans = [Span(*row) for row in rows]
+            usable = all(map(math.isfinite, (value for span in spans for value in span)))
+            return StepTimes(max(1, int(width)), spans if usable else ())
+        except (TypeError, ValueError, OverflowError):
+            return StepTimes()
+
+
+def step_times(nodes: Sequence[StepTimes]) -> Tuple[int, List[Span]]:
+    """Return the steps of each span, and the spans of all nodes together; their median is that of the nodes' medians."""
+    width = max((node.width for node in nodes), default=1)
+    return width, _joined((span for node in nodes for span in _joined(node.spans(), width // node.width)), 1)
+
+
+def stands_out(span: Span) -> bool:
+    """Return true if its slowest rank takes longer than the median by more than chance."""
+    return span.ranks > 1 and span.most - span.median >= max(_LONGER, _SHARE * span.median)
+
+
+def _span(number: int, ranks: Dict[int, Tuple[int, float]]) -> Span:
+    means = sorted((float(f"{mean:.4g}"), rank) for rank, (_, mean) in ranks.items())
+    return Span(number, means[0][0], means[(len(means) - 1) // 2][0], *means[-1], len(means))
+
+
+def _joined(spans: Iterable[Span], steps: int) -> List[Span]:
+    """Join the spans whose numbers, divided by `steps`, are the same."""
+    found: Dict[int, List[Span]] = {}
+    for span in spans:
+        found.setdefault(span.number // steps, []).append(span)
+    return [_join(number, found[number], steps == 1) for number in sorted(found)]
+
+
+def _join(number: int, parts: List[Span], same_steps: bool) -> Span:
+    longest = max(parts, key=lambda each: each.most)
+    medians = sorted(each.median for each in parts)
+    ranks = (sum if same_steps else max)(each.ranks for each in parts)
+    return Span(number, min(each.least for each in parts), medians[(len(medians) - 1) // 2], *longest[3:5], ranks)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ find = Catalog("lead")
 NOISE = 2.0  # seconds by which node clocks may differ, and a busy agent may reap a process late
 LINGERS = 8.0  # seconds that a process may take to leave after its exception
 _AT_ONCE = (order.OUTSIDE, order.EXIT, order.LEFT)
+_UNWINDS = 1.0  # seconds from an exception to the note of it: what it passes on its way may close connections
+_SHORTLY = 1.0  # seconds: who raises so soon after a peer has left, even with exit code 0, raises because of that
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ class RankEnd:
     of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
     links: Tuple[Tuple[int, int], ...] = ()  # TCP connections that it had, by local and remote port
     closed: Tuple[Tuple[int, int, float], ...] = ()  # those that it closed before its peer did; when both had
+    left: Tuple[
+        Tuple[int, int, float], ...
+    ] = ()  # those that its peer had closed when it raised or exited; for how long
+    own: bool = False  # it raised, and no lost connection was the reason
+    noted: Optional[float] = None  # when it raised or exited, as it says itself
+    since: Optional[float] = None  # when it was last seen to be there
 
     @property
     def failed(self) -> bool:
@@ -84,19 +92,26 @@ class RankEnd:
     def own_kind(self) -> str:
         """The same, whoever had asked it to end."""
         found = self.finding
+        bare = order.RAISED if self.own else order.EXIT
         if found is None:
-            return order.OUTSIDE if self.signal else order.EXIT
+            return order.OUTSIDE if self.signal else bare
         texts = (found.title, *(each.text for each in found.evidence))
         kinds = [kind_of(found.code, text) for text in texts]
-        return next((kind for kind in kinds if kind in order.WAITS), kinds[0])
+        kind = next((kind for kind in kinds if kind in order.WAITS), kinds[0])
+        return bare if kind == order.EXIT else kind
 
     @property
     def event(self) -> order.Event:
-        """A process is gone when it is reaped; it may have raised, lost a peer or given up waiting some time before."""
+        """A process is gone when it is reaped; it may have raised, lost a peer or given up waiting some time before. One that
+        notes its own end does so when it has raised or exits."""
         place = order.Place(self.rank, self.member)
-        begin = self.at - (0.0 if self.kind in _AT_ONCE else LINGERS)
+        begin, end = self.at - (NOISE if self.kind in _AT_ONCE else LINGERS), self.at
+        if self.since is not None:
+            begin = self.since if self.kind == order.OUTSIDE else min(begin, self.since)
+        if self.noted is not None:
+            begin, end = self.noted - _UNWINDS, self.noted
         record = "drumbeat" if self.kind == order.OUTSIDE else ""
-        return order.Event(self.kind, place, begin, self.at, finding=self.finding, record=record)
+        return order.Event(self.kind, place, begin, end, finding=self.finding, record=record)
 
     @property
     def what(self) -> str:
@@ -117,7 +132,8 @@ def rank_end(ended: RankEnded, member: int, offset: float) -> RankEnd:
     """Make one from a member's message; `offset` turns its clock into the lead's."""
     return RankEnd(
         ended.rank, member, ended.exit_code, ended.signal, ended.t + offset, ended.finding, ended.by_us, ended.of_command,
-        ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed),
+        ended.links, tuple((here, there, at + offset) for here, there, at in ended.closed), ended.left, ended.own,
+        *(None if t is None else t + offset for t in (ended.noted, ended.since)),
     )  # fmt: skip
 
 
@@ -311,8 +327,12 @@ def earliest(ends: Sequence[RankEnd], accused: Sequence[Finding] = ()) -> Tuple[
     events = _with_closed(ends)
     seen = [event for event, _ in events]
     left = abandoned(seen) if any(event.kind not in order.WAITS for event in closers(seen)) else ()
+    failed_alone = any(end.failed and not (end.by_us or end.left) for end in ends)
     for place, (event, end) in enumerate(events):
-        if id(end) in alike or end.rank in left and _may_follow(end):
+        soon = not end.own and any(age < _SHORTLY for _, _, age in end.left)
+        if end.left and event.kind in order.OWN and (failed_alone or soon):
+            events[place] = replace(event, kind=order.LOST_PEER), end
+        elif id(end) in alike or end.rank in left and _may_follow(end):
             events[place] = replace(event, kind=order.RAISED_IN_COMMUNICATION), end
     named_first = [
         order.Event(order.RECORD, order.Place(one.rank), record=_DRIVER, named_first=True) for one in accused[:1]

@@ -165,6 +165,7 @@ class NodeWatch:
 
 
 _MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and for the logs that are kept at its end
+_TOLD_WITHIN = 2.0  # seconds that the word of a task may take
 _SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck
 
 
@@ -200,7 +201,7 @@ class Node:
         self.stopped_by_us = False
         self.kill_at: Optional[float] = None  # when the grace ends
         self.sweep_until: Optional[float] = None  # all is being killed; what is there then is stuck
-        self.ranks, self.known = Ranks(tasks), Known()
+        self.ranks, self.known, self.ticked = Ranks(tasks), Known(), clock.now()
         self.watch = NodeWatch(order, member, facts, self.local, self.events.write, tell)
         self.reaped = 0
         self.logs = folder
@@ -269,7 +270,7 @@ class Node:
         self.reaped += 1
         rank = self.ranks.own_ended(pid)
         if rank:
-            self._process_ended(rank, status)
+            self._process_ended(rank, status, self.ticked)
 
     def on_task_started(self, local_id: int, pid: int) -> None:
         rank = self.ranks.guarded(local_id)
@@ -280,10 +281,11 @@ class Node:
 
     def on_task_ended(self, local_id: int, status: int) -> None:
         rank = self.ranks.task_ended(local_id)
-        if rank:
-            self._process_ended(rank, status)
+        if rank:  # its task has waited for it, and told us later
+            self._process_ended(rank, status, self.ticked - _TOLD_WITHIN)
 
     def tick(self, now: float) -> None:
+        self.ticked = clock.now()
         self._ship()
         if not self.active:
             return
@@ -380,7 +382,7 @@ class Node:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
         explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts)
-        return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known)
+        return Ends(self.launcher, explainer, self.attempt, self._rank_ended, self.known, notes=self.local)
 
     def _rank_of(self, pid: int) -> Optional[int]:
         rank = self.ranks.own(pid)
@@ -393,9 +395,9 @@ class Node:
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    def _process_ended(self, rank: Rank, status: int) -> None:
+    def _process_ended(self, rank: Rank, status: int, since: float) -> None:
         seconds = round(time.monotonic() - rank.started, 3)
-        self.ends.add(Exit(rank.process, status, clock.now(), seconds, self.stopped_by_us))
+        self.ends.add(Exit(rank.process, status, clock.now(), since, seconds, self.stopped_by_us))
 
     def _rank_ended(self, ended: RankExit) -> None:
         end, finding = ended.end, ended.end.finding
@@ -415,7 +417,7 @@ class Node:
             self.failed_in = self.attempt
             self.watch.rank_failed()
         about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
-        self.tell(RankEnded(*about_end, end.links, end.closed))
+        self.tell(RankEnded(*about_end, end.links, end.closed, end.left, end.own, end.noted, end.since))
 
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""

@@ -22,6 +22,7 @@ from drumbeat.base.regex import regex
 from drumbeat.causes.table import CONSEQUENCES
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import CAUGHT, CERTAIN, ERROR, LIKELY, PEER_LOST, WARNING, Evidence, Finding, shown
+from drumbeat.inrank.stacks import read_note
 from drumbeat.inspector.kernel_log import oom_kills
 from drumbeat.inspector.ranks import MOST_LINKS
 from drumbeat.inspector.record import Known
@@ -313,6 +314,7 @@ def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence
 
 
 READ_WITHIN = 10.0  # seconds
+_RECENT = 5.0  # seconds before a rank's end: connections that were closed earlier may be those to a server
 _BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which the signal is all that is known
 
 
@@ -323,6 +325,7 @@ class Exit:
     process: Process
     status: int  # as waitpid gives it
     at: float  # wall clock
+    since: float  # when it was last seen to be there
     seconds: float  # after its start
     by_us: bool
     end: Optional[End] = None  # of one rank whose launcher goes on, where that is what has ended
@@ -342,10 +345,10 @@ class Ends:
 
     def __init__(
         self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[RankExit], None], known: Known,
-        within: float = READ_WITHIN,
+        within: float = READ_WITHIN, notes: str = "",
     ) -> None:  # fmt: skip
         self.launcher, self.explainer, self.attempt, self.done, self.within = launcher, explainer, attempt, done, within
-        self.known = known
+        self.known, self.notes = known, notes  # the folder in which ranks note their ends
         self._waiting: List[Exit] = []
         self._reading: Tuple[Exit, ...] = ()
         self._child: Optional[Forked] = None
@@ -371,7 +374,9 @@ class Ends:
     def hear(self, launcher: Process, by_us: bool) -> None:
         """Ranks that ended with 0 while their launcher goes on, as its driver notes them."""
         for end in self.launcher.early_ends(self.attempt):
-            self._waiting.append(Exit(launcher, 0, end.at, round(max(0.0, end.at - self._began), 3), by_us, end))
+            self._waiting.append(
+                Exit(launcher, 0, end.at, end.at, round(max(0.0, end.at - self._began), 3), by_us, end)
+            )
 
     def poll(self) -> None:
         if self._child is not None and self._child.poll():
@@ -398,15 +403,28 @@ class Ends:
         found = []
         for ended in self._reading:
             for each in read_exit(self.launcher, self.explainer, self.attempt, ended):
-                links = sorted(self.known.links.get(each.end.rank, ()))
+                end = replace(each.end, since=ended.since)
+                noted = self._noted(end)
+                links = sorted({*self.known.links.get(end.rank, ()), *noted.links})
                 closed = [(*link, round(now - closed_first[link], 2)) for link in links if link in closed_first]
-                links = (
-                    links[:MOST_LINKS] if each.end.exit_code != 0 else []
-                )  # nobody asks who left a rank that ended well
-                found.append(
-                    replace(each, end=replace(each.end, links=tuple(links), closed=tuple(closed[:MOST_LINKS])))
-                )
+                if end.exit_code == 0:
+                    links = []  # nobody asks who left a rank that ended well
+                end = replace(noted, links=tuple(links[:MOST_LINKS]), closed=tuple(closed[:MOST_LINKS]))
+                found.append(replace(each, end=end))
         return json.dumps(to_plain(found)).encode()
+
+    def _noted(self, end: End) -> End:
+        """Add what the rank has noted itself when it raised or exited."""
+        try:
+            pids = [pid for pid, rank in self.known.ranks.items() if rank == end.rank]
+            note = {} if end.of_command else read_note(self.notes, end.rank, pids)
+            at = clock.own(float(note["t"]))
+            left = tuple((here, there, age) for here, there, age in note["left"] if age < _RECENT)
+            links = tuple((here, there) for here, there in note["links"])
+            noted = replace(end, noted=at, own=bool(note["own"]), links=links, left=left[:MOST_LINKS])
+            return noted if self._began <= at <= end.at else end
+        except (OSError, KeyError, TypeError, ValueError):
+            return end
 
     def _unread(self, ended: Exit) -> RankExit:
         end = ended.end or plain_end(ended.process.rank, ended.status, ended.at)

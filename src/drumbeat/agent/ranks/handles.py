@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from importlib.resources import files
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -41,9 +42,27 @@ class Ranks:
         self._guarded: Dict[int, Rank] = {}  # by the local id of the task
         self.guarded_pids: Dict[int, int] = {}  # local id of the task -> pid of its rank
         self._stopping = Stopping()
+        self._deaths = select.epoll()  # tells of processes in the order in which they have ended
+        self._pidfds: Dict[int, int] = {}  # -> pid
+        self._ended: List[int] = []
 
     def add_own(self, pid: int, process: Process) -> None:
         self._own[pid] = Rank(process, time.monotonic())
+        try:
+            pidfd = os.pidfd_open(pid)
+            self._deaths.register(pidfd, select.EPOLLIN)
+            self._pidfds[pidfd] = pid
+        except (AttributeError, OSError):  # Linux before 5.3: then they are told in the order of their start
+            pass
+
+    def in_order(self, reaped: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
+        """Sort pids and statuses by who ended first, as far as that is known."""
+        for pidfd, _ in self._deaths.poll(0) if reaped else ():
+            self._deaths.unregister(pidfd)
+            os.close(pidfd)
+            self._ended.append(self._pidfds.pop(pidfd))
+        place = {pid: number for number, pid in enumerate(self._ended)}
+        return sorted(reaped, key=lambda each: place.get(each[0], -1))
 
     def add_guarded(self, local_id: int, process: Process) -> None:
         self._guarded[local_id] = Rank(process, time.monotonic())

@@ -95,6 +95,10 @@ class End:
     by_launcher: bool = False  # its launcher ended it, because another rank had failed
     links: Tuple[Ports, ...] = ()  # TCP connections that it is known to have had
     closed: Tuple[Closed, ...] = ()  # those of them that it closed before its peer did
+    left: Tuple[Closed, ...] = ()  # those that its peer had closed when it raised or exited; seconds before that
+    own: bool = False  # it raised, and no lost connection was the reason
+    noted: Optional[float] = None  # when it raised or exited, as it says itself
+    since: Optional[float] = None  # when it was last seen to be there
 
 
 def plain_end(rank: int, status: int, at: float) -> End:

@@ -230,6 +230,10 @@ class RankEnded:
     closed: Tuple[
         Tuple[int, int, float], ...
     ] = ()  # those of them that it closed before its peer did, and when both had
+    left: Tuple[Tuple[int, int, float], ...] = ()  # those that its peer had closed when it raised or exited
+    own: bool = False  # it raised, and no lost connection was the reason
+    noted: Optional[float] = None  # when it raised or exited, as it says itself
+    since: Optional[float] = None  # when it was last seen to be there
 
     def __post_init__(self) -> None:
         _within("rank", self.rank, 0, _MOST_RANKS)
