@@ -7,7 +7,7 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence,
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
-from drumbeat.commands.interpret import Shell, Started, options_at
+from drumbeat.commands.interpret import Event, Shell, Started, options_at
 from drumbeat.commands.launch import find_launcher
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
@@ -131,7 +131,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
 
 def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     """Return all statements from the training on as one command, if there are more and the batch script runs them itself:
-    a loop of trainings, a training and its evaluation. On one node that is the same wherever it runs."""
+    a loop of trainings, a training and its evaluation, a copy of its results. On one node that is the same wherever it runs."""
     others = [
         each
         for each in batch.started
@@ -140,13 +140,14 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     ]
     rounds = [each for each in batch.started if not each.certain and _is_event(each, batch)]  # of a loop
     parts = [each for each in [chosen, *rounds, *(other for other in others if other.background)] if each.within]
-    if not parts or chosen.certain and not others + rounds or draft.keys.get("nodes", 1) != 1:
+    alone = chosen.certain and not others + rounds and not any(_acts(each) for each in batch.events[chosen.before + 1 :])
+    if not parts or alone or draft.keys.get("nodes", 1) != 1:
         return None
     first = min((each.within for each in parts if each.within), key=lambda each: each.start)
     text = batch.text[first.start :].rstrip("\n")
     if re.search(r"\bsrun\b|\b(?:mpirun|mpiexec)\b|\$\{?0|\bray\s+start\b", text):
         return None
-    if any(each.background and each.before < first.events for each in batch.started) or _launchers(batch.started):
+    if any(each.background and each.before < first.events for each in batch.started):
         return None
     for other in batch.started:
         if other.before < first.events:
@@ -154,6 +155,11 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     del batch.events[first.events :]
     said = f"all from line {first.line} on"
     return Started(first.line, ["bash", "-c", text], first.variables, first.cwd, first.events, True, said, whole=True)
+
+
+def _acts(event: Event) -> bool:
+    """Return true for a statement that does something besides printing and changing the shell."""
+    return event.kind in ("once", "each") or event.kind == "shell" and not event.soft and not event.writes
 
 
 def _is_event(started: Started, batch: Shell) -> bool:
@@ -207,7 +213,7 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
         if event.kind == "print" and not event.text.startswith(("exit", "echo", "printf", "date", "set", "wait")):
             draft.drop(event.line, event.text, "only prints or waits")
     for event in batch.events[chosen.before + 1 :] if chosen.certain else ():
-        if event.kind in ("once", "each") or event.kind == "shell" and not event.soft and not event.writes:
+        if _acts(event):
             why = "runs after the training, and nothing here does it: let the program do it, or a script that is the command"
             draft.question(event.line, event.text, why)
         elif event.kind == "shell":
@@ -364,7 +370,7 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
 
 def _cores(draft: Draft, launch: Launch, tasks: int) -> None:
     """Write the cores that srun gives each task, and where it binds them."""
-    if launch.cores and "cpus" not in draft.keys:
+    if launch.cores:
         draft.set("cpus", launch.cores * tasks, launch.line)
     bind = launch.cpu_bind
     if bind and not launch.launcher and (bind == ["none"] or len(bind) == tasks):
