@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -254,10 +255,54 @@ def test_a_loop_of_trainings_and_what_follows_is_one_command(tmp_path):
     assert there.stdout == brought.stdout and there.stdout.count("an argument") == 2
 
 
-def test_a_loop_of_steps_or_of_launchers_is_asked_about():
-    for start in ("srun python train.py", "torchrun --nproc-per-node 4 train.py"):
-        asked = convert(script(f"for seed in 1 2; do {start} $seed; done", sbatch=("--nodes=1",))).to_check
-        assert any("in a loop" in note.why for note in asked)
+def test_a_loop_of_steps_is_asked_about():
+    asked = convert(script("for seed in 1 2; do srun python train.py $seed; done", sbatch=("--nodes=1",))).to_check
+    assert any("in a loop" in note.why for note in asked)
+
+
+WORLDS = """
+for seed in 1 2; do
+  PYTHON -m torch.distributed.run --nproc-per-node $((1 + seed)) train.py $seed < /dev/null
+done
+cp seen saved
+python3 - saved <<'EOF'
+import os, sys
+print(sys.argv[1:], open(sys.argv[1]).read().split(), "WORLD_SIZE" in os.environ)
+EOF
+"""
+MEETS = """
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    open("seen", "a").write(f"{sys.argv[1]}:{dist.get_world_size()} ")
+dist.destroy_process_group()
+"""
+
+
+def test_launchers_and_what_follows_on_one_node_keep_their_ranks(drumbeat):
+    """The job file says that the command starts its own ranks: as many as each launcher is asked for."""
+    draft = convert(script(WORLDS.replace("PYTHON", sys.executable), sbatch=("--nodes=1", "--time=10")))
+    assert draft.keys["launcher"] == "once" and not draft.to_check and not draft.differences, draft.to_check
+    (drumbeat.folder / "job.yaml").write_text(job_file(draft, "script"))
+    (drumbeat.folder / "train.py").write_text(MEETS)
+    done = drumbeat("run", "--site", "localhost", "job.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "['saved'] ['1:2', '2:3'] False" in done.stdout
+
+
+def test_what_follows_a_training_on_one_node_is_part_of_the_command():
+    text = script("python train.py", "cp model.pt /store/", sbatch=("--nodes=1",))
+    draft = convert(text)
+    assert draft.keys["command"] == ["bash", "-c", "python train.py\ncp model.pt /store/"] and not draft.to_check
+    wide = convert(script("srun python train.py", "cp model.pt /store/", sbatch=("--nodes=2",)))
+    assert [note.text for note in wide.to_check] == ["cp model.pt /store/"]
+
+
+def test_srun_gives_tasks_fewer_cores_than_the_job_has():
+    text = script("srun -c 4 python t.py", sbatch=("--ntasks-per-node=2", "--cpus-per-task=12"))
+    draft = convert(text)
+    assert draft.keys["cpus"] == 8 and not draft.differences
 
 
 def test_a_line_that_looks_secret_is_asked_about():

@@ -35,6 +35,7 @@ from drumbeat.lint.engine import lint
 
 MAX_LINES = 10_000
 _AFTERWARDS = re.compile(r"eval|infer|(?<!pre)test|convert|merge|export|plot|visuali|upload|generate|summar")
+_OF_RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # the launcher gives them to its ranks
 _ARGUMENT = re.compile(r"\$[0#]")
 
 
@@ -149,6 +150,8 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
         return None
     if any(each.background and each.before < first.events for each in batch.started):
         return None
+    if _launchers([each for each in batch.started if each.before >= first.events]):
+        draft.set("launcher", "once", first.line)
     for other in batch.started:
         if other.before < first.events:
             _run_before(other, batch)
@@ -174,7 +177,7 @@ def _run_before(started: Started, batch: Shell) -> None:
 
 
 def _launchers(started: Sequence[Started]) -> bool:
-    """Return true if one of the commands starts ranks of its own, whose number the job file has to say."""
+    """Return true if one of the commands starts ranks of its own."""
     try:
         return any(find_launcher(unwrapped(each.words)) for each in started)
     except Problem:
@@ -325,7 +328,8 @@ def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
     )
     private = sorted(name for name in given - launch.as_text if name not in variables or not variables[name].exported)
     options = options_at(launch.options, launch.outside)
-    before = [f"set {changed(frozenset(), options)}"] if options else []
+    before = [f"unset {' '.join(_OF_RANKS)}"] if draft.keys.get("launcher") == "once" else []
+    before += [f"set {changed(frozenset(), options)}"] if options else []
     before += [f"export -n {' '.join(private)}"] if private else []
     before += [f'eval "${AS_TEXT}{name}"; unset {AS_TEXT}{name}' for name in sorted(launch.as_text)]
     before += [
@@ -357,6 +361,8 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     count = launch.tasks
     if not launch.launcher:
         count = launch.size.get("ntasks", 0) // nodes or count or (1 if launch.alone else tasks) or 1
+    if draft.keys.get("launcher") == "once":
+        return None
     if count and count != draft.keys.get("gpus"):
         draft.set("ranks-per-node", count, launch.line)
     _cores(draft, launch, 1 if launch.launcher else count or 1)
@@ -370,7 +376,7 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
 
 def _cores(draft: Draft, launch: Launch, tasks: int) -> None:
     """Write the cores that srun gives each task, and where it binds them."""
-    if launch.cores:
+    if launch.cores and launch.cores * tasks < draft.keys.get("cpus", launch.cores * tasks + 1):
         draft.set("cpus", launch.cores * tasks, launch.line)
     bind = launch.cpu_bind
     if bind and not launch.launcher and (bind == ["none"] or len(bind) == tasks):
@@ -407,6 +413,8 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[
     draft.differences = differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
     if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
+    if job.launcher == "once":
+        return
     cores, tasks = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0), 1 if launch.launcher else ranks or 1
     if launch.alone and tasks == 1:
         cores = 0  # a process of the batch script itself may use all cores of the job
