@@ -118,7 +118,9 @@ def test_an_old_server_is_not_given_an_indexed_job(desk):
 
 
 # Guard and agent at once, as a memory limit may kill them.
-KILL_AGENT = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q ' [_]agent ' && kill -9 ${p#/proc/}; done; true"
+KILL_AGENT = (
+    "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q ' [_]agent ' && kill -9 ${p#/proc/}; done; true"
+)
 
 
 @pytest.mark.parametrize("lost", ["pod", "agent"])

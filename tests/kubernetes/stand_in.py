@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 FOLDER = os.environ.get("STAND_IN", "")
 ADDRESSES = ("127.0.0.1", "127.0.0.2")

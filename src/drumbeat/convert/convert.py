@@ -141,7 +141,9 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     ]
     rounds = [each for each in batch.started if not each.certain and _is_event(each, batch)]  # of a loop
     parts = [each for each in [chosen, *rounds, *(other for other in others if other.background)] if each.within]
-    alone = chosen.certain and not others + rounds and not any(_acts(each) for each in batch.events[chosen.before + 1 :])
+    alone = (
+        chosen.certain and not others + rounds and not any(_acts(each) for each in batch.events[chosen.before + 1 :])
+    )
     if not parts or alone or draft.keys.get("nodes", 1) != 1:
         return None
     first = min((each.within for each in parts if each.within), key=lambda each: each.start)
