@@ -10,7 +10,8 @@ import pytest
 
 from drumbeat.agent.agent import Agent
 from drumbeat.agent.folder import child as folder_child
-from drumbeat.agent.folder.child import FolderChild
+from drumbeat.agent.folder.child import FolderChild, member_folder
+from drumbeat.agent.wire.messages import Welcome
 from drumbeat.runfolder.files import EventLog
 from drumbeat.runfolder.layout import StopFile, ask_to_stop
 from tests.agent.test_lead import order
@@ -168,3 +169,11 @@ def test_storage_that_begins_to_hang_at_the_end_is_said_and_waited_for_once(chil
     said = capfd.readouterr().err
     assert said.count("its storage hangs; its last writes are waited for, 1.5 s at most") == 1
     assert (tmp_path / "log").read_text() == "last words\n"
+
+
+def test_a_member_that_starts_again_does_not_take_its_own_folder_for_the_leads(tmp_path):
+    """In pods both have the same path; the lead's own would not be gathered from."""
+    asked = order(folder=str(tmp_path / "r"))
+    for _ in range(2):
+        found = member_folder(Welcome("r", asked.folder, "h0"), asked, 1)
+        assert (found.path, found.shared, found.problem) == (asked.folder, False, "")

@@ -420,3 +420,14 @@ def test_what_the_lead_writes_of_each_member_is_small_and_constant():
     plain, small = RanksMeeting().peers(lead), RanksMeeting().peers(few)
     assert len(plain["nodes"]) == 1250 and plain["nodes"][1249].keys() == small["nodes"][1].keys()
     assert len(json.dumps(plain)) < 1250 * 150
+
+
+def test_a_lead_in_the_place_of_a_lost_one_goes_on_counting():
+    """Its run folder went with the pod; its members know how often they were started."""
+    asked = order()
+    lead = lead_of(asked)
+    lead.hello(hello(0, asked), 0.0, 1.0)
+    lead.hello(hello(1, asked, start=2), 0.0, 1.0)
+    assert lead.attempts[0].number == 2 and lead.requeues == 2
+    lead, _ = mustered(start=2)
+    assert lead.requeues == 0, "a scheduler's own restarts do not count"

@@ -1,6 +1,7 @@
 """Jobs on a real Kubernetes cluster: run by `make cluster`, never by `make test`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 from tests.cluster.desk import PACKAGES
 from tests.kubernetes.programs import goes_on
+from tests.versions.jax_run import PROGRAM as MEET
+from tests.versions.jax_run import met
 
 TRAIN = """
 import os, torch, torch.distributed as dist
@@ -114,7 +117,16 @@ def test_an_old_server_is_not_given_an_indexed_job(desk):
     desk.left()
 
 
-def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk):
+# Guard and agent at once, as a memory limit may kill them.
+KILL_AGENT = (
+    "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q ' [_]agent ' && kill -9 ${p#/proc/}; done; true"
+)
+
+
+@pytest.mark.parametrize("lost", ["pod", "agent"])
+@pytest.mark.parametrize("node", [1, 0])
+def test_one_failure_starts_all_pods_again_together(desk, node, lost):
+    """A pod that is lost is replaced, one whose agent was killed stays; the ranks of both begin the next attempt."""
     kept = desk.base / "kept"
     kept.mkdir()
     run = desk.submit(desk.job("goeson", GOES_ON, env=f"{{KEPT: {kept}}}", ranks_per_node=1))
@@ -122,11 +134,34 @@ def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk):
         lambda: (kept / "step-1").exists() and int((kept / "step-1").read_text() or 0) > 6, 240, "some steps"
     )
     desk("status", run["run_id"])
-    pods = [f"pod/{name}" for name in desk.pods_of_node(1)]
-    desk.cluster.kubectl("delete", *pods, "--wait=false")
+    (pod,) = desk.pods_of_node(node)
+    if lost == "pod":
+        desk.cluster.kubectl("delete", f"pod/{pod}", "--wait=false")
+    else:
+        desk.cluster.kubectl("exec", pod, "--", "sh", "-c", KILL_AGENT)
     state = desk.waited(run["handle"], 300, lambda state: state["state"] in ("finished", "failed"))
     summary = json.loads((Path(run["folder"]) / "summary.json").read_text())
     assert state["state"] == "finished", (state, summary)
-    assert len(summary["attempts"]) == 2 and "done" in desk("logs", run["run_id"]).stdout
-    assert "begins at step 0" not in desk("logs", run["run_id"], "--attempt", 1).stdout
+    last = summary["attempts"][-1]["attempt"]
+    again = desk("logs", run["run_id"], "--attempt", last).stdout
+    assert again.count("begins at step") == 2 and again.count("done") == 2, (summary, again)
+    assert last == 1 and "begins at step 0" not in again
+    desk.left()
+
+
+@pytest.mark.parametrize("nodes, ranks", [(1, 2), (2, 1), (2, 2)])
+def test_ranks_of_jax_meet(desk, nodes, ranks):
+    """jax.distributed.initialize() without arguments. JAX_PYTHON names an interpreter that has jax, of this Python's version."""
+    asked = [os.environ.get("JAX_PYTHON", sys.executable), "-c", "import jax; print(jax.__path__[0])"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("jax is not installed: JAX_PYTHON")
+    packages = os.path.dirname(found.stdout.strip())
+    keys = {} if packages in PACKAGES else {"binds": f"[{packages}]"}
+    env = f"{{PYTHONPATH: {packages}, JAX_PLATFORMS: cpu}}"
+    job = desk.job("meet", MEET, nodes=nodes, ranks_per_node=ranks, env=env, **keys)
+    run = desk.submit(job)
+    desk("logs", "--follow", run["run_id"], timeout=600)
+    assert desk.state(run["handle"])["state"] == "finished", desk("logs", run["run_id"]).stdout
+    met(desk.base, nodes, ranks)
     desk.left()

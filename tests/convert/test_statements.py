@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -269,7 +270,7 @@ def test_a_loop_of_a_launcher_is_one_command():
     assert not draft.to_check and not draft.differences
     unlike = f"{loop}\ntorchrun --nproc-per-node 4 last.py"
     draft = convert(script(unlike, sbatch=("--nodes=1", "--gpus-per-node=4")))
-    assert draft.keys["command"] == ["torchrun", "last.py"] and "on-start runs it" in draft.advice[0].why
+    assert draft.keys["command"][2].endswith(unlike) and draft.keys["launcher"] == "once"
 
 
 OLD = "python -m torch.distributed.launch"
@@ -293,6 +294,51 @@ def test_a_launcher_calls_each_rank_as_before(words, command):
     assert " ".join(draft.keys["command"]) == command and not draft.differences
     called = find_launcher(words.split()), find_launcher(command.split())
     assert rank_argv(called[0], "python") == rank_argv(called[1], "python")
+
+
+WORLDS = """
+for seed in 1 2; do
+  PYTHON -m torch.distributed.run --nproc-per-node $((1 + seed)) train.py $seed < /dev/null
+done
+cp seen saved
+python3 - saved <<'EOF'
+import os, sys
+print(sys.argv[1:], open(sys.argv[1]).read().split(), "WORLD_SIZE" in os.environ)
+EOF
+"""
+MEETS = """
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    open("seen", "a").write(f"{sys.argv[1]}:{dist.get_world_size()} ")
+dist.destroy_process_group()
+"""
+
+
+def test_launchers_and_what_follows_on_one_node_keep_their_ranks(drumbeat):
+    """The job file says that the command starts its own ranks: as many as each launcher is asked for."""
+    draft = convert(script(WORLDS.replace("PYTHON", sys.executable), sbatch=("--nodes=1", "--time=10")))
+    assert draft.keys["launcher"] == "once" and not draft.to_check and not draft.differences, draft.to_check
+    (drumbeat.folder / "job.yaml").write_text(job_file(draft, "script"))
+    (drumbeat.folder / "train.py").write_text(MEETS)
+    done = drumbeat("run", "--site", "localhost", "job.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "['saved'] ['1:2', '2:3'] False" in done.stdout
+
+
+def test_what_follows_a_training_on_one_node_is_part_of_the_command():
+    text = script("python train.py", "cp model.pt /store/", sbatch=("--nodes=1",))
+    draft = convert(text)
+    assert draft.keys["command"] == ["bash", "-c", "python train.py\ncp model.pt /store/"] and not draft.to_check
+    wide = convert(script("srun python train.py", "cp model.pt /store/", sbatch=("--nodes=2",)))
+    assert [note.text for note in wide.to_check] == ["cp model.pt /store/"]
+
+
+def test_srun_gives_tasks_fewer_cores_than_the_job_has():
+    text = script("srun -c 4 python t.py", sbatch=("--ntasks-per-node=2", "--cpus-per-task=12"))
+    draft = convert(text)
+    assert draft.keys["cpus"] == 8 and not draft.differences
 
 
 def test_a_line_that_looks_secret_is_asked_about():

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 FOLDER = os.environ.get("STAND_IN", "")
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
@@ -143,15 +142,11 @@ def processes_of(folder):
     return found
 
 
-def kill_starter(name, node):
-    """`drumbeat _node`, which starts the agent, is killed alone; the pod ends with it, and is replaced."""
-    folder = newest_pod(name, node)
-    for pid in processes_of(folder):
-        if "_node" in read(f"/proc/{pid}/cmdline").split("\0"):  # empty for one that has just ended
+def kill_agent(name, node):
+    """Guard and agent are killed at once, as a memory limit may do it; the pod's script lives."""
+    for pid in processes_of(newest_pod(name, node)):
+        if "_agent" in read(f"/proc/{pid}/cmdline").split("\0"):  # empty for one that has just ended
             os.kill(pid, signal.SIGKILL)
-    while not read(os.path.join(folder, "code")):
-        time.sleep(0.05)
-    kill_pod(name, node)
 
 
 def pods():

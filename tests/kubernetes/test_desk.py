@@ -97,9 +97,16 @@ def test_submit_follow_and_nothing_left(desk):
     assert "rank 1 of 2" in desk("logs", "--rank", 1).stdout, "and the logs are here"
 
 
-@pytest.mark.parametrize("lost", ["the pod", pytest.param("its first process", marks=pytest.mark.proof)])
-def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk, monkeypatch, lost):
-    """Where the processes of a pod are killed one after the other, the first one's death is no request to stop the run."""
+@pytest.mark.parametrize(
+    ("kill", "node"),
+    [
+        (stand_in.kill_pod, 1),
+        (stand_in.kill_agent, 1),
+        pytest.param(stand_in.kill_agent, 0, marks=pytest.mark.proof),
+    ],
+)
+def test_one_failure_starts_all_pods_again_together(desk, monkeypatch, kill, node):
+    """A pod that is lost is replaced; where only its agent was killed, it stays. The ranks of both begin the next attempt."""
     kept = desk.base / "kept"
     kept.mkdir()
     run = desk.submit(desk.job("goeson", GOES_ON, env=f"{{KEPT: {kept}}}"))
@@ -107,14 +114,27 @@ def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk, monkeypatch, lost):
     wait_for(lambda: (kept / "step-1").exists() and int((kept / "step-1").read_text() or 0) > 3, 180, "some steps")
     monkeypatch.setattr(stand_in, "FOLDER", str(desk.cluster))
     monkeypatch.setenv("PATH", desk.environ["PATH"])
-    (stand_in.kill_pod if lost == "the pod" else stand_in.kill_starter)(name, 1)
+    kill(name, node)
     followed = desk("logs", "--follow", run["run_id"])
     state = json.loads(desk("status", "--json").stdout)
     assert state["status"]["state"] == "finished", (state, followed.stdout, followed.stderr)
     attempts = state["summary"]["attempts"]
-    assert [attempt["outcome"] for attempt in attempts] == ["failed", "finished"]
+    first = "failed" if node else "cut off"  # a lead that is killed records nothing any more
+    assert [attempt["outcome"] for attempt in attempts] == [first, "finished"]
     again = desk("logs", "--attempt", 1).stdout
-    assert "done" in again and "begins at step 0" not in again, "from its checkpoint"
+    assert again.count("attempt 1 begins at step") == 2 and again.count("done") == 2, "both ranks, in one world"
+    assert "begins at step 0" not in again, "from its checkpoint"
+
+
+def test_no_restart_is_left(desk, monkeypatch):
+    run = desk.submit(desk.job("goeson", goes_on(1.0), env=f"{{KEPT: {desk.base}}}", requeues=0))
+    wait_for(lambda: (desk.base / "step-1").exists(), 180, "a step")
+    monkeypatch.setattr(stand_in, "FOLDER", str(desk.cluster))
+    stand_in.kill_agent(run["handle"].rpartition("/")[2], 1)
+    desk("logs", "--follow", run["run_id"])
+    state = json.loads(desk("status", "--json").stdout)
+    assert state["status"]["state"] == "failed" and len(state["summary"]["attempts"]) == 1, state
+    assert desk.objects() == []
 
 
 def test_cancel_gives_time_to_save(desk):

@@ -95,7 +95,7 @@ def test_submit_status_shell_and_cancel(desk):
     assert create == ["kubectl", "--namespace=runai-mlo-ada", "create", "-f", "-"]
     command, options, tail = stand_in.parse(desk.generation, submit[1:])
     assert command == stand_in.SUBMIT[desk.generation] and options.workers == ["1"] and options.project == ["mlo-ada"]
-    assert options.large_shm and tail == ["sh", "-c", 'exec sh -c "$DRUMBEAT_SCRIPT"']
+    assert options.large_shm and options.command and tail == ["sh", "-c", 'exec sh -c "$DRUMBEAT_SCRIPT"']
     status = desk("status", "--json")
     assert json.loads(status.stdout)["status"]["state"] == "queued", status.stderr
     cancelled = desk("cancel")
@@ -145,6 +145,7 @@ def test_every_option(any_desk):
     else:
         (token,) = [each for each in options.env_secret if each.startswith("DRUMBEAT_TOKEN=")]
         assert token.endswith(",key=DRUMBEAT_TOKEN") and options.preemptibility == ["preemptible"]
+        assert options.restart_policy == options.master_restart_policy == ["Never"]
         assert options.master_cpu_core_request == ["32"] and options.master_cpu_memory_request == ["256G"]
 
 

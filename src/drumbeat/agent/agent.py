@@ -165,6 +165,7 @@ class Agent:
             gpus_used(self.order, self.facts),
             network,
             tuple(findings),
+            self.order.start,
         )
 
     def obey(self, message: Message) -> None:

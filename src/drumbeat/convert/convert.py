@@ -8,7 +8,7 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence,
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import redact
-from drumbeat.commands.interpret import Shell, Started, options_at
+from drumbeat.commands.interpret import Event, Shell, Started, options_at
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
 from drumbeat.commands.values import SUBMIT, Unknown, at_submission, without_marks
@@ -44,6 +44,7 @@ from drumbeat.lint.engine import lint
 
 MAX_LINES = 10_000
 _AFTERWARDS = re.compile(r"eval|infer|(?<!pre)test|convert|merge|export|plot|visuali|upload|generate|summar")
+_OF_RANKS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # the launcher gives them to its ranks
 _ARGUMENT = re.compile(r"\$[0#]")
 
 
@@ -163,7 +164,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
 
 def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     """Return all statements from the training on as one command, if there are more and the batch script runs them itself:
-    a loop of trainings, a training and its evaluation. On one node that is the same wherever it runs."""
+    a loop of trainings, a training and its evaluation, a copy of its results. On one node that is the same wherever it runs."""
     others = [
         each
         for each in batch.started
@@ -172,7 +173,10 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
     ]
     rounds = [each for each in batch.started if not each.certain and _is_event(each, batch)]  # of a loop
     parts = [each for each in [chosen, *rounds, *(other for other in others if other.background)] if each.within]
-    if not parts or chosen.certain and not others + rounds or draft.keys.get("nodes", 1) != 1:
+    alone = (
+        chosen.certain and not others + rounds and not any(_acts(each) for each in batch.events[chosen.before + 1 :])
+    )
+    if not parts or alone or draft.keys.get("nodes", 1) != 1:
         return None
     first = min((each.within for each in parts if each.within), key=lambda each: each.start)
     text = batch.text[first.start :].rstrip("\n")
@@ -180,14 +184,19 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
         return None
     if any(each.background and each.before < first.events for each in batch.started):
         return None
-    if len(set(ranks_of_launchers(batch.started, 1))) > 1:
-        return None  # the job file says how many ranks its launchers start
+    if len(set(ranks_of_launchers([each for each in batch.started if each.before >= first.events], 1))) > 1:
+        draft.set("launcher", "once", first.line)  # each launcher starts as many ranks as it is asked for
     for other in batch.started:
         if other.before < first.events:
             _run_before(other, batch)
     del batch.events[first.events :]
     said = f"all from line {first.line} on"
     return Started(first.line, ["bash", "-c", text], first.variables, first.cwd, first.events, True, said, whole=True)
+
+
+def _acts(event: Event) -> bool:
+    """Return true for a statement that does something besides printing and changing the shell."""
+    return event.kind in ("once", "each") or event.kind == "shell" and not event.soft and not event.writes
 
 
 def _is_event(started: Started, batch: Shell) -> bool:
@@ -236,7 +245,7 @@ def _carry_over(draft: Draft, chosen: Started, batch: Shell, script: Script) -> 
             there = event.text.startswith(("cd", "pushd"))
             draft.drop(event.line, event.text, "it is there already" if there else "only prints or waits")
     for event in batch.events[chosen.before + 1 :] if chosen.certain else ():
-        if event.kind in ("once", "each") or event.kind == "shell" and not event.soft and not event.writes:
+        if _acts(event):
             why = "runs after the training, and nothing here does it: let the program do it, or a script that is the command"
             draft.question(event.line, event.text, why)
         elif event.kind == "shell":
@@ -384,7 +393,8 @@ def _statements(draft: Draft, launch: Launch) -> FrozenSet[str]:
     )
     private = sorted(name for name in given - launch.as_text if name not in variables or not variables[name].exported)
     options = options_at(launch.options, launch.outside)
-    before = [f"set {changed(frozenset(), options)}"] if options else []
+    before = [f"unset {' '.join(_OF_RANKS)}"] if draft.keys.get("launcher") == "once" else []
+    before += [f"set {changed(frozenset(), options)}"] if options else []
     before += [f"export -n {' '.join(private)}"] if private else []
     before += [f'eval "${AS_TEXT}{name}"; unset {AS_TEXT}{name}' for name in sorted(launch.as_text)]
     before += [
@@ -416,6 +426,8 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> Optional[int]:
     count = launch.tasks
     if not launch.launcher:
         count = launch.size.get("ntasks", 0) // nodes or count or (1 if launch.alone else tasks) or 1
+    if draft.keys.get("launcher") == "once":
+        return None
     if count and count != draft.keys.get("gpus"):
         draft.set("ranks-per-node", count, launch.line)
     _cores(draft, launch, 1 if launch.launcher else count or 1)
@@ -463,7 +475,7 @@ def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
 
 def _cores(draft: Draft, launch: Launch, tasks: int) -> None:
     """Write the cores that srun gives each task, and where it binds them."""
-    if launch.cores and "cpus" not in draft.keys:
+    if launch.cores and launch.cores * tasks < draft.keys.get("cpus", launch.cores * tasks + 1):
         draft.set("cpus", launch.cores * tasks, launch.line)
     bind = launch.cpu_bind
     if bind and not launch.launcher and (bind == ["none"] or len(bind) == tasks):
@@ -500,6 +512,8 @@ def _compare(draft: Draft, launch: Launch, ranks: Optional[int], known: Mapping[
     draft.differences += differences(there, from_job(job, draft.marks, launch, known), draft.marks, draft.env)
     if ranks and job.launcher == "auto" and (job.ranks_per_node or job.gpus or 1) != ranks:
         draft.differences.append(Difference("ranks per node", str(ranks), str(job.ranks_per_node or job.gpus or 1)))
+    if job.launcher == "once":
+        return
     cores, tasks = launch.cores or int(known.get("SLURM_CPUS_PER_TASK") or 0), 1 if launch.launcher else ranks or 1
     if launch.alone and tasks == 1:
         cores = 0  # a process of the batch script itself may use all cores of the job

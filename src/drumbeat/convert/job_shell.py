@@ -91,12 +91,13 @@ class JobShell(Shell):
         return True
 
     def fed(self, words: List[str], node: Node) -> List[str]:
-        dash = words[-1] in ("-", "-s")
-        if not node.heredocs or not _READS_A_PROGRAM.fullmatch(words[-1 - dash]):
+        dash = next((place for place, word in enumerate(words) if word in ("-", "-s")), len(words))
+        if not node.heredocs or dash == 0 or not _READS_A_PROGRAM.fullmatch(words[dash - 1]):
             return []
         document = node.heredocs[-1]
         text = document.text if document.literal else self.words.heredoc(document.text)
-        return [*words[: len(words) - dash], "-c", text]
+        of_a_shell = words[dash + 1 :] and not words[dash - 1].rsplit("/", 1)[-1].startswith("python")
+        return [*words[:dash], "-c", text, *([words[dash - 1]] if of_a_shell else []), *words[dash + 1 :]]
 
     def sourced(self, event: Event) -> None:
         words = event.words

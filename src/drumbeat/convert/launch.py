@@ -137,7 +137,7 @@ def starts_something(words: Sequence[str]) -> bool:
 
 def redirected(draft: Draft, started: Started) -> None:
     """Say what becomes of the files that a training reads and writes by its shell."""
-    if re.search(r"(?:^|\s)<", started.redirected):
+    if re.search(r"(?:^|\s)<(?!\s*/dev/null(?:\s|$))", started.redirected):
         draft.question(
             started.line, started.redirected, "the ranks have no standard input: give the file to the program"
         )

@@ -322,11 +322,13 @@ def read_run_record(path: str, files: Optional[Files] = None) -> RunRecord:
 
 
 def is_folder_of(folder: RunFolder, run_id: str) -> bool:
-    """Return true if this run's folder can be seen from here."""
+    """Return true if this run's folder can be seen from here. One that a member keeps for itself, under the same path in
+    another pod, is not it."""
     try:
-        return read_run_record(folder.path).run_id == run_id
+        record = read_run_record(folder.path)
     except RecordError:
         return False
+    return record.run_id == run_id and not record.lead
 
 
 def keep_last_word(path: str, state: str, detail: str) -> None:

@@ -68,6 +68,7 @@ class Muster:
         self.common = wire.Common()
         self.doors: Dict[int, Dict[str, Tuple[str, int]]] = {}  # where members listen for each other
         self.gone = 0  # members that ended before they could join
+        self.starts = 0  # most starts before that a member knows of
         self.seconds = 0.0  # how long it took, once it is over
         self._next_notice = FIRST_NOTICE
 
@@ -102,6 +103,7 @@ class Muster:
         self.members[number] = member
         self.common.add(number, member.host, hello.network)
         self.doors[number] = hello.network.doors
+        self.starts = max(self.starts, hello.start)
         joined = {
             "peer": number,
             "peer_host": member.host,
@@ -601,6 +603,9 @@ class Lead:
         world = world_of(assignment, self.members, self.muster.common)
         address, port = self.pick_port(world, assignment[0])
         world = replace(world, master_addr=address, master_port=port)
+        if not self.attempts:  # a lead in the place of a lost one has no record of the starts that its members remember
+            ahead = max(0, self.muster.starts - self.order.start)
+            self.first_attempt, self.requeues = self.first_attempt + ahead, self.requeues + ahead
         number, ranks = self.first_attempt + len(self.attempts), sum(world.ranks_per_node())
         self.attempts.append(Attempt(number, now, port, assignment, ranks))
         self.phase = "running"

@@ -105,6 +105,7 @@ def _bash_env(folder: str, launchers: Sequence[str], pythons: Sequence[str], cal
     lines = [f'[ ! -r "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"']
     lines += [f'{path}() {{ {call} {path} "$@"; }}' for path in launchers]
     cases = "|".join(f'*" {each}"*' for each in _MODULES)
+    call = f"command {call}"  # our own interpreter may be one of these paths
     lines += [
         f'{path}() {{ case " $* " in {cases}) {call} {path} "$@" ;; *) command {path} "$@" ;; esac; }}'
         for path in pythons

@@ -173,9 +173,11 @@ class Hello:
     gpus: int = 0  # that the job may use there
     network: Network = field(default_factory=Network)
     findings: Tuple[Finding, ...] = ()
+    start: int = 0  # how often its agent was started before
 
     def __post_init__(self) -> None:
         _within("ranks", self.ranks, 0, _MOST_RANKS)
+        _within("start", self.start, 0, _MOST_RANKS)
 
 
 @dataclass(frozen=True)

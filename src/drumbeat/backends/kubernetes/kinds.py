@@ -137,12 +137,6 @@ def _jobset(order: Order, settings: Settings, name: str, version: Tuple[int, int
     job = _indexed(order, settings, name, version)
     job["template"] = pod_template(order, settings, name, hosts_of("jobset", name, order.nodes))
     job.pop("ttlSecondsAfterFinished")
-    rules = [{"name": "theRunFailed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
-    policy: Plain = {"maxRestarts": order.resources.requeues}
-    if version >= POLICY_SINCE:
-        policy["rules"] = rules
-    else:
-        policy["maxRestarts"] = 0
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -151,7 +145,7 @@ def _jobset(order: Order, settings: Settings, name: str, version: Tuple[int, int
             "spec": {
                 "ttlSecondsAfterFinished": settings.keep,
                 "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
-                "failurePolicy": policy,
+                "failurePolicy": {"maxRestarts": 0},  # the Job itself replaces pods, `requeues` times: one count
                 "replicatedJobs": [{"name": _NODE, "replicas": 1, "template": {"spec": job}}],
             },
         }

@@ -20,7 +20,8 @@ from drumbeat.runfolder.summary import VERDICT
 
 # The script of each pod: shell that starts the node's agent, again and again as long as the lead asks for it. A
 # pod that is deleted, evicted or preempted counts as a lost node: Kubernetes replaces it, the other pods stay, and
-# their agents meet the new one. The run goes on from its last checkpoint, as often as `requeues` allows.
+# their agents meet the new one; an agent that was killed starts again in its own pod. The ranks of all nodes start
+# again together, from the last checkpoint, as often as `requeues` allows.
 
 
 SCRIPT = "node.sh"
@@ -75,17 +76,20 @@ def node_script(order: Order, folder: str, linger: int, prepare: List[str], prog
         'mkdir -p "$RUN" || exit 74',
         *prepare,
         "",
-        "start=0",
+        f"start=0; restarts={order.resources.requeues}",
         "while :; do",
         f"  DRUMBEAT_STARTS=$start {agent} &",
         "  wait $!; code=$?",
-        '  if [ "$NODE" = 0 ]; then',
+        "  # killed, so without a word: the run starts again on all nodes, as if this pod had been replaced",
+        f'  if [ $code -gt 128 ] && [ $restarts -gt 0 ] && {{ [ "$NODE" != 0 ] || [ ! -e "$RUN/{VERDICT}" ]; }}; then',
+        "    restarts=$((restarts - 1))",
+        '  elif [ "$NODE" = 0 ]; then',
         f'    grep -qx next=requeue "$RUN/{VERDICT}" 2>/dev/null || break',
         "  else",
         f"    [ $code = {EXIT_REQUEUE} ] || break  # the lead comes back, or was lost and will be replaced",
         "  fi",
         "  start=$((start + 1))",
-        '  echo "drumbeat  node $NODE starts again ($start): it waits for the pods that are replaced"',
+        '  echo "drumbeat  node $NODE starts again ($start): it waits for the others"',
         "done",
         "",
         'if [ "$NODE" = 0 ]; then',

@@ -85,6 +85,8 @@ def submit_lines(
         if text:
             lines += [(flag, text), *_of_the_master(cli, flag, text)]
     lines.append((f"--backoff-limit={request.requeues}",))
+    # the pod's script starts its agent again; a run that failed must not be repeated
+    lines += [(flag, "Never") for flag in ("--restart-policy", "--master-restart-policy") if flag in cli.flags]
     lines += _preemption(cli, request.specific.get("qos", ""))
     for option in request.options:
         words = words_of(option.text)
@@ -97,7 +99,7 @@ def submit_lines(
         lines += [("--env-secret", f"{variable}={name},key={key}") for variable, key in secret.items()]
     else:
         lines += [("-e", f"{variable}=SECRET:{name},{key}") for variable, key in secret.items()]
-    lines.append(("--", *command))
+    lines += [("--command",), ("--", *command)]  # without it the words would be arguments of the image's entrypoint
     return lines
 
 
