@@ -23,7 +23,7 @@ from predict_rows import Row, folder, number, read, read_resnet, read_single
 from drumbeat.predict import cost, memory, shapes
 from drumbeat.predict.calibrate import SPREAD, fit, stack, take
 from drumbeat.predict.cost import Constants
-from drumbeat.predict.interval import UNCALIBRATED, interval
+from drumbeat.predict.machine import UNCALIBRATED, interval
 from drumbeat.predict.search import simplest
 
 Records = Tuple[Any, ...]

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from drumbeat import api, inrank
-from drumbeat.api import functions
+from drumbeat.api import runs as functions
 from drumbeat.backends.slurm import Slurm
 from drumbeat.backends.ssh import Ssh
 from drumbeat.base.problem import Problem
@@ -166,14 +166,14 @@ def test_a_result_that_cannot_be_read_is_one_clear_error(tmp_path):
     attempt.mkdir()
     for name in ("result-\u00b2.pkl", "result-\u0663.pkl", "result-x.pkl", "result-.pkl"):
         (attempt / name).write_bytes(b"")
-    assert functions.ranks(run) == []
+    assert functions.ranks_of(run) == []
     path = attempt / "result-0.pkl"
     for data in (b"", b"garbage", b"(lp0\nI99x\na.", b"cos\nnope\n.", b"K\x01.", b"]q\x00.", b"\x80\x04K", b"}."):
         path.write_bytes(data)
         path.chmod(0o600)
         with pytest.raises(Problem, match="the result of rank 0 cannot be read"):
-            functions.result(run, 0, None)
-    assert functions.ranks(run) == [0]
+            functions.result_of(run, 0, None)
+    assert functions.ranks_of(run) == [0]
 
 
 def test_nothing_is_unpickled_from_a_file_that_others_can_write(tmp_path):

@@ -6,8 +6,7 @@ import random
 import pytest
 
 from drumbeat.doctor.case import gib, make_case
-from drumbeat.doctor.examine import examine, preflight
-from drumbeat.doctor.host import COMBINATIONS
+from drumbeat.doctor.examine import COMBINATIONS, examine, preflight
 from drumbeat.doctor.network import compare_with_host, package_of
 from drumbeat.findings.catalog import entries
 from drumbeat.findings.model import SEVERITIES

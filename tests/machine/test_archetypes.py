@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.parse import cpulist
 from drumbeat.machine.table import table
+from drumbeat.machine.topology import distance, nearest
 from tests.trees.archetypes import NAMES
 
 GOLDEN = Path(__file__).parent.parent / "golden/facts"

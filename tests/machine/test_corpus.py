@@ -4,10 +4,10 @@ import xml.etree.ElementTree as ElementTree
 
 from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.machine import identity, network
-from drumbeat.machine.distance import nearest
 from drumbeat.machine.libraries import parse_cache
 from drumbeat.machine.model import Gpu, RdmaDevice
 from drumbeat.machine.parse import cpulist, natural, pci_address, properties
+from drumbeat.machine.topology import nearest
 from drumbeat.machine.vendors import amd, nvidia
 from tests.corpus import corpus
 

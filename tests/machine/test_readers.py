@@ -11,14 +11,14 @@ import time
 import pytest
 
 from drumbeat.base.ranges import ranges
-from drumbeat.machine import container, cpus, network
+from drumbeat.machine import container, network
 from drumbeat.machine import host as netlink
-from drumbeat.machine.distance import distance, nearest
-from drumbeat.machine.gather import gather
+from drumbeat.machine.gather import acs_on, gather, held_back, read_cpus, read_kernel, read_limits
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Gpu, RdmaDevice
 from drumbeat.machine.parse import cpulist, natural, pci_address
 from drumbeat.machine.replay import FolderHost
+from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import amd, detect, gpus_on_bus, nvidia
 from tests.trees.tree import Tree
 
@@ -352,21 +352,21 @@ def test_software_roce_names_the_interface_below_it(tree):
 def test_reserved_cores_are_a_pattern_not_a_gap():
     l3 = (tuple(range(8)), tuple(range(8, 16)))
     single = tuple((cpu,) for cpu in range(16))
-    assert cpus.held_back(l3, single, tuple(range(16))) == ()
-    assert cpus.held_back(l3, single, (*range(1, 8), *range(9, 16))) == (0, 8)
-    assert cpus.held_back(l3, single, tuple(range(8))) == ()
-    assert cpus.held_back(l3, single, (1, 2, 3)) == ()
-    assert cpus.held_back(l3[:1], single[:8], tuple(range(1, 8))) == (), "one group shows no pattern"
+    assert held_back(l3, single, tuple(range(16))) == ()
+    assert held_back(l3, single, (*range(1, 8), *range(9, 16))) == (0, 8)
+    assert held_back(l3, single, tuple(range(8))) == ()
+    assert held_back(l3, single, (1, 2, 3)) == ()
+    assert held_back(l3[:1], single[:8], tuple(range(1, 8))) == (), "one group shows no pattern"
 
 
 def test_isolated_cpus_are_reserved(tree):
     tree.cpus(8, 1, 8)
     tree.file("/sys/devices/system/cpu/isolated", "6-7")
-    assert cpus.read_cpus(host(tree)).reserved == (6, 7)
+    assert read_cpus(host(tree)).reserved == (6, 7)
 
 
 def test_this_machines_cpus():
-    found = cpus.read_cpus(LiveHost())
+    found = read_cpus(LiveHost())
     assert found.allowed == tuple(sorted(os.sched_getaffinity(0))) and set(found.allowed) <= set(found.online)
     assert sorted(cpu for core in found.siblings for cpu in core) == list(found.online)
 
@@ -389,7 +389,7 @@ def test_iommu(words, group, expected, tree):
     tree.file("/proc/cmdline", words)
     if group:
         tree.file("/sys/kernel/iommu_groups/0/type", group)
-    assert cpus.read_kernel(host(tree)).iommu == expected
+    assert read_kernel(host(tree)).iommu == expected
 
 
 def config_space(control):
@@ -403,13 +403,13 @@ def config_space(control):
 def test_acs_as_far_as_it_may_be_read(space, expected, tree):
     base = tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", "0x10de", "0x2330", "0x030200", 0)
     tree.file(f"{os.path.dirname(base)}/config", space)
-    assert cpus.read_kernel(host(tree), ["pci0000:10/0000:10:01.0/0000:11:00.0"]).acs_enabled is expected
+    assert read_kernel(host(tree), ["pci0000:10/0000:10:01.0/0000:11:00.0"]).acs_enabled is expected
 
 
 def test_a_capability_chain_that_bites_its_tail_ends():
     space = bytearray(4096)
     struct.pack_into("<I", space, 0x100, 0x0001 | 0x100 << 20)
-    assert cpus.acs_on(bytes(space)) is False
+    assert acs_on(bytes(space)) is False
 
 
 def test_cgroup_v1(tree):
@@ -417,14 +417,14 @@ def test_cgroup_v1(tree):
     tree.file("/sys/fs/cgroup/memory/slurm/job_1/memory.limit_in_bytes", 9223372036854771712)
     tree.file("/sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", 64 << 30)
     tree.file("/sys/fs/cgroup/cpuset/slurm/job_1/cpuset.cpus", "2-3")
-    found = cpus.read_limits(host(tree))
+    found = read_limits(host(tree))
     assert found.cgroup_memory_bytes == 64 << 30 and found.cgroup_cpuset == (2, 3)
 
 
 def test_no_cgroup_limit_is_not_the_same_as_an_unknown_one(tree):
-    assert cpus.read_limits(host(tree)).cgroup_memory_bytes is None
+    assert read_limits(host(tree)).cgroup_memory_bytes is None
     tree.file("/sys/fs/cgroup/memory.max", "max")
-    assert cpus.read_limits(host(tree)).cgroup_memory_bytes == -1
+    assert read_limits(host(tree)).cgroup_memory_bytes == -1
 
 
 def test_containers(tree):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from drumbeat.cli import main
-from drumbeat.predict.huggingface import config_model
 from drumbeat.predict.machine import find_cluster
+from drumbeat.predict.models import config_model
 from drumbeat.predict.shapes import parameters
 from drumbeat.predict.show import amount, seconds_words
 

@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.predict import shapes
-from drumbeat.predict.huggingface import FAMILIES, config_model
+from drumbeat.predict.models import FAMILIES, config_model
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

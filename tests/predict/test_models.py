@@ -7,8 +7,7 @@ import pytest
 from drumbeat.base.problem import Problem
 from drumbeat.predict import shapes
 from drumbeat.predict.arguments import from_command, parse_layout
-from drumbeat.predict.huggingface import config_model
-from drumbeat.predict.models import describe
+from drumbeat.predict.models import config_model, describe
 
 
 def parse(command):

@@ -12,12 +12,21 @@ from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.forecast import Case, forecast
 from drumbeat.predict.frameworks import FRAMEWORKS
 from drumbeat.predict.goodput import GPU_HOURS_PER_FAILURE
-from drumbeat.predict.interval import MEASURED, UNCALIBRATED
 from drumbeat.predict.job import Wishes, line_of_command, make_case
-from drumbeat.predict.machine import find_cluster
-from drumbeat.predict.matmul import measured_rate, products_of, share_of
+from drumbeat.predict.machine import MEASURED, UNCALIBRATED, find_cluster
 from drumbeat.predict.models import named
-from drumbeat.predict.past import Seen, calibrated, error_words, ledger_path, recall, remember, with_verify
+from drumbeat.predict.past import (
+    Seen,
+    calibrated,
+    error_words,
+    ledger_path,
+    measured_rate,
+    products_of,
+    recall,
+    remember,
+    share_of,
+    with_verify,
+)
 from drumbeat.report import calibration
 from drumbeat.report.calibration import failure_rate
 from drumbeat.report.figures import Phases

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.runfolder.records import parse_metric
-from drumbeat.tune.observe import Observed
+from drumbeat.tune.judge import Observed
 
 
 def add(seen, record):

@@ -14,9 +14,7 @@ from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.tune.command import find_recipe, layout_text, own_batch, read_layout, tunable
-from drumbeat.tune.judge import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, Judgement, classify, judge
-from drumbeat.tune.observe import Observed
-from drumbeat.tune.progress import closing
+from drumbeat.tune.judge import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, Judgement, Observed, classify, judge
 from drumbeat.tune.search import (
     FAILED,
     HANG,
@@ -34,7 +32,7 @@ from drumbeat.tune.search import (
     most_trials,
     ranked,
 )
-from drumbeat.tune.session import _used_gib
+from drumbeat.tune.session import _used_gib, closing
 from drumbeat.tune.trial_list import Plan
 from tests.runfolder.folders import make_run
 

@@ -13,9 +13,8 @@ from drumbeat.jobfile.job import Job, job_from_text
 from drumbeat.jobfile.resolve import resolve
 from drumbeat.jobfile.resources import Here
 from drumbeat.jobfile.site import load_site
-from drumbeat.tune.request import Asked
 from drumbeat.tune.session import make_request, settle, sized
-from drumbeat.tune.trial_list import place_in_queue
+from drumbeat.tune.trial_list import Asked, place_in_queue
 
 GOLDEN = Path(__file__).parent / "golden" / "lumi.sh"
 JOB = (

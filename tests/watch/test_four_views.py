@@ -23,7 +23,7 @@ from tests.watch.recorded import recorded
 
 parser = pytest.importorskip("prometheus_client.parser")
 pytest.importorskip("starlette")
-exposition = pytest.importorskip("drumbeat.watch.openmetrics").exposition
+exposition = pytest.importorskip("drumbeat.watch.web").exposition
 
 
 def page_head(page):

@@ -17,8 +17,8 @@ Mistakes of the user are `Problem`s, as on the command line.
 
 from __future__ import annotations
 
-from drumbeat.api.functions import CallFailed
 from drumbeat.api.runs import (
+    CallFailed,
     JobLike,
     Planned,
     Submitted,

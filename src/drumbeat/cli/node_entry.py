@@ -27,7 +27,7 @@ def main(arguments: List[str]) -> int:
 
 
 def _agent(arguments: List[str]) -> int:
-    from drumbeat.agent.main import run_agent
+    from drumbeat.agent.loop import run_agent
 
     return run_agent(arguments, _open_textfile)
 

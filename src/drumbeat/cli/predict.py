@@ -173,7 +173,7 @@ def _cluster(args: Any, job: Any) -> Any:
 def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any) -> Tuple[Any, Any, List[Any]]:
     """Constants, what they rest on, and the runs they were learned from: --calibrate, else the ledger of earlier runs."""
     from drumbeat.predict.frameworks import framework_named
-    from drumbeat.predict.interval import UNCALIBRATED
+    from drumbeat.predict.machine import UNCALIBRATED
     from drumbeat.predict.past import calibrated, recall, with_verify
     from drumbeat.predict.shapes import ConvNet
 
@@ -196,8 +196,8 @@ def _learned(args: Any, cluster: Any, described: Any, wishes: Any, environ: Any)
 
 def _measured(case: Any) -> Any:
     """The case with constants from the products of its own shapes on this machine's GPU."""
-    from drumbeat.predict.interval import MEASURED
-    from drumbeat.predict.matmul import measured_rate, share_of
+    from drumbeat.predict.machine import MEASURED
+    from drumbeat.predict.past import measured_rate, share_of
 
     rate = measured_rate(case)
     constants = dataclasses.replace(case.constants, product=share_of(case, rate))
@@ -320,9 +320,8 @@ def _verify(args: Any, job: Any, found: Sequence[Any]) -> int:
     """Run the best three layouts for 20 steps each, through tune."""
     from drumbeat.cli.tune import tune
     from drumbeat.predict.arguments import arguments_of
-    from drumbeat.tune.request import Asked
     from drumbeat.tune.session import settle, sized
-    from drumbeat.tune.trial_list import place_here
+    from drumbeat.tune.trial_list import Asked, place_here
 
     words = [(arguments_of(each.case) or "").split() for each in found]
     layouts = list(dict.fromkeys(line[1] for line in words if line[:1] == ["--layout"]))[:3]

@@ -127,8 +127,7 @@ def run_submitted(request: str) -> int:
 
 
 def tune(tuning: Any, as_json: bool, dry: bool) -> int:
-    from drumbeat.tune.progress import Shown, closing, table
-    from drumbeat.tune.session import outcome_code, run_tuning
+    from drumbeat.tune.session import Shown, closing, outcome_code, run_tuning, table
     from drumbeat.tune.trial import Interruption
     from drumbeat.tune.trial_list import seconds_left
 
@@ -156,8 +155,8 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
 
 def _asked(args: Any) -> Any:
     from drumbeat.jobfile.resources import NAMES
-    from drumbeat.tune.request import Asked
     from drumbeat.tune.search import HOOKS
+    from drumbeat.tune.trial_list import Asked
 
     given = {}
     for each in args.given:

@@ -9,9 +9,9 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 from drumbeat.doctor.examine import examine
 from drumbeat.doctor.software import check_report, operators
 from drumbeat.findings.model import OK, Evidence, Finding, PastedDump
-from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.dumps import Dump, together
 from drumbeat.machine.model import Facts, Gpu, RdmaDevice
+from drumbeat.machine.topology import distance, nearest
 from drumbeat.plan.network import candidates, ipv4_of, usable_gids
 
 

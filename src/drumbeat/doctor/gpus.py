@@ -7,8 +7,8 @@ from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
 from drumbeat.doctor.case import Case, find, seen
 from drumbeat.findings.model import WARNING, Finding
-from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice
+from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import of_program
 from drumbeat.plan.network import natural
 

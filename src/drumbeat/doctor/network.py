@@ -6,8 +6,8 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.doctor.case import Case, find, seen
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
-from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Library, RdmaDevice, RdmaPort
+from drumbeat.machine.topology import distance
 from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.network import (
     OTHER_LAYER,

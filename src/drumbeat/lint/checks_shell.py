@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bisect
 import re
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
-from drumbeat.commands.script import SUBSTITUTION
+from drumbeat.commands.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, options, runtime_at
 from drumbeat.commands.shell import Fault
 from drumbeat.lint.context import LONGEST_FIXED, Context, Edit, Hit
+from drumbeat.plan import masks
+from drumbeat.plan.variables import DEAD, DEBUGGING, SPELT
 
 _DASHES = "‐‑‒–—―−"
 _DOUBLE, _SINGLE = "“”„‟", "‘’‚‛"
@@ -249,4 +251,265 @@ CHECKS = {
     "export-of-prose": export_of_prose,
     "stops-all-containers": stops_all_containers,
     "appended-to": appended_to,
+}
+
+
+# Checks of a script's requests to Slurm, and of what runs once per job although it should run in every task.
+
+_PER_TASK = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
+_STARTERS = ("srun", "mpirun", "mpiexec")
+_INHERITED = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", *SPELT, *DEAD, *DEBUGGING}
+_LAUNCHERS = re.compile(r"^(?:\S*/)?(?:torchrun|accelerate launch|deepspeed|python[\d.]*)(?:\s|$)")
+
+
+def sbatch_late(context: Context) -> Iterator[Hit]:
+    return (Hit(line) for line in context.script.late)
+
+
+def sbatch_misspelt(context: Context) -> Iterator[Hit]:
+    for comment in context.script.comments:
+        found = re.match(r"#\s*(S[A-Za-z]{3,6})\s*(?:--\w|-[A-Za-z]\b)", comment.text)
+        if (
+            found
+            and not comment.text.startswith("#SBATCH")
+            and sorted(found.group(1).upper()) in _NEAR_SBATCH
+            or re.match(r"#SBATCH[-\w]", comment.text)
+        ):
+            yield Hit(comment.line, {"shown": comment.text.split()[0]})
+
+
+_NEAR_SBATCH = [sorted("SBATCH"), sorted("SBATH"), sorted("SBACH"), sorted("SATCH"), sorted("SBATC"), sorted("SBTCH")]
+
+
+def _number(value: str) -> Optional[int]:
+    found = re.search(r"(?:^|:)(\d{1,5})$", value)
+    return int(found.group(1)) if found else None
+
+
+def _asked(context: Context) -> Tuple[Optional[int], Optional[int], Optional[int], int]:
+    """Return tasks per node, GPUs per node, cores per task and the line of the last of them, from the #SBATCH lines."""
+    script = context.script
+    tasks = script.option("ntasks-per-node", "tasks-per-node")
+    gpus = script.option("gpus-per-node", "gres")
+    cores = script.option("cpus-per-task")
+    total, nodes = script.option("ntasks"), context.nodes
+    count = _number(tasks.value) if tasks else None
+    if count is None and total and nodes and _number(total.value):
+        count = (_number(total.value) or 0) // nodes or None
+    said = [option for option in (cores, gpus, tasks, total) if option]
+    line = said[0].line if said else 0
+    return count, _number(gpus.value) if gpus else None, _number(cores.value) if cores else None, line
+
+
+def cores_for_one_task(context: Context) -> Iterator[Hit]:
+    tasks, gpus, cores, line = _asked(context)
+    if tasks != 1 or not gpus or gpus < 2 or "drumbeat.pyz" in context.script.text:
+        return  # drumbeat's own script asks for what the site says
+    elsewhere = context.script.option("exclusive", "cpus-per-gpu", "ntasks-per-gpu") or any(
+        name in ("cpus-per-task", "cpus-per-gpu", "exclusive")
+        for command in context.script.commands
+        if command.name == "srun"
+        for name, _ in options(command.names)
+    )
+    for node in context.settings["nodes"]:
+        if gpus == node["gpus"] and re.search(node["signs"], context.script.text):
+            if cores is not None and cores * 2 <= node["cores"]:
+                words = {"cores": str(cores), "all": str(node["cores"]), "gpus": str(gpus), "node": node["name"]}
+                yield Hit(line, words)
+            return
+    if (cores is None and not elsewhere) or (cores is not None and cores < gpus):
+        words = {"cores": str(cores or 1), "all": "the node's", "gpus": str(gpus), "node": "the node"}
+        yield Hit(line, words)
+
+
+def masks_overlap(context: Context) -> Iterator[Hit]:
+    lists: Dict[str, Tuple[int, List[str]]] = {}
+    for command in context.script.commands:
+        for word in command.words:
+            found = masks.from_slurm(word.text)
+            if found and "=$" not in word.text and command.name not in ("export", "declare"):
+                lists[f"{word.line}:{word.column}"] = (word.line, list(found))
+        for each in command.assignments:
+            added = re.match(rf"\$\{{?{re.escape(each.name)}\}}?,?((?:0x)?[0-9a-fA-F,x]+)$", each.text)
+            if re.fullmatch(
+                r"0x[0-9a-fA-F]+(,0x[0-9a-fA-F]+)+", each.text
+            ):  # named here, used as mask_cpu=$MASKS below
+                lists[each.name] = (each.line, each.text.split(","))
+            elif added and each.name in lists:
+                more = masks.from_slurm("mask_cpu:" + added.group(1).strip(","))
+                lists[each.name] = (each.line, lists[each.name][1] + list(more))
+            elif masks.from_slurm(each.text):
+                lists[each.name] = (each.line, list(masks.from_slurm(each.text)))
+    for directive in context.script.directives:
+        if masks.from_slurm(directive.value):
+            lists[f"#{directive.line}"] = (directive.line, list(masks.from_slurm(directive.value)))
+    for line, entries in lists.values():
+        _, faults = masks.check(entries[:256], len(entries[:256]), ())
+        for fault in faults[:1]:
+            yield Hit(line, {"title": fault.title, "evidence": fault.evidence[0].text if fault.evidence else ""})
+
+
+def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
+    """Find what differs between tasks but is set once, where the job has one process."""
+    if not context.batch:
+        return
+    for command in context.script.commands:
+        if TASK in command.within or FILE in command.within or SUBSTITUTION in command.within:
+            continue
+        for each in command.assignments:
+            fixed = _PER_TASK & set(each.value.active) or re.fullmatch(r"\d+", each.text)
+            if fixed and each.name in ("RANK", "LOCAL_RANK", "NODE_RANK") and each.how == "export":
+                yield Hit(each.line, {"name": each.name, "value": each.text})
+
+
+def rank_frozen(context: Context) -> Iterator[Hit]:
+    """Find `srun ... $SLURM_PROCID`: the batch shell replaces it before srun sees it."""
+    for command in context.script.commands:
+        if TASK in command.within or FILE in command.within or not set(command.names) & set(_STARTERS):
+            continue
+        for word in command.words:
+            frozen = _PER_TASK & set(word.active)
+            if frozen:
+                yield Hit(word.line, {"name": sorted(frozen)[0]})
+
+
+def not_exported(context: Context) -> Iterator[Hit]:
+    script = context.script
+    commands = list(script.commands)
+    if any(command.name == "set" and re.search(r" -\w*a|allexport", command.text) for command in commands):
+        return
+    launches = [
+        command.line
+        for command in commands
+        if SUBSTITUTION not in command.within
+        and (set(command.names) & set(_STARTERS) or _LAUNCHERS.match(command.text))
+    ]
+    exported = {each.name for each in script.assignments if each.how in ("export", "option")}
+    for command in commands:
+        if command.name in ("export", "declare", "typeset"):
+            exported |= {word.text for word in command.words[1:]}
+        exported |= set(
+            re.findall(r"\w+", " ".join(value for name, value in options(command.names) if name == "export"))
+        )
+    used: Set[str] = set()
+    for command in commands:
+        for word in [*command.words, *(each.value for each in command.assignments)]:
+            used |= set(word.active)
+        used |= {name for token in command.redirects if token.word for name in token.word.active}
+    for each in script.assignments:
+        if each.how != "plain" or each.name in exported or each.name in used or not launches:
+            continue
+        if each.name in _INHERITED and max(launches) >= each.line:
+            yield Hit(each.line, {"name": each.name})
+
+
+def launched_on_one_node(context: Context) -> Iterator[Hit]:
+    if not context.script.directives or (context.nodes or 1) < 2:
+        return
+    for command in context.script.commands:
+        if not command.within and re.match(
+            r"(?:\S*/)?(?:torchrun|python[\d.]* -m torch\.distributed\.run)\b", command.text
+        ):
+            yield Hit(command.line, {"nodes": str(context.nodes)})
+
+
+def monitor_on_one_node(context: Context) -> Iterator[Hit]:
+    if not context.batch or (context.nodes or 1) < 2:
+        return
+    for command in context.script.commands:
+        if command.within or not command.background or set(command.names) & set(_STARTERS):
+            continue
+        if command.name in ("nvidia-smi", "rocm-smi", "amd-smi", "dcgmi"):
+            yield Hit(command.line, {"name": command.name})
+
+
+_LOCAL = re.compile(r"(?:/tmp|/var/tmp|/dev/shm|/scratch/local|\$\{?(?:TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH))(?![\w-])")
+
+
+def staged_on_one_node(context: Context) -> Iterator[Hit]:
+    if not context.batch or (context.nodes or 1) < 2:
+        return
+    for command in context.script.commands:
+        words = [word.text for word in command.words]
+        if command.within or command.name not in ("cp", "rsync", "mv", "tar", "unzip", "unsquashfs"):
+            continue
+        inside = re.search(r" (?:-C|-d|--directory)[ =]?(\S+)", command.text)
+        target = inside[1] if inside else words[-1] if command.name in ("cp", "rsync", "mv") else ""
+        if _LOCAL.match(target):
+            yield Hit(command.line, {"name": command.name, "target": target, "nodes": str(context.nodes)})
+
+
+def output_folder_too_late(context: Context) -> Iterator[Hit]:
+    made = {
+        word.text.rstrip("/")
+        for command in context.script.commands
+        if command.name == "mkdir"
+        for word in command.words[1:]
+    }
+    for each in context.script.directives:
+        folder = each.value.rpartition("/")[0]
+        if each.name in ("output", "error") and folder in made:
+            yield Hit(each.line, {"folder": folder, "value": each.value})
+
+
+# Commands that end at once: a script that goes on with nothing else ends before its background work.
+_QUICK = frozenset((
+    "echo", "printf", "date", "sleep", "exit", "cd", "true", ":", "export", "unset", "set", "mkdir", "rm", "cp", "mv", "cat",
+    "ls", "touch", "[", "[[", "test", "hostname", "module", "source", ".", "trap",
+))  # fmt: skip
+
+
+def not_waited_for(context: Context) -> Iterator[Hit]:
+    if not context.script.directives:
+        return
+    started: Optional[Command] = None
+    for command in context.script.commands:
+        if command.within:
+            continue
+        if command.background and set(command.names) & {"srun", "torchrun", "mpirun"}:
+            started = command
+        elif not command.background and command.name and command.name not in _QUICK:
+            started = None  # wait, or work in the foreground for which the other is only a service
+    if started:
+        yield Hit(started.line, {"name": started.name})
+
+
+def scontrol_in_container(context: Context) -> Iterator[Hit]:
+    tools = set(context.settings["tools"])
+    for command in context.script.commands:
+        inside = CONTAINER in command.within
+        begins = runtime_at(command)
+        names = command.names
+        found = [
+            name for place, name in enumerate(names) if name in tools and (inside and place == 0 or 0 <= begins < place)
+        ]
+        if found:
+            yield Hit(command.line, {"name": found[0]})
+
+
+def gpus_task_by_task(context: Context) -> Iterator[Hit]:
+    script = context.script
+    per_node, total = script.option("ntasks-per-node", "tasks-per-node"), script.option("ntasks")
+    alone = per_node.value == "1" if per_node else bool(total and total.value == str(context.nodes or 1))
+    for each in script.directives:
+        handed_out = each.name == "gpus-per-task" or (each.name == "gpu-bind" and each.value != "none")
+        if handed_out and not alone:  # a task that is alone on its node has all of them
+            yield Hit(each.line)
+
+
+SLURM_CHECKS = {
+    "gpus-task-by-task": gpus_task_by_task,
+    "sbatch-late": sbatch_late,
+    "sbatch-misspelt": sbatch_misspelt,
+    "cores-for-one-task": cores_for_one_task,
+    "masks-overlap": masks_overlap,
+    "rank-in-batch-scope": rank_in_batch_scope,
+    "rank-frozen": rank_frozen,
+    "not-exported": not_exported,
+    "launched-on-one-node": launched_on_one_node,
+    "monitor-on-one-node": monitor_on_one_node,
+    "staged-on-one-node": staged_on_one_node,
+    "output-folder-too-late": output_folder_too_late,
+    "not-waited-for": not_waited_for,
+    "scontrol-in-container": scontrol_in_container,
 }

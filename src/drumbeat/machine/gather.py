@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
+import struct
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Set, Tuple, TypeVar
 
 from drumbeat.base.redact import is_secret
-from drumbeat.machine import container, cpus, fabric, identity, libraries, network, topology, vendors
-from drumbeat.machine.distance import Device
+from drumbeat.machine import container, fabric, identity, libraries, network, topology, vendors
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import (
     Container,
@@ -21,7 +21,9 @@ from drumbeat.machine.model import (
     Limits,
     RdmaDevice,
 )
-from drumbeat.machine.parse import integer, line
+from drumbeat.machine.parse import cpulist, integer, line, natural
+from drumbeat.machine.topology import Device
+from drumbeat.machine.vendors import peer_memory
 
 # Which environment variables matter to a job, and which may never be written down.
 
@@ -116,15 +118,15 @@ def gather(host: Host) -> Facts:
         os=ask("os", lambda: _os(host), None),
         python=ask("python", host.python, None),
         memory_bytes=ask("memory", lambda: _memory(host), None),
-        cpus=ask("cpus", lambda: cpus.read_cpus(host), Cpus()),
+        cpus=ask("cpus", lambda: read_cpus(host), Cpus()),
         gpus=found_gpus,
         rdma=found_rdma,
         cxi=found_cxi,
         interfaces=ask("interfaces", lambda: network.read_interfaces(host), ()),
         libraries=libraries,
         versions=versions,
-        limits=ask("limits", lambda: cpus.read_limits(host), Limits()),
-        kernel=ask("kernel", lambda: cpus.read_kernel(host, paths), Kernel()),
+        limits=ask("limits", lambda: read_limits(host), Limits()),
+        kernel=ask("kernel", lambda: read_kernel(host, paths), Kernel()),
         container=ask("container", lambda: container.read(host), Container()),
         identity=ask("identity", lambda: identity.read(host, notes), Identity()),
         environment=ask("environment", lambda: read(host.environ), {}),
@@ -191,3 +193,220 @@ def _memory(host: Host) -> Optional[int]:
             kilobytes = integer(entry.split()[1]) if len(entry.split()) > 1 else None
             return kilobytes * 1024 if kilobytes else None
     return None
+
+
+# CPUs: NUMA nodes, cores that share a level 3 cache, hardware threads, and which of them we may use.
+
+_CPU = "/sys/devices/system/cpu"
+_NODE = "/sys/devices/system/node"
+Group = Tuple[int, ...]
+
+
+def read_cpus(host: Host) -> Cpus:
+    online = cpulist(line(host, f"{_CPU}/online")) or _listed(host)
+    allowed = host.affinity()
+    l3 = _groups(online, lambda cpu: _l3(host, cpu))
+    siblings = _groups(online, lambda cpu: _siblings(host, cpu))
+    isolated = cpulist(line(host, f"{_CPU}/isolated")) or ()
+    return Cpus(
+        model=_model(host),
+        online=online,
+        allowed=allowed,
+        numa=_numa(host),
+        l3=l3,
+        siblings=siblings,
+        reserved=tuple(sorted(set(isolated) | set(held_back(l3, siblings, allowed)))),
+    )
+
+
+def held_back(l3: Tuple[Group, ...], siblings: Tuple[Group, ...], allowed: Group) -> Group:
+    """Cores that a scheduler keeps for the system show as the same few places missing from every cache group (LUMI: the
+    first core of each). Any other missing core only belongs to someone else."""
+    mine = set(allowed)
+    threads = {core[0]: core for core in siblings}
+    cores = [[cpu for cpu in group if cpu in threads] for group in l3]
+    missing = [tuple(place for place, cpu in enumerate(group) if mine.isdisjoint(threads[cpu])) for group in cores]
+    if len(l3) < 2 or len(set(missing)) != 1 or not missing[0] or 2 * len(missing[0]) >= len(cores[0]):
+        return ()
+    return tuple(thread for group in cores for place in missing[0] for thread in threads[group[place]])
+
+
+def _listed(host: Host) -> Group:
+    """Return the CPUs by their folders if `online` cannot be read."""
+    numbers = (integer(name[3:]) for name in host.list(_CPU) if name.startswith("cpu"))
+    return tuple(sorted(number for number in numbers if number is not None and number >= 0))
+
+
+def _numa(host: Host) -> Dict[str, Group]:
+    nodes: Dict[str, Group] = {}
+    for name in sorted(host.list(_NODE), key=natural):
+        if name.startswith("node") and name[4:].isdecimal():
+            text = host.read(f"{_NODE}/{name}/cpulist")
+            cpus = cpulist(text)
+            if cpus is not None:  # memory-only nodes (GH200's HBM) have an empty list: they are nodes all the same
+                nodes[name[4:]] = cpus
+    return nodes
+
+
+def _l3(host: Host, cpu: int) -> Optional[Group]:
+    base = f"{_CPU}/cpu{cpu}/cache"
+    # index3 is the level 3 cache nearly everywhere; where it is not, the levels are asked for.
+    for index in ("index3", *host.list(base)):
+        if line(host, f"{base}/{index}/level") == "3":
+            return cpulist(line(host, f"{base}/{index}/shared_cpu_list"))
+    return None
+
+
+def _siblings(host: Host, cpu: int) -> Optional[Group]:
+    base = f"{_CPU}/cpu{cpu}/topology"
+    return cpulist(line(host, f"{base}/thread_siblings_list") or line(host, f"{base}/core_cpus_list"))
+
+
+def _groups(cpus: Group, group_of: Callable[[int], Optional[Group]]) -> Tuple[Group, ...]:
+    """Each group once. A CPU that a group already names is not asked again: 256 CPUs share 32 caches."""
+    seen: Set[int] = set()
+    groups: List[Group] = []
+    for cpu in cpus:
+        if cpu not in seen:
+            group = group_of(cpu)
+            if group and cpu in group:
+                groups.append(group)
+                seen.update(group)
+    return tuple(sorted(set(groups)))
+
+
+def _model(host: Host) -> Optional[str]:
+    # One CPU says it for all; the whole file takes the kernel 50 ms on a big node.
+    text = (host.data("/proc/cpuinfo", 0, 8192) or b"").decode("utf-8", "replace")
+    about: Dict[str, str] = {}
+    for entry in text.splitlines():
+        name, colon, value = entry.partition(":")
+        if colon and value.strip():
+            about.setdefault(name.strip(), value.strip())
+    if "CPU part" in about:  # 64-bit ARM has no name here
+        return f"ARM implementer {about.get('CPU implementer', 'unknown')} part {about['CPU part']}"
+    return about.get("model name") or about.get("cpu")
+
+
+# Limits as a rank will meet them: resource limits, /dev/shm, and the memory and CPUs its cgroup allows.
+
+
+_MOUNT = "/sys/fs/cgroup"
+_UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of a page
+
+
+def read_limits(host: Host) -> Limits:
+    return Limits(
+        memlock=host.limit("memlock"),
+        nofile=host.limit("nofile"),
+        shm_bytes=host.disk_bytes("/dev/shm"),  # noqa: S108
+        cgroup_memory_bytes=_memory_limit(host),
+        cgroup_cpuset=_cpuset(host),
+    )
+
+
+def _memory_limit(host: Host) -> Optional[int]:
+    """The tightest limit on the way up: a parent's holds for its children too."""
+    limits: List[int] = []
+    for controller, file in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
+        for folder in _folders(host, controller):
+            text = line(host, f"{folder}/{file}")
+            value = -1 if text == "max" else integer(text)
+            if value is not None:
+                limits.append(-1 if value >= _UNLIMITED else value)
+    tight = [limit for limit in limits if limit >= 0]
+    return min(tight) if tight else (-1 if limits else None)
+
+
+def _cpuset(host: Host) -> Tuple[int, ...]:
+    for controller, file in (
+        ("", "cpuset.cpus.effective"),
+        ("cpuset", "cpuset.effective_cpus"),
+        ("cpuset", "cpuset.cpus"),
+    ):
+        for folder in _folders(host, controller):
+            cpus = cpulist(line(host, f"{folder}/{file}"))
+            if cpus:
+                return cpus
+    return ()
+
+
+def _folders(host: Host, controller: str) -> List[str]:
+    """Our own cgroup and its parents, innermost first. In a container the mount may start at our own."""
+    path = ""
+    for entry in (host.read("/proc/self/cgroup") or "").splitlines():
+        fields = entry.split(":", 2)
+        if len(fields) == 3 and (controller in fields[1].split(",") if controller else fields[1] == ""):
+            path = fields[2].strip("/")
+    base = f"{_MOUNT}/{controller}" if controller else _MOUNT
+    parts = [part for part in path.split("/") if part and part != ".."][:32]
+    return ["/".join([base, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+
+
+# Kernel settings that decide whether collectives are fast, or work at all.
+
+
+_ACS = 0x000D  # PCI Express extended capability id
+_ACS_REDIRECTS = 0b11101  # source validation, P2P request and completion redirect, upstream forwarding
+
+
+def read_kernel(host: Host, device_paths: Iterable[Optional[str]] = ()) -> Kernel:
+    """`device_paths` are the PCI paths of GPUs and NICs: their bridges are the ones whose ACS matters."""
+    balancing = line(host, "/proc/sys/kernel/numa_balancing")
+    return Kernel(
+        release=line(host, "/proc/sys/kernel/osrelease"),
+        numa_balancing=None if balancing is None else balancing != "0",
+        iommu=_iommu(host),
+        acs_enabled=_acs(host, device_paths),
+        ephemeral_ports=_ports(host),
+        nvidia_peermem=peer_memory(host),
+    )
+
+
+def _iommu(host: Host) -> Optional[str]:
+    words = (host.read("/proc/cmdline") or "").split()
+    if "iommu=pt" in words:
+        return "pt"
+    if any(word in words for word in ("iommu=off", "intel_iommu=off", "amd_iommu=off")):
+        return "off"
+    # The command line may be silent and the kernel still use one; the groups' type says what it does.
+    groups = "/sys/kernel/iommu_groups"
+    for group in host.list(groups)[:1]:
+        kind = line(host, f"{groups}/{group}/type")
+        if kind:
+            return "pt" if kind == "identity" else "on"
+    if any(word.startswith(("iommu=", "intel_iommu=on", "amd_iommu=on")) for word in words):
+        return "on"
+    return "off" if words and host.resolve(groups) is not None and not host.list(groups) else None
+
+
+def _acs(host: Host, device_paths: Iterable[Optional[str]]) -> Optional[bool]:
+    """Only root may read that far into a bridge's configuration; for others it stays unknown."""
+    bridges = {part for path in device_paths if path for part in path.split("/")[1:-1]}
+    answers = []
+    for bridge in sorted(bridges):
+        config = host.data(f"/sys/bus/pci/devices/{bridge}/config", 0, 4096)
+        if config and len(config) > 256:
+            answers.append(acs_on(config))
+    return any(answers) if answers else None
+
+
+def acs_on(config: bytes) -> bool:
+    """Walk the extended capabilities of one PCI function."""
+    at = 256
+    for _ in range(64):
+        if at < 256 or at + 8 > len(config):
+            return False
+        (header,) = struct.unpack_from("<I", config, at)
+        if header & 0xFFFF == _ACS:
+            (control,) = struct.unpack_from("<H", config, at + 6)
+            return bool(control & _ACS_REDIRECTS)
+        at = header >> 20 & 0xFFC
+    return False
+
+
+def _ports(host: Host) -> Optional[Tuple[int, int]]:
+    numbers = [integer(part) for part in (line(host, "/proc/sys/net/ipv4/ip_local_port_range") or "").split()]
+    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
+        return None
+    return (numbers[0], numbers[1])

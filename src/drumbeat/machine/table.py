@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import ranges
-from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.model import Facts, Gpu, Interface, RdmaDevice
+from drumbeat.machine.topology import distance, nearest
 
 _Rows = List[Tuple[str, str]]
 

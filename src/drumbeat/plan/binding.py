@@ -9,8 +9,8 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.machine.distance import distance, nearest
 from drumbeat.machine.model import Cpus, CxiDevice, Facts, Gpu, Peers, RdmaDevice
+from drumbeat.machine.topology import distance, nearest
 from drumbeat.machine.vendors import vendor_of
 from drumbeat.plan import masks
 from drumbeat.plan.network import compute_nics, natural

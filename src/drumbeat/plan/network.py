@@ -11,8 +11,8 @@ from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
-from drumbeat.machine.distance import distance
 from drumbeat.machine.model import Facts, Gid, Gpu, Interface, Peers, RdmaDevice, RdmaPort
+from drumbeat.machine.topology import distance
 
 find = Catalog("plan")
 MOST_HCAS = 32  # NCCL looks at no more

@@ -10,8 +10,7 @@ from drumbeat.base.problem import Problem
 from drumbeat.predict import cost, memory, plain, shapes
 from drumbeat.predict.cost import Constants, Layout, Work
 from drumbeat.predict.frameworks import Framework, states_of
-from drumbeat.predict.interval import UNCALIBRATED, Basis, interval
-from drumbeat.predict.machine import PRODUCTS, Cluster, machine_of
+from drumbeat.predict.machine import PRODUCTS, UNCALIBRATED, Basis, Cluster, interval, machine_of
 from drumbeat.predict.shapes import ConvNet, Model
 
 

@@ -27,8 +27,18 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.follow import LINES, METRICS, Follower, Record
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Log, Run
-from drumbeat.tune.judge import ENDED, INTERRUPTED, NO_MEMORY, NOT_FINITE, SILENCE, STEPS, TIME, Ended, out_of_memory
-from drumbeat.tune.observe import Observed
+from drumbeat.tune.judge import (
+    ENDED,
+    INTERRUPTED,
+    NO_MEMORY,
+    NOT_FINITE,
+    SILENCE,
+    STEPS,
+    TIME,
+    Ended,
+    Observed,
+    out_of_memory,
+)
 
 # The reason of a trial's end, from its run folder: the last lines of their logs, and who ended before anybody was
 # asked to.

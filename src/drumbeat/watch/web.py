@@ -23,6 +23,7 @@ from typing import (
     Callable,
     Dict,
     FrozenSet,
+    Iterator,
     List,
     Mapping,
     MutableMapping,
@@ -32,6 +33,9 @@ from typing import (
 )
 
 import uvicorn
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -41,7 +45,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from drumbeat.base.problem import Problem
 from drumbeat.desk.start.create import users_token
 from drumbeat.watch import page_data
-from drumbeat.watch.openmetrics import exposition
+from drumbeat.watch.prometheus import COUNTER, families
 from drumbeat.watch.session import Session
 
 # Access to the page's data: an ASGI wrapper that checks Host, Origin and token, and sets the headers of every
@@ -422,3 +426,31 @@ def _json(data: Any) -> Response:
 def _number(request: Request, name: str) -> Optional[int]:
     text = request.query_params.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+# /metrics: the run's numbers through Prometheus' own client library.
+
+
+class RunCollector(Collector):
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def collect(self) -> Iterator[Metric]:
+        head, view = self.session.head(), self.session.view
+        info = InfoMetricFamily("drumbeat_run", "The run that is watched.")
+        info.add_metric([], {"run_id": head.run_id, "name": head.name})
+        yield info
+        for family in families(head, (view.nodes[number] for number in sorted(view.nodes))):
+            kind = CounterMetricFamily if family.kind == COUNTER else GaugeMetricFamily
+            metric = kind(family.name, family.help, labels=list(family.labels))
+            for values, value in family.samples:
+                metric.add_metric(values, value)
+            yield metric
+
+
+def exposition(session: Session, accept: str) -> Tuple[bytes, str]:
+    """Return Prometheus' text or OpenMetrics, as the scraper asks for."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RunCollector(session))
+    encoder, kind = choose_encoder(accept)
+    return encoder(registry), kind

@@ -18,7 +18,7 @@ from drumbeat.base.processes import fork, redacting
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.start.create import fresh_token
-from drumbeat.desk.start.on_start import before_ranks
+from drumbeat.desk.start.run import before_ranks
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.vendors import detect, vendor_of
 from drumbeat.runfolder.layout import RunFolder

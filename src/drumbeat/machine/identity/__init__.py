@@ -1,6 +1,6 @@
 """Identity of this node in its job. Only the scheduler's own variables and files are read: no tool, no address.
 
-One file per scheduler or launcher, each with `read(host, environ, notes) -> Identity`. A backend that comes as a package of
+one file per kind of scheduler, each with `read(host, environ, notes) -> Identity`. A backend that comes as a package of
 its own needs no file here: its launcher exports the variables of `pods.read_given`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Mapping, Tuple
 
 from drumbeat.machine.host import Host
-from drumbeat.machine.identity import batch, mpi, pods, slurm
+from drumbeat.machine.identity import batch, pods, slurm
 from drumbeat.machine.model import Identity
 
 Reader = Callable[[Host, Mapping[str, str], List[str]], Identity]
@@ -24,8 +24,8 @@ def _pod(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
 # Innermost first: mpirun inside a Slurm job started us, not Slurm; srun inside a pod (Slurm on Kubernetes) did.
 _READERS: Tuple[Tuple[str, Reader], ...] = (
     ("DRUMBEAT_SCHEDULER", pods.read_given),
-    ("OMPI_COMM_WORLD_RANK", mpi.read_openmpi),
-    ("MPI_LOCALRANKID", mpi.read_mpich),
+    ("OMPI_COMM_WORLD_RANK", batch.read_openmpi),
+    ("MPI_LOCALRANKID", batch.read_mpich),
     ("FLUX_TASK_RANK", batch.read_flux),
     ("SLURM_JOB_ID", slurm.read),
     ("LSB_JOBID", batch.read_lsf),
@@ -47,4 +47,4 @@ def read(host: Host, notes: List[str]) -> Identity:
 def rank_variables(environ: Mapping[str, str]) -> Dict[str, str]:
     """Return what a scheduler or launcher says about one of its tasks, corrected for one of several ranks that this task started.
     `environ` is the rank's own."""
-    return {**slurm.task_variables(environ), **mpi.task_variables(environ)}
+    return {**slurm.task_variables(environ), **batch.task_variables(environ)}

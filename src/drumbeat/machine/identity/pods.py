@@ -6,9 +6,8 @@ import dataclasses
 from typing import List, Mapping, Optional
 
 from drumbeat.machine.host import Host
-from drumbeat.machine.identity import fields
 from drumbeat.machine.model import Identity
-from drumbeat.machine.parse import integer
+from drumbeat.machine.parse import gpu_count, hosts_of, integer, port, times
 
 # Variables for torchrun (PET_*), and those that it sets for the processes below it (TORCHELASTIC_*, GROUP_*).
 
@@ -43,7 +42,7 @@ def read_kubernetes(
         node_rank=integer(rank) if rank else (0 if nodes == 1 else None),
         nodes=nodes,
         master=environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR"),
-        master_port=fields.port(environ.get("PET_MASTER_PORT") or environ.get("MASTER_PORT")),
+        master_port=port(environ.get("PET_MASTER_PORT") or environ.get("MASTER_PORT")),
         own_home=True,
     )
 
@@ -57,7 +56,7 @@ def read_runai(host: Host, environ: Mapping[str, str], notes: List[str]) -> Iden
         pod,
         job_id=environ.get("RUNAI_JOB_NAME") or pod.job_id,
         cluster=environ.get("RUNAI_CLUSTER_NAME"),
-        gpus=fields.gpus(environ, ("RUNAI_NUM_OF_GPUS",)),
+        gpus=gpu_count(environ, ("RUNAI_NUM_OF_GPUS",)),
     )
 
 
@@ -74,7 +73,7 @@ def read_by_hand(host: Host, environ: Mapping[str, str], notes: List[str]) -> Id
         local_id=integer(environ.get("LOCAL_RANK")) if below else None,
         tasks_per_node=integer(environ.get("LOCAL_WORLD_SIZE")) if below else None,
         master=environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR"),
-        master_port=fields.port(environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT")),
+        master_port=port(environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT")),
     )
 
 
@@ -89,7 +88,7 @@ def read_by_hand(host: Host, environ: Mapping[str, str], notes: List[str]) -> Id
 
 def read_given(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
     scheduler = environ["DRUMBEAT_SCHEDULER"]
-    hosts = fields.hosts_of(environ.get("DRUMBEAT_HOSTS"), notes)
+    hosts = hosts_of(environ.get("DRUMBEAT_HOSTS"), notes)
     node = integer(environ.get("DRUMBEAT_NODE"))
     task = environ.get("DRUMBEAT_TASK", "")
     return Identity(
@@ -102,9 +101,9 @@ def read_given(host: Host, environ: Mapping[str, str], notes: List[str]) -> Iden
         nodes=len(hosts) or None,
         hosts=hosts,
         master=environ.get("MASTER_ADDR") or (hosts[0] if hosts else None),
-        master_port=fields.port(environ.get("MASTER_PORT")),
-        gpus=fields.gpus(environ, ("DRUMBEAT_GPUS",)),
+        master_port=port(environ.get("MASTER_PORT")),
+        gpus=gpu_count(environ, ("DRUMBEAT_GPUS",)),
         array_job=environ.get("DRUMBEAT_ARRAY", "") if task.isdigit() else "",
         array_task=task if task.isdigit() else "",
-        starts=fields.count(environ.get("DRUMBEAT_STARTS")),
+        starts=times(environ.get("DRUMBEAT_STARTS")),
     )

@@ -6,9 +6,8 @@ import re
 from typing import Dict, List, Mapping, Optional
 
 from drumbeat.machine.host import Host
-from drumbeat.machine.identity import fields
 from drumbeat.machine.model import Identity
-from drumbeat.machine.parse import integer
+from drumbeat.machine.parse import NODES_LIMIT, gpu_count, hosts_of, integer, port, times
 
 _SPECIAL_STEPS = 0xFFFFFFF0  # interactive, batch, extern
 
@@ -19,7 +18,7 @@ def read(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
     if (integer(step) or 0) >= _SPECIAL_STEPS:  # the shell of salloc may run in a step of one node, but is not one
         step = None
     first, second = ("SLURM_STEP_", "SLURM_JOB_") if step else ("SLURM_JOB_", "SLURM_")
-    hosts = fields.hosts_of(environ.get(first + "NODELIST") or environ.get(second + "NODELIST"), notes)
+    hosts = hosts_of(environ.get(first + "NODELIST") or environ.get(second + "NODELIST"), notes)
     node = integer(environ.get("SLURM_NODEID"))
     tasks = (environ.get("SLURM_STEP_TASKS_PER_NODE") if step else None) or environ.get("SLURM_TASKS_PER_NODE")
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
@@ -35,12 +34,12 @@ def read(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
         local_id=integer(environ.get("SLURM_LOCALID")),
         tasks_per_node=_tasks_of(tasks, node, notes),
         master=environ.get("MASTER_ADDR") or (hosts[0] if hosts else None),
-        master_port=fields.port(environ.get("MASTER_PORT")),
+        master_port=port(environ.get("MASTER_PORT")),
         cluster=environ.get("SLURM_CLUSTER_NAME"),
-        gpus=fields.gpus(environ, ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")),
+        gpus=gpu_count(environ, ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")),
         array_job=array if array.isdigit() and task.isdigit() else "",
         array_task=task if task.isdigit() else "",
-        starts=fields.count(environ.get("SLURM_RESTART_COUNT")),
+        starts=times(environ.get("SLURM_RESTART_COUNT")),
         ends_at=_time(environ.get("SLURM_JOB_END_TIME", "")),
         began_at=_time(environ.get("SLURM_JOB_START_TIME", "")),
     )
@@ -56,9 +55,9 @@ def tasks_per_node(text: str) -> List[int]:
     counts: List[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})(?:\(x(\d{1,6})\))?\s*", part)
-        if not match or len(counts) > fields.NODES_LIMIT:
+        if not match or len(counts) > NODES_LIMIT:
             raise ValueError(f"'{text[:60]}' is not a list of tasks per node like 8(x2),4")
-        counts += [int(match.group(1))] * min(int(match.group(2) or 1), fields.NODES_LIMIT)
+        counts += [int(match.group(1))] * min(int(match.group(2) or 1), NODES_LIMIT)
     return counts
 
 
