@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from drumbeat.base.ranges import ranges
 from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.plan import masks
 from drumbeat.plan.binding import Binding, Slot, binding, choose
@@ -24,7 +25,7 @@ def bind(name, text):
 
 def test_masks_and_lists_come_back():
     assert [masks.mask(masks.parse(each)) for each in LUMI_MASKS] == LUMI_MASKS
-    assert masks.ranges(masks.parse("0xfe")) == "1-7" and masks.parse("1-3,9") == (1, 2, 3, 9)
+    assert ranges(masks.parse("0xfe")) == "1-7" and masks.parse("1-3,9") == (1, 2, 3, 9)
     assert [masks.parse(text) for text in ("", "fe", "3-1", "9999-10000", "1,,2", "0x", "1-")] == [None] * 7
     assert masks.from_slurm("quiet,mask_cpu:0xFE,0xfe00") == ("0xFE", "0xfe00")
     assert masks.from_slurm("none") == ()

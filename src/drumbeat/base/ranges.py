@@ -11,14 +11,23 @@ MOST = 400  # ranges written out; beyond that the text ends in `...`
 
 def ranges(numbers: Iterable[int], most: int = MOST) -> str:
     """Return the numbers in order, without repetition, runs of them joined; at most `most` runs are written out."""
-    runs: List[List[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+    runs = _union([(number, number) for number in numbers])
+    return _text(runs[:most]) + (",..." if len(runs) > most else "")
+
+
+def _text(runs: List[Tuple[int, int]]) -> str:
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _union(ranges: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
+    """Return them sorted, runs of them joined, each number once."""
+    union: List[Tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if union and first <= union[-1][1] + 1:
+            union[-1] = (union[-1][0], max(union[-1][1], last))
         else:
-            runs.append([number, number])
-    parts = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:most]]
-    return ",".join(parts + ["..."] if len(runs) > most else parts)
+            union.append((first, last))
+    return union
 
 
 def numbers(text: str) -> List[int]:
@@ -264,18 +273,6 @@ def merged(places: Iterable[Places]) -> Tuple[str, ...]:
     return tuple(f"{file}:{_numbers(_union(ranges))}" for file, ranges in list(files.items())[:MAX_TEXTS])
 
 
-def _union(ranges: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
-    """Return them sorted, each line once."""
-    union: List[Tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if union and first <= union[-1][1] + 1:
-            union[-1] = (union[-1][0], max(union[-1][1], last))
-        else:
-            union.append((first, last))
-    return union
-
-
 def _numbers(ranges: List[Tuple[int, int]]) -> str:
     shown = ranges[:MAX_RANGES_IN_TEXT]
-    words = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in shown)
-    return words + (f" and {len(ranges) - len(shown)} more" if len(ranges) > len(shown) else "")
+    return _text(shown) + (f" and {len(ranges) - len(shown)} more" if len(ranges) > len(shown) else "")

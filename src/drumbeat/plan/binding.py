@@ -7,6 +7,7 @@ from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
+from drumbeat.base.ranges import ranges
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Cpus, CxiDevice, Facts, Gpu, Peers, RdmaDevice
@@ -219,7 +220,7 @@ class Slot:
 
     @property
     def cores(self) -> str:
-        return masks.ranges(self.cpus)
+        return ranges(self.cpus)
 
 
 @dataclass(frozen=True)
@@ -401,7 +402,7 @@ def _count_cores(cpus: Sequence[int], cores: Sequence[Core]) -> int:
 
 
 def _few(facts: Facts, words: str) -> Finding:
-    allowed = f"CPUs this job may use: {masks.ranges(facts.cpus.allowed) or 'unknown'}"
+    allowed = f"CPUs this job may use: {ranges(facts.cpus.allowed) or 'unknown'}"
     return find("ranks-share-cores", words=words, evidence=[allowed], host=facts.host)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.base.ranges import ranges
 from drumbeat.base.regex import regex
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
+from drumbeat.machine.parse import cpulist
 
 find = Catalog("plan")
 MOST_CPUS = 8192  # the kernel's own bound; a longer text is not a mask
@@ -19,17 +21,6 @@ def mask(cpus: Iterable[int]) -> str:
     return hex(sum(1 << cpu for cpu in set(cpus)))
 
 
-def ranges(cpus: Iterable[int]) -> str:
-    """1-7,9: the list form that taskset and the kernel use."""
-    parts: List[List[int]] = []
-    for cpu in sorted(set(cpus)):
-        if parts and cpu == parts[-1][1] + 1:
-            parts[-1][1] = cpu
-        else:
-            parts.append([cpu, cpu])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
-
-
 def parse(text: str) -> Optional[Tuple[int, ...]]:
     """A mask (0xfe) or a list (1-7,9); None when it is neither."""
     text = text.strip()
@@ -38,14 +29,8 @@ def parse(text: str) -> Optional[Tuple[int, ...]]:
         return tuple(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
     if not _LIST.fullmatch(text):
         return None
-    cpus: List[int] = []
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        first, last = int(low), int(high or low)
-        if first > last or last >= MOST_CPUS:
-            return None
-        cpus.extend(range(first, last + 1))
-    return tuple(sorted(set(cpus)))
+    cpus = cpulist(text)
+    return cpus if cpus and cpus[-1] < MOST_CPUS else None
 
 
 def from_slurm(value: str) -> Tuple[str, ...]:

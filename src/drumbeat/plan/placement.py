@@ -7,13 +7,13 @@ from typing import Collection, Container, Dict, FrozenSet, List, Mapping, Option
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
-from drumbeat.base.ranges import named_ranks
+from drumbeat.base.ranges import named_ranks, ranges
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding, Verdict
 from drumbeat.inspector.record import RankSeen
 from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan.binding import Binding, Slot, right_binding
-from drumbeat.plan.masks import mask, ranges
+from drumbeat.plan.masks import mask
 
 RIGHT, WRONG, SHARED, NO_GPU, NOT_PINNED, UNKNOWN = "right", "wrong", "shared GPU", "no GPU", "not pinned", "unknown"
 
