@@ -38,8 +38,8 @@ test:
 IN_TRAIN := tests/train tests/integrations tests/verify/test_script.py
 SHORT := $(addprefix tests/,agent cli containers contracts convert docs doctor jobfile lint logs machine metrics plan predict runfolder sites)
 
-# Of the other folders, the tests that only compute.
-COMPUTED := $(addprefix tests/,backends/test_states.py backends/test_table.py causes report/test_intervals.py report/test_printed_logs.py report/test_report.py report/test_scaling.py slurm/test_golden.py tune/test_observe.py tune/test_parts.py tune/test_search.py verify/test_judge.py verify/test_show.py watch/test_curve.py watch/test_model.py watch/test_one_state.py)
+# Of the other folders, the tests that only compute or start little.
+COMPUTED := $(addprefix tests/,backends/test_comeback_script.py backends/test_slurm_unreachable.py backends/test_states.py backends/test_table.py bundle/test_private_copies.py causes comeback/test_nodes.py kubernetes/test_manifests.py kubernetes/test_states.py report/test_intervals.py report/test_printed_logs.py report/test_report.py report/test_scaling.py slurm/test_golden.py slurm/test_hostile_words.py slurm/test_words.py ssh/test_words.py tune/test_bad_input.py tune/test_observe.py tune/test_parts.py tune/test_search.py tune/test_submit.py verify/test_judge.py verify/test_mpi.py verify/test_script.py verify/test_show.py watch/test_curve.py watch/test_model.py watch/test_one_state.py watch/test_plain.py watch/test_status.py watch/test_web.py)
 
 # Before each commit: style, types, layers, and every test that only computes.
 quick: check

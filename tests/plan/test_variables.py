@@ -7,6 +7,7 @@ import pytest
 from drumbeat.base.order import EnvVar, Expect
 from drumbeat.machine.model import Facts, Interface, Library, Peer, Peers
 from drumbeat.plan.environment import decide, environment
+from drumbeat.plan.show import desk_lines
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, named, order, peers
 
@@ -259,3 +260,13 @@ def test_open_mpi_is_told_which_network_only_where_it_started_the_job_and_can_us
     assert not any("openib" in value for value in {**infiniband, **slingshot}.values())
     for other in (under("slurm", "libucp.so.0"), under("openmpi")):  # not its job; UCX is not there
         assert not any(name.startswith("OMPI_MCA_") for name in values(env("dgx-h100", other)))
+
+
+def test_away_from_the_nodes_only_the_other_vendors_settings_are_left_out():
+    def later(**changes):
+        lines = desk_lines(order(**changes), (), None)
+        return {line.split(":")[0] for line in lines[lines.index("decided on each node, from what it has:") + 1 :]}
+
+    assert {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"} <= later(), "any, where the site does not say whose GPUs"
+    assert {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"} & later(vendor="nvidia") == {"CUDA_VISIBLE_DEVICES"}
+    assert "ROCR_VISIBLE_DEVICES" in later(vendor="amd")
