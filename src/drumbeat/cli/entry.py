@@ -18,7 +18,7 @@ def main(arguments: List[str]) -> int:
 
         return run_host()
     if word == "_queued":
-        from drumbeat.desk.start.queued_here import run_queued
+        from drumbeat.desk.start.run import run_queued
 
         return run_queued()
     if word == "_tune":
