@@ -53,7 +53,7 @@ def gpu_use(run: Run) -> Optional[GpuUse]:
     reasons = sorted({reason for gpu in gpus for reason in gpu.throttle or ()})
     return GpuUse(
         gpus=len(gpus),
-        use=_mean([gpu.busy for gpu in gpus]),
+        use=mean_of([gpu.busy for gpu in gpus]),
         memory=100.0 * sum(gpu.memory_used or 0 for gpu in sized) / total if total else None,
         power=sum(power) if power else None,
         slowed=sum(1 for gpu in gpus if gpu.throttle),
@@ -61,7 +61,8 @@ def gpu_use(run: Run) -> Optional[GpuUse]:
     )
 
 
-def _mean(values: List[Optional[float]]) -> Optional[float]:
+def mean_of(values: List[Optional[float]]) -> Optional[float]:
+    """Return the mean of what is known; None if nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

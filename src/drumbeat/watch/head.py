@@ -7,7 +7,7 @@ from typing import List, Optional, Tuple
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, UNKNOWN
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import Finding
-from drumbeat.runfolder.lines import not_finite_words
+from drumbeat.runfolder.lines import mean_of, not_finite_words
 from drumbeat.runfolder.progress import Slowest
 from drumbeat.runfolder.state import condition
 from drumbeat.watch.model import Check, RunView
@@ -122,7 +122,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         ranks_ended=view.ended_ranks,
         gpus=sum(len(node.gpus) for node in nodes),
         gpu_use=sum(part for part, _ in weighted) / sum(count for _, count in weighted) if weighted else None,
-        gpu_memory=_mean([node.means["memory"] for node in nodes]),
+        gpu_memory=mean_of([node.means["memory"] for node in nodes]),
         power=_sum([node.means["power"] for node in nodes]),
         energy=_sum([node.energy for node in nodes]),
         throttled=sum(node.slowed for node in nodes),
@@ -153,11 +153,6 @@ def _elapsed(view: RunView, standing: Standing, now: float) -> Optional[float]:
     if not standing.goes_on:
         return view.now - begin if view.now and begin else None
     return max(0.0, now - begin) if begin else None
-
-
-def _mean(values: List[Optional[float]]) -> Optional[float]:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _sum(values: List[Optional[float]]) -> Optional[float]:

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.machine.model import GpuSample
+from drumbeat.runfolder.lines import mean_of
 from drumbeat.runfolder.progress import RankPace
 from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.watch.curve import Curve
@@ -79,9 +80,9 @@ class NodeView:
         traffic_now = [value for value in (self.received, self.sent) if value is not None]
         power = [gpu.power for gpu in self.gpus if gpu.power is not None]
         return {
-            "gpu_use": _mean([gpu.busy for gpu in self.gpus]),
+            "gpu_use": mean_of([gpu.busy for gpu in self.gpus]),
             "power": sum(power) if power else None,
-            "memory": _mean([memory_percent(gpu) for gpu in self.gpus]),
+            "memory": mean_of([memory_percent(gpu) for gpu in self.gpus]),
             "network": sum(traffic_now) if traffic_now else None,
         }
 
@@ -150,8 +151,3 @@ def _busy(before: Mapping[str, Any], after: Mapping[str, Any]) -> Optional[float
 
 def _whole(value: Any) -> Optional[int]:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
-
-
-def _mean(values: List[Optional[float]]) -> Optional[float]:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
