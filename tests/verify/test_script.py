@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
 import torch
 
 from drumbeat.inrank.collective_test import gpu, pair_tests, patterns
+from drumbeat.inrank.collective_test.cases import OPS, Case
 
 SOURCE = Path(gpu.__file__)
 
@@ -106,3 +108,40 @@ def test_which_gpu_is_the_ranks_own(monkeypatch, shown, index):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert gpu.own_gpu() == index
+
+
+def by_hand(op, inputs, part, rank, salt):
+    """The result of a collective, from the inputs of all ranks."""
+    mine = slice(rank * part, (rank + 1) * part)
+    results = {
+        "all_reduce": lambda: sum(inputs),
+        "all_gather": lambda: torch.cat(inputs),
+        "reduce_scatter": lambda: sum(inputs)[mine],
+        "all_to_all": lambda: torch.cat([each[mine] for each in inputs]),
+        "broadcast": lambda: inputs[salt % len(inputs)],
+        "send_recv": lambda: inputs[rank - 1],
+    }
+    return results[op]()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("op", OPS)
+def test_what_a_rank_expects_is_what_the_others_send(op, size):
+    worlds = [SimpleNamespace(rank=rank, size=size, device=torch.device("cpu")) for rank in range(size)]
+    cases = [Case(world, op, 4096, torch.float32) for world in worlds]
+    for salt in (1, 4):
+        for case in cases:
+            case.fill(salt)
+        for rank, case in enumerate(cases):
+            want = torch.cat([elements for _, elements in case.expected(salt)])
+            assert torch.equal(want, by_hand(op, [each.input for each in cases], case.part, rank, salt))
+            assert len(want) == len(case.output) and case.part * size == case.whole
+            assert case.output is case.input or not torch.equal(case.output, want), "an untouched output shows"
+
+
+def test_sizes_and_rates_are_those_of_nccl_tests():
+    world = SimpleNamespace(rank=0, size=4, device=torch.device("cpu"))
+    cases = {op: Case(world, op, 4096, torch.float32) for op in OPS}
+    assert {op: case.bytes for op, case in cases.items()} == dict.fromkeys(OPS, 4096)
+    assert [cases[op].factor() for op in OPS] == [1.5, 0.75, 0.75, 0.75, 1.0, 1.0]
+    assert Case(world, "all_gather", 1, torch.bfloat16).bytes == 4 * 2, "never less than one element per rank"
