@@ -115,3 +115,29 @@ def test_infiniband_off_beside_another_network():
 
 def test_a_variable_that_lacks_a_part_of_its_name():
     assert "variable-misspelt" in of_script("export NCCL_IFNAME=ib0", "srun ./train.sh")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "found"),
+    [
+        ("#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun torchrun --nnodes 2 --nproc-per-node 2 t.py", "gpus-unused", True),
+        ("#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\nsrun accelerate launch --num_processes 8 t.py", "gpus-unused", False),
+        ("#SBATCH --gres=gpu:4\ntorchrun --nproc-per-node 2 a.py &\ntorchrun --nproc-per-node 2 b.py", "gpus-unused", False),
+        ("#SBATCH --time=30:00\nsrun x", "time-in-minutes", False),
+        ("#SBATCH --time=48:00\nsrun x", "time-in-minutes", True),
+        ("#SBATCH -n 1\nsource ~/.bashrc\nconda activate x", "conda-without-hook", False),
+        ('#SBATCH -n 1\neval "$(conda shell.bash hook)"\nconda activate x', "conda-without-hook", False),
+        ("#SBATCH -n 1\nnvidia-smi -l 5 > gpu.log &\nsrun python t.py\nwait", "wait-returns-zero", False),
+        ("#SBATCH -n 1\nsrun python t.py &\nwait $!", "wait-returns-zero", False),
+        ("#SBATCH -n 1\nfor i in 1 2; do\nsrun python t.py &\ndone\nwait", "wait-returns-zero", True),
+        ('#SBATCH -n 1\nsbatch "$0"', "submits-itself", True),
+        ("#SBATCH -n 1\nsbatch $01.sh", "submits-itself", False),
+    ],
+)  # fmt: skip
+def test_near_misses(text, code, found):
+    assert (code in [each.code for each in lint(f"#!/bin/bash\n{text}\n", "job.sbatch").findings]) == found
+
+
+def test_the_reason_against_the_old_launcher_holds_with_use_env():
+    (found,) = lint("python -m torch.distributed.launch --use_env train.py", "x.sh").findings
+    assert "without --use-env" in found.cause

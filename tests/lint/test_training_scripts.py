@@ -140,3 +140,37 @@ def test_a_program_that_is_not_distributed_with_many_gpus(program, gpus, said, d
     (tmp_path / "run.sbatch").write_text(f"#!/bin/bash\n#SBATCH --gpus-per-node={gpus}\nsrun python train.py\n")
     done = drumbeat("lint", str(tmp_path / "run.sbatch"))
     assert ("train.py trains in one process, and 8 GPUs are asked for" in done.stdout) is said, done.stdout
+
+
+TWO_LOADERS = """import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+dist.init_process_group("nccl", device_id=device)
+model = DistributedDataParallel(model)
+train_loader = DataLoader(train_set, batch_size=8, {train})
+val_loader = DataLoader(val_set, batch_size=8, sampler=DistributedSampler(val_set, shuffle=False))
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "found"),
+    [("shuffle=True", True), ("sampler=None, shuffle=True", True), ("sampler=divided", False), ("**options", False)],
+)
+def test_each_loader_is_judged_on_its_own(train, found):
+    codes = [each.code for each in lint(TWO_LOADERS.replace("{train}", train), "t.py").findings]
+    assert ("sampler-missing" in codes) == found
+
+
+def test_a_global_rank_as_device_of_a_tensor():
+    begin = "from own import dist, model, local_rank\n"
+    direct = lint(begin + "model = model.to(dist.get_rank())\n", "t.py").findings
+    named = lint(begin + "rank = dist.get_rank()\nmodel = model.to(rank)\n", "t.py").findings
+    assert [each.code for each in (*direct, *named)] == ["rank-as-device", "rank-variable-as-device"]
+    assert not lint(begin + "model = model.to(local_rank)\n", "t.py").findings
+
+
+def test_a_program_in_one_process_is_a_note():
+    text = "for x in data:\n    optimizer.zero_grad()\n    model(x).backward()\n    optimizer.step()\n"
+    (found,) = lint("data, model, optimizer = load()\n" + text.replace("load", "make"), "t.py").findings[:1]
+    assert (found.code, found.severity) == ("one-process", "info") or found.code == "name-undefined"

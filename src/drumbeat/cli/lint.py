@@ -32,13 +32,16 @@ def add_arguments(parser: Any) -> None:
     )
 
 
+_READS = "a batch script, a Python program, a job file or a page"
+
+
 def run(args: Any) -> int:
     from drumbeat.commands.script import foreign_directives
     from drumbeat.findings.model import ERROR, WARNING, worst
 
     if args.fix and "-" in args.files:
         raise Problem("--fix needs a file to write to; '-' has none", "save what you pasted and lint that")
-    reviews = {name: _review(text, name) for name, text in [(name, read_script(name)) for name in args.files]}
+    reviews = {name: _review(text, name) for name, text in [(name, read_script(name, _READS)) for name in args.files]}
     unread = [name for name, review in reviews.items() if not review.looked_at]
     fixed = {name: _fix(name, review) for name, review in reviews.items() if name not in unread} if args.fix else {}
     if args.json:

@@ -64,7 +64,7 @@ def write_file(path: str, text: str) -> None:
     print(f"written to {printable(path)}", file=sys.stderr)
 
 
-def read_script(name: str) -> str:
+def read_script(name: str, what: str = "a batch script") -> str:
     try:
         if name == "-":
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
@@ -76,7 +76,7 @@ def read_script(name: str) -> str:
                     )
                 data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise Problem(f"{printable(name)}: {error.strerror}", "give the path of a batch script") from None
+        raise Problem(f"{printable(name)}: {error.strerror}", f"give the path of {what}") from None
     if len(data) > MAX_BYTES:
         raise Problem(
             f"{printable(name)} has more than {MAX_BYTES // 1_000_000} MB, too large for a script",

@@ -9,6 +9,7 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 from drumbeat.base.redact import in_text, is_secret
 from drumbeat.commands.script import Assignment, Command, options
 from drumbeat.lint.context import Context, Edit, Hit
+from drumbeat.lint.python_program import in_one_process
 from drumbeat.plan.variables import DEAD, DEBUGGING, FAMILIES, SPELT
 
 _LOCAL = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)(?::|$)")
@@ -135,10 +136,34 @@ def launcher_per_task(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"tasks": asked, "ranks": ranks})
 
 
-# A training loop, and any word of a program that may use more than one GPU: in doubt it does.
-_TRAINS = re.compile(r"\.backward\(")
-_MAY_BE_MANY = re.compile(
-    r"(?i)distribut|rank|process_group|parallel|accelerat|deepspeed|lightning|trainer|fabric|horovod|hvd|jax|world|mesh|strategy|spawn"
+_RANKS = re.compile(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,4})")
+
+
+def gpus_unused(context: Context) -> Iterator[Hit]:
+    """Find a launcher, the only one of its script, that starts fewer ranks than a node has GPUs."""
+    asked = context.script.option("gpus-per-node", "gres", *(("gpus",) if context.nodes in (None, 1) else ()))
+    count = re.search(r"(?:^|:)(\d{1,4})$", asked.value) if asked else None
+    found = [(command, _RANKS.search(command.text)) for command in context.script.commands]
+    nodes = context.nodes or 1
+    launches = [
+        (command, int(ranks[1]) // (nodes if "processes" in ranks[0] else 1)) for command, ranks in found if ranks
+    ]
+    if count and len(launches) == 1 and launches[0][1] < int(count[1]):
+        command, ranks = launches[0]
+        yield Hit(command.line, {"gpus": count[1], "ranks": str(ranks)})
+
+
+def wait_returns_zero(context: Context) -> Iterator[Hit]:
+    """Find trainings in the background whose end only a bare `wait` sees."""
+    starts = [each for each in context.script.commands if not each.within and _STARTS.search(each.text)]
+    waits = [each for each in context.script.commands if each.name == "wait"]
+    if context.batch and starts and all(each.background for each in starts):
+        for each in waits[-1:] if all(len(wait.words) == 1 for wait in waits) else ():
+            yield Hit(each.line, {"name": starts[0].name})
+
+
+_STARTS = re.compile(
+    r"^(?:\S*/)?(?:srun|torchrun|mpirun|mpiexec|accelerate launch|deepspeed|python[\d.]*)\s.*(?:\.py\b|\s-m\s|\.sh\b)"
 )
 
 
@@ -147,11 +172,11 @@ def not_distributed(context: Context) -> Iterator[Hit]:
     asked = [context.script.option(*names) for names in (("gpus-per-node", "gres", "gpus"), ("ntasks-per-node",))]
     counts = [re.search(r"(?:^|:)(\d{1,4})$", each.value) for each in asked if each]
     for command in context.script.commands:
-        found = re.search(r"--n(?:proc|um)[-_](?:per[-_]node|processes|gpus)[= ](\d{1,4})", command.text)
+        found = _RANKS.search(command.text)
         gpus = max((int(each[1]) for each in (*counts, found) if each), default=1)
         for word in command.words if gpus > 1 else ():
             program = context.read(word.text) if word.text.endswith(".py") else ""
-            if _TRAINS.search(program) and not _MAY_BE_MANY.search(program):
+            if in_one_process(program):
                 yield Hit(word.line, {"name": word.text, "gpus": str(gpus)})
 
 
@@ -160,6 +185,8 @@ _NODE_LAUNCHER = re.compile(r"\btorchrun\b|-m torch\.distributed\.(?:run|launch)
 CHECKS = {
     "launcher-per-task": launcher_per_task,
     "not-distributed": not_distributed,
+    "gpus-unused": gpus_unused,
+    "wait-returns-zero": wait_returns_zero,
     "port-fixed": port_fixed,
     "master-is-localhost": master_is_localhost,
     "localhost-after-failure": localhost_after_failure,

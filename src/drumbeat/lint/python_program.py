@@ -67,17 +67,41 @@ def _distributed(program: Program) -> bool:
     )
 
 
+# A training loop, and any word of a program that may use more than one GPU: in doubt it does.
+_TRAINS = re.compile(r"\.backward\(")
+_MAY_BE_MANY = re.compile(
+    r"(?i)distribut|rank|process_group|parallel|accelerat|deepspeed|lightning|trainer|fabric|horovod|hvd|jax|world|mesh|strategy|spawn"
+)
+
+
+def in_one_process(text: str) -> bool:
+    """Return true for a program that trains, and in which nothing hints at more than one process."""
+    return bool(_TRAINS.search(text)) and not _MAY_BE_MANY.search(text)
+
+
+def one_process(program: Program) -> Iterator[Hit]:
+    back = next(_calls(program.tree, "backward"), None)
+    if program.complete and back and in_one_process(program.text):
+        yield Hit(program.line(back))
+
+
 def sampler_missing(program: Program) -> Iterator[Hit]:
     """Find DDP with a loader that gives every rank the same rows."""
     divided = (
-        r"Sampler\s*\(|sampler\s*=|IterableDataset|split_dataset_by_node|webdataset|wds\.|accelerator|Fabric|shard\(|\[rank::"
+        r"IterableDataset|split_dataset_by_node|webdataset|wds\.|accelerator|Fabric|shard\(|\[rank::"
         r"|initialize_model_parallel|init_device_mesh"  # ranks that share a model must be given the same rows
     )
     if not program.complete or not _distributed(program) or re.search(divided, program.text):
         return
+    named = {id(node.value): ast.unparse(node.targets[0]) for node in ast.walk(program.tree)
+             if isinstance(node, ast.Assign)}  # fmt: skip
     for call in _calls(program.tree, "DataLoader"):
-        named = ast.unparse(call.args[0]) if call.args else ""
-        if not re.search(r"(?i)val|test|eval", named):
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        words = " ".join([named.get(id(call), ""), *map(ast.unparse, call.args[:1]), given.get("dataset", "")])
+        sampler = (
+            given.get("sampler", given.get("batch_sampler", "None")) != "None" or len(call.args) > 3 or None in given
+        )
+        if not sampler and not re.search(r"(?i)val|test|eval", words):
             yield Hit(program.line(call))
             return
 
@@ -128,7 +152,7 @@ def rank_as_device(program: Program) -> Iterator[Hit]:
         if isinstance(node, ast.Call):
             last = _name(node.func).rpartition(".")[2]
             given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "device_ids")]
-            if last in ("set_device", "cuda"):
+            if last in ("set_device", "cuda", "to"):
                 chosen = node.args[:1]
             elif last == "device" and len(node.args) == 2:
                 chosen = node.args[1:]
@@ -263,6 +287,7 @@ def _pattern(node: ast.AST) -> bool:
 
 
 CHECKS: Dict[str, Callable[[Program], Iterator[Hit]]] = {
+    "one-process": one_process,
     "sampler-missing": sampler_missing,
     "set-epoch-missing": set_epoch_missing,
     "device-missing": device_missing,
