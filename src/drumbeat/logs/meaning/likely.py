@@ -87,13 +87,14 @@ class Reading:
 
 
 @functools.lru_cache(maxsize=4096)
-def read_line(text: str) -> Reading:
+def read_line(text: str, failing: bool = False) -> Reading:
+    """`failing`: it is known to speak of a failure, so that the grammar counts in full."""
     shares = likely(text)
     fine = sum(shares.get(code, 0.0) for code in FINE) if shares else 1.0
     points = {code: _CERTAIN * share for code, share in shares.items() if code not in _NO_CAUSES}
     meant, (by_row, weak) = sense(text), row_of(text[:MAX])
     if meant:
-        weight = _CERTAIN if meant != by_row else (_OF_A_WEAK_ROW if weak else _OF_A_ROW) * min(2 - 2 * fine, 1.0)
+        weight = _CERTAIN if meant != by_row else (_OF_A_WEAK_ROW if weak else _OF_A_ROW) * (1.0 if failing else min(2 - 2 * fine, 1.0))
         kinds = (meant, words().like.get(meant, meant))
         points[meant] = max(points.get(each, 0.0) for each in kinds) + weight
     if words().concepts["unrelated"].search(spelt(text[:MAX])):

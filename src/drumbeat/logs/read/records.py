@@ -13,7 +13,7 @@ from typing import Callable, Deque, Dict, Iterable, Iterator, List, Optional, Se
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.causes.events import LOST_PEER, TIMED_OUT
-from drumbeat.causes.table import kind_of
+from drumbeat.causes.table import NOBODYS_FAULT, kind_of
 from drumbeat.logs.meaning.grammar import is_quoted
 from drumbeat.logs.meaning.likely import Reading, read_line
 from drumbeat.logs.meaning.senses import STATUS, sense
@@ -311,6 +311,7 @@ class Words:
 def outcome(last: Sequence[Words]) -> Tuple[str, Optional[Words]]:
     """Return how a program ended (GOOD or BAD) and the line that says so; empty where none is sure. What was done in the end
     (`cleaned up, done`) does not make up for what went wrong right before; success does."""
+    several = sum(each.bad >= _WEAK and not each.known for each in last) > 1
     for behind, each in enumerate(reversed(last[-LAST_WORDS:])):
         before = [one for one in last if one.number < each.number]
         worst = max((one.bad for one in before), default=0.0)
@@ -319,10 +320,11 @@ def outcome(last: Sequence[Words]) -> Tuple[str, Optional[Words]]:
         good = each.reading.finished >= needed and not each.status or each.status == 0 and cause < _STRONG
         if behind < LAST_LINES and good and not each.failing:
             return GOOD, each
-        if each.bad >= _BAD and each.status != 0:
+        sure = each.failing or each.status or each.reading.points >= _ALONE or several
+        if each.bad >= _BAD and each.status != 0 and sure:
             return BAD, each
     weak = max(last[-LAST_LINES:], key=lambda each: each.bad, default=None)
-    return ("", weak) if weak is not None and weak.bad >= _WEAK else ("", None)
+    return ("", weak) if weak is not None and weak.bad >= _WEAK and several else ("", None)
 
 
 def telling(
@@ -360,8 +362,10 @@ def telling(
         points += (each.who is not None and each.who == blamed) / 2 + (each is first_bad) / 2 - each.doubtful
         if each.number < end and (each.who in late or each.number < first):
             points /= 2  # it worked on
-        needed = least if failed or each.failing else _STRONG
-        told = failed or not each.data and not each.doubtful
+        needed = least if failed or each.failing and each.number > end else _STRONG
+        needed = _STRONG if each.reading.code in NOBODYS_FAULT and each.who is not None else needed
+        told = not _TABLE.search(each.line.text) if failed else not each.data and not each.doubtful
+        told = told or each.failing
         if not each.known and told and (each.reading.points if failed else points) >= needed:
             scored.append((points, each))
     points, best = max(scored, key=lambda each: (each[0], -each[1].number), default=(0.0, None))
@@ -390,7 +394,7 @@ def _words(
         above, below = (texts[at][1] if 0 <= at < len(texts) else "" for at in (place - 1, place + 1))
         if clean(below).text.startswith("Arguments: ") and line.text.startswith("Message: "):
             continue  # what Python's logging could not write
-        if line.text.startswith(("Traceback (most recent", "frame #")) or _OF_NCCL.search(text):
+        if line.text.startswith(("Traceback (most recent", "frame #", "During handling of the above")) or _OF_NCCL.search(text):
             continue
         if last[(who, _template(text))] != number or len(line.text) > MAX_LENGTH or COMMAND.match(_COMMENT.sub("", line.text)):
             continue
@@ -403,6 +407,6 @@ def _words(
         doubtful = not failing and (line.only_warns or _is_hedged(line.text) or bool(_ASIDE.match(line.text)))
         data = _TABLE.search(line.text) or _COLUMNS.search(line.text) and not _SENTENCE.search(line.text)
         data = not failing and bool(data or _A_VALUE.search(line.text) or _MEASURED.search(line.text))
-        reading = read_line(plain(f"{line.text} {line.fields}".rstrip()))
+        reading = read_line(plain(f"{line.text} {line.fields}".rstrip()), failing)
         alone = who is not None and speakers[_template(text)] == {who}
         yield Words(number, line, who, reading, code, is_known(line.text), data, doubtful, failing, alone)
