@@ -84,10 +84,7 @@ def trial(drumbeat: str, way: str, others: str, after: float, bad: int, nodes: i
             "4",
         ]
         command = [sys.executable, str(program), str(bad), way, str(after), others]
-        environ = {**os.environ, "DRUMBEAT_RUNS": str(Path(folder, "runs"))}
-        done = subprocess.run(
-            [drumbeat, "run", *flags, "--", *command], cwd=folder, env=environ, capture_output=True, text=True
-        )
+        done = subprocess.run([drumbeat, "run", *flags, "--", *command], cwd=folder, capture_output=True, text=True)
         summary = list(Path(folder, "runs").glob("*/summary.json"))
         if not summary:
             return f"no summary: {done.stderr[-300:]}"

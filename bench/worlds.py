@@ -182,7 +182,6 @@ def run(row: Row) -> str:
         environ = {
             **os.environ,
             **row.environ,
-            "DRUMBEAT_RUNS": f"{folder}/runs",
             "PATH": f"{here}:{os.environ['PATH']}",
         }
         job = {"site": "localhost", "checks": {"world": "stop", "affinity": "stop"}, "command": row.command}

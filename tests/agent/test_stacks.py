@@ -41,7 +41,7 @@ def test_a_program_without_threads_ends_after_it_was_asked(tmp_path):
 LEAVES = f"""
 import sys
 sys.path.insert(0, {str(FOLDER)!r})
-import socket, stacks
+import os, socket, stacks
 stacks.adapt(socket)
 server = socket.create_server(("127.0.0.1", 0))
 port = server.getsockname()[1]
@@ -55,7 +55,7 @@ print(stays.getsockname()[1], goes.getsockname()[1], port, flush=True)
 
 def test_a_rank_that_raises_or_exits_notes_who_had_left_it(tmp_path):
     """Of several processes with one rank number, the note of the known one counts."""
-    for number, end in enumerate(("raise KeyError(3)", "sys.exit(3)", "", "raise ConnectionError(3)")):
+    for number, end in enumerate(("raise KeyError(3)", "sys.exit(3)", "", "raise ConnectionError(3)", "os._exit(3)")):
         folder = tmp_path / str(number)
         folder.mkdir()
         environ = {**os.environ, "DRUMBEAT_METRICS": str(folder / "metrics"), "RANK": "2"}

@@ -66,6 +66,24 @@ def test_the_run_folder_is_full(drumbeat, tmp_path):
     assert_saved_and_said(process, drumbeat.folder, 2, "No space left on device")
 
 
+def test_ranks_that_fill_the_disk_with_what_they_print_fail_for_that(drumbeat, tmp_path):
+    """They fail themselves, before the agent has anything to write."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    place = tmp_path / "small"
+    place.mkdir()
+    script = 'mount -t tmpfs -o size=16m none "$1" && shift && touch mounted && exec "$@"'
+    prints = "while True: print('x' * 65536, flush=True)"
+    argv = ("run", "--runs", place / "runs", "--ranks-per-node", 2, "--", sys.executable, "-c", prints)
+    process = drumbeat.start(*argv, prefix=("unshare", "-m", "sh", "-c", script, "x", str(place)))
+    text = process.communicate(timeout=300)[0]
+    if not (drumbeat.folder / "mounted").exists():
+        pytest.skip(f"cannot mount here: {text}")
+    told = [line for line in text.splitlines() if "xxxx" not in line]
+    assert process.returncode == 74 and not any("bug in drumbeat" in line for line in told), told
+    assert any("No space left on device" in line for line in told), told
+
+
 def append(path, data):
     with open(path, "ab") as file:
         file.write(data)

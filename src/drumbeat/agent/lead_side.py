@@ -474,8 +474,10 @@ class LeadSide:
                 raise OSError(errno.ETIMEDOUT, "the run folder does not answer", self.folder.path)
             on_storage(lambda: write_end(self.folder, self.lead), _END, agent.beat, self.folder.path)
         except OSError as error:
-            self.exit_code = self.exit_code or EXIT_STORAGE
+            self.exit_code = EXIT_STORAGE
             warn(f"how the run ended could not be written: {error}")
+            finding = find("storage", why=str(error), evidence=[str(error)], node=0, host=agent.facts.host)
+            agent.report({"failed": 0, "finding": to_plain(finding)})
 
     def _pick_port(self, world: wire.World, first: int) -> Tuple[str, int]:
         return self.meeting.pick(self.lead, self.agent.facts, world, first)

@@ -40,13 +40,17 @@ _endless: Dict[Tuple[CodeType, int], bool] = {}
 def adapt(_module: Any) -> None:
     """Answer in a process that may be a rank. `serve` is called by those that surely are one."""
     serve("python")
-    show = sys.excepthook
+    show, leave = sys.excepthook, os._exit
 
     def note_and_show(kind: Any, value: Any, trace: Any) -> None:
         note_end(not _of_connection(value))
         show(kind, value, trace)
 
-    sys.excepthook = note_and_show
+    def note_and_leave(status: int) -> None:
+        note_end()
+        leave(status)
+
+    sys.excepthook, os._exit = note_and_show, note_and_leave  # type: ignore[assignment]
     atexit.register(note_end)
 
 
