@@ -100,10 +100,10 @@ class AdamW8(MasterAdamW):
             return
         names = ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")
         every = [p, grad.contiguous(), master, *(state[name] for name in names)]
-        if p.shape[-1] % _BLOCK:
-            _update8(*every, numbers, scale, skip)
-        else:  # rows end where blocks do: all of it is one row of blocks, of any length
-            _kernel(p.device, _update8)(*(x.view(-1) for x in every), numbers, scale, skip)
+        update: Callable[..., None] = _update8
+        if p.shape[-1] % _BLOCK == 0:  # rows end where blocks do: all of it is one row of blocks, of any length
+            every, update = [x.view(-1) for x in every], _kernel(p.device, _update8)
+        update(*every, numbers, scale, skip)
 
 
 _BLOCK, _SMALL = 256, 4096
