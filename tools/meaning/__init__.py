@@ -59,7 +59,9 @@ def learn(examples: Sequence[Example]) -> Dict[str, Dict[str, float]]:
 def _matrix(found: Sequence[Set[str]], stems: Sequence[str]) -> torch.Tensor:
     """A row per line, whose length is one."""
     place = {stem: number for number, stem in enumerate(stems)}
-    entries = [(row, place[stem], 1 / math.sqrt(len(each) or 1)) for row, each in enumerate(found) for stem in sorted(each)]
+    entries = [
+        (row, place[stem], 1 / math.sqrt(len(each) or 1)) for row, each in enumerate(found) for stem in sorted(each)
+    ]
     rows, columns, values = zip(*entries)
     return torch.sparse_coo_tensor(
         torch.tensor([rows, columns]), torch.tensor(values), (len(found), len(stems))

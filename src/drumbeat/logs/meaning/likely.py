@@ -94,7 +94,8 @@ def read_line(text: str, failing: bool = False) -> Reading:
     points = {code: _CERTAIN * share for code, share in shares.items() if code not in _NO_CAUSES}
     meant, (by_row, weak) = sense(text), row_of(text[:MAX])
     if meant:
-        weight = _CERTAIN if meant != by_row else (_OF_A_WEAK_ROW if weak else _OF_A_ROW) * (1.0 if failing else min(2 - 2 * fine, 1.0))
+        weight = _OF_A_WEAK_ROW if weak else _OF_A_ROW
+        weight = _CERTAIN if meant != by_row else weight * (1.0 if failing else min(2 - 2 * fine, 1.0))
         kinds = (meant, words().like.get(meant, meant))
         points[meant] = max(points.get(each, 0.0) for each in kinds) + weight
     if words().concepts["unrelated"].search(spelt(text[:MAX])):

@@ -254,10 +254,13 @@ def _template(text: str) -> str:
 
 Who = Callable[[int], Optional[int]]
 _A_VALUE = regex(r"[A-Za-z]\s?[:=]\s{0,3}[-+]?(?:\d[\d.,]*(?:e[-+]?\d+)?|nan)\s?\w{0,4}$")  # elapsed time: 153.2 sec
-_COLUMNS = regex(r"\S(?: {3,}| ?\t)\S|\w\([^()]*[,=]|(?:\s{1,12}[-+]?\d[\d.]*){3}")  # and calls: Conv2d(32, 64, kernel_size=3)
+_COLUMNS = regex(
+    r"\S(?: {3,}| ?\t)\S|\w\([^()]*[,=]|(?:\s{1,12}[-+]?\d[\d.]*){3}"
+)  # and calls: Conv2d(32, 64, kernel_size=3)
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
 _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
 _LEAST, _ALONE = 0.6, 1.0  # points of a line that says why a run failed, whose ranks have labels or not
+_OF_NOBODY = 1.8  # the same, where a rank says what is nobody's fault
 _STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
     r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b|\[(?:[Ee]rror|[Ff]atal)\]"
@@ -311,7 +314,9 @@ class Words:
 def outcome(last: Sequence[Words]) -> Tuple[str, Optional[Words]]:
     """Return how a program ended (GOOD or BAD) and the line that says so; empty where none is sure. What was done in the end
     (`cleaned up, done`) does not make up for what went wrong right before; success does."""
-    several = sum(each.bad >= _WEAK and not each.known for each in last) > 1
+    several = sum(each.bad >= _WEAK and not each.known for each in last) > 1 or any(
+        each.who is not None for each in last
+    )
     for behind, each in enumerate(reversed(last[-LAST_WORDS:])):
         before = [one for one in last if one.number < each.number]
         worst = max((one.bad for one in before), default=0.0)
@@ -363,7 +368,7 @@ def telling(
         if each.number < end and (each.who in late or each.number < first):
             points /= 2  # it worked on
         needed = least if failed or each.failing and each.number > end else _STRONG
-        needed = _STRONG if each.reading.code in NOBODYS_FAULT and each.who is not None else needed
+        needed = max(needed, _OF_NOBODY) if each.reading.code in NOBODYS_FAULT and each.who is not None else needed
         told = not _TABLE.search(each.line.text) if failed else not each.data and not each.doubtful
         told = told or each.failing
         if not each.known and told and (each.reading.points if failed else points) >= needed:
@@ -394,9 +399,15 @@ def _words(
         above, below = (texts[at][1] if 0 <= at < len(texts) else "" for at in (place - 1, place + 1))
         if clean(below).text.startswith("Arguments: ") and line.text.startswith("Message: "):
             continue  # what Python's logging could not write
-        if line.text.startswith(("Traceback (most recent", "frame #", "During handling of the above")) or _OF_NCCL.search(text):
+        if line.text.startswith(
+            ("Traceback (most recent", "frame #", "During handling of the above", "--- Logging error")
+        ) or _OF_NCCL.search(text):
             continue
-        if last[(who, _template(text))] != number or len(line.text) > MAX_LENGTH or COMMAND.match(_COMMENT.sub("", line.text)):
+        if (
+            last[(who, _template(text))] != number
+            or len(line.text) > MAX_LENGTH
+            or COMMAND.match(_COMMENT.sub("", line.text))
+        ):
             continue
         if _SOURCE.match(line.text) and ('File "' in above or 'File "' in line.text):
             continue
