@@ -21,7 +21,7 @@ class LeftOut(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """What `--signal` asks for before the time limit."""
+    """The signal before the time limit that `--signal` asks for."""
 
     line: int
     signal: str

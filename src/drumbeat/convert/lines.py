@@ -1,4 +1,4 @@
-"""What became of each line of a script: carried over, named in a note, or read, with the reason why it is not copied."""
+"""Account of each line of a script: carried over, named in a note, or read, with the reason why it is not copied."""
 
 from __future__ import annotations
 
