@@ -9,7 +9,7 @@ from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Traffic
 from drumbeat.runfolder.ledger import QUEUE, TRAINING
-from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, part_words, speed
+from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, loss_text, part_words, speed
 from drumbeat.runfolder.progress import AS_PRINTED
 from drumbeat.runfolder.state import GOING_ON
 
@@ -56,7 +56,9 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     found += gpu_rows(figures.gpu, figures.gpus)
     found.append(("network", network_words(figures)))
     found.append(("slowest", slowest_words(figures)))
-    found.append(("in a step", phase_words(figures)))
+    found.append(
+        (f"in {'an' if figures.step_is == 'epoch' else 'a'} {figures.step_is or 'step'}", phase_words(figures))
+    )
     if figures.foreseen:
         found.append(("predicted", foreseen_words(figures.foreseen)))
     found += [
@@ -143,9 +145,8 @@ def speed_words(figures: Figures) -> str:
     found = figures.speed
     if found is None:
         return f"{NOT}: {figures.no_speed}" if figures.no_speed else NOT
-    size = (
-        0 if found.unit.startswith("steps") or found.unit.endswith(AS_PRINTED) else figures.size
-    )  # all ranks make each step together
+    shared = not found.unit.startswith(("tokens", "samples"))  # all ranks make each step or epoch together
+    size = 0 if shared or found.unit.endswith(AS_PRINTED) else figures.size
     each = (
         f"; {speed(found.value / size, found.unit, rough=found.rough)} per {'GPU' if figures.gpus else 'rank'}"
         if size
@@ -257,7 +258,7 @@ def foreseen_words(foreseen: Foreseen) -> str:
 
 
 def _went(pair: Optional[Tuple[float, float]], not_finite: str, trend: str = "") -> str:
-    went = trend or (f"{pair[0]:.3f} to {pair[1]:.3f}" if pair else "")
+    went = trend or (" to ".join(map(loss_text, pair)) if pair else "")
     if not_finite:
         return not_finite + (f" ({went} before that)" if went else "")
     return went

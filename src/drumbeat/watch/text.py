@@ -102,7 +102,7 @@ def _speed(head: Head) -> str:
         if head.recent_rate is not None:
             parts.append(f"last minute {speed(head.recent_rate, '').strip()} {trend(head)}")
     if head.mean_step_seconds is not None:
-        parts.append(f"{step_time(head.mean_step_seconds)} per step (mean)")
+        parts.append(f"{step_time(head.mean_step_seconds)} per {head.step_is or 'step'} (mean)")
     return "  ".join(parts)
 
 
@@ -147,7 +147,7 @@ def slowest_words(head: Head) -> str:
     if not slow.stands_out:
         return f"none stands out (rank {slow.rank}: +{slow.spread:.0%})"
     behind = f", {count(slow.behind, 'step')} behind" if slow.behind > 1 else ""
-    times = f"{step_time(slow.step_seconds)} per step lately, median rank {step_time(slow.median_seconds)}"
+    times = f"{step_time(slow.step_seconds)} per {head.step_is or 'step'} lately, median rank {step_time(slow.median_seconds)}"
     return f"rank {slow.rank} (node {slow.node}): {times} (+{slow.spread:.0%}){behind}"
 
 
