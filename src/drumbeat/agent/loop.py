@@ -8,13 +8,14 @@ import selectors
 import shutil
 import signal
 import time
-from typing import List, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.place import task_meeting
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
+from drumbeat.base import proc
 from drumbeat.base.processes import reap
 from drumbeat.base.record import to_plain
 from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
@@ -37,6 +38,7 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.started = time.monotonic()
         self.guard = os.getppid()
+        self.starter = _parent(self.guard)
         self.agent = agent
         self.side: Union[LeadSide, MemberSide] = LeadSide(agent) if agent.number == 0 else MemberSide(agent)
         agent.side = self.side
@@ -174,7 +176,7 @@ class Loop:
             agent.end_now(128 + signal.SIGTERM)
             return
         for number in numbers:
-            self.side.tell(StopAsked(number))
+            self.side.tell(StopAsked(number, _parent(self.guard) != self.starter))
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -215,3 +217,8 @@ class Loop:
         agent.close_folder()
         self.side.leave()
         return agent.exit_code or 0
+
+
+def _parent(pid: int) -> Optional[int]:
+    known = proc.stat(pid)
+    return known.parent if known else None
