@@ -37,7 +37,11 @@ def judged(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "names, kind, severity",
-    [(("ib0", "ib1"), "infiniband", "warning"), (("ens1f0", "ens2f0"), "ether", "info"), (("eth0", "ens1"), "ether", "")],
+    [
+        (("ib0", "ib1"), "infiniband", "warning"),
+        (("ens1f0", "ens2f0"), "ether", "info"),
+        (("eth0", "ens1"), "ether", ""),
+    ],
 )
 def test_interfaces_of_one_kind_with_another_mtu(judged, names, kind, severity):
     told = judged(IP.format(a=names[0], b=names[1], kind=kind, first=4092, second=2044))

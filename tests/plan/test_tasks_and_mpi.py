@@ -20,7 +20,9 @@ def test_the_cores_of_all_tasks_are_those_of_the_node():
     tasks.views = {0: TaskHello(0, (0,)), 1: TaskHello(1, (1,))}
     both = tasks.facts(machine(2))
     assert "ranks-share-cores" not in codes(check_node(job, machine(2), 0, tasks, ()))
-    assert "share" not in named(environment(job, both, peers(both), 0))["OMP_NUM_THREADS"].why.replace("equal share", "")
+    assert "share" not in named(environment(job, both, peers(both), 0))["OMP_NUM_THREADS"].why.replace(
+        "equal share", ""
+    )
 
 
 def test_a_program_of_mpi_without_mpirun_is_warned_of():

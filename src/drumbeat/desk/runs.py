@@ -153,10 +153,10 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
     named = [run for run in runs if run.record.name == wanted]
     if named:
         here = of_this_folder(named) or named
-        if len(named) > 1:
+        if len(here) > 1:
             where = "here" if here is not named else "in all folders"
-            many = f"the newest of {len(here)} runs of that name {where}" if len(here) > 1 else f"the only one {where}"
-            print(printable(f"drumbeat: {wanted} is {here[0].run_id}, {many}"), file=sys.stderr)
+            words = f"{wanted} is {here[0].run_id}, the newest of {len(here)} runs of that name {where}"
+            print(printable(f"drumbeat: {words}"), file=sys.stderr)
         return here[:1]
     job, _, task = wanted.rpartition("/")[2].partition("_")
     if job.isdigit():

@@ -97,7 +97,9 @@ def _end(recorded: Recorded) -> Optional[Finding]:
     if recorded.outcome not in _ENDS:
         return None
     orphaned = recorded.orphaned and recorded.outcome == "cancelled"
-    return find("cancelled/orphaned" if orphaned else _ENDS[recorded.outcome], code=recorded.exit_code, seen=(recorded.source,))
+    return find(
+        "cancelled/orphaned" if orphaned else _ENDS[recorded.outcome], code=recorded.exit_code, seen=(recorded.source,)
+    )
 
 
 def _finished(failure: Failure, recorded: Recorded) -> Failure:

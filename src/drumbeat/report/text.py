@@ -113,7 +113,7 @@ def ettr_words(figures: Figures) -> str:
 
 
 def end_words(figures: Figures) -> str:
-    so_far = "for" if figures.outcome in GOING_ON else "in"
+    so_far = "for" if figures.outcome in GOING_ON else "after" if figures.outcome == "cancelled" else "in"
     took = f" {so_far} {duration(figures.seconds)}" if figures.seconds is not None else ""
     code = f", exit code {figures.exit_code}" if figures.exit_code is not None else ""
     tries = f", {figures.attempts} attempts" if figures.attempts > 1 else ""

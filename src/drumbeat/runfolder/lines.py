@@ -239,7 +239,8 @@ def end_words(summary: Summary) -> str:
     if summary.outcome == "time-limit":
         return f"time-limit reached after {took}, exit code {summary.exit_code}"
     short = summary.progress.short_words if summary.outcome == "finished" else ""
-    return f"{summary.outcome} in {took}, exit code {summary.exit_code}" + (f", but {short}" if short else "")
+    after = "after" if summary.outcome == "cancelled" else "in"
+    return f"{summary.outcome} {after} {took}, exit code {summary.exit_code}" + (f", but {short}" if short else "")
 
 
 def _gpus_words(run: Run, summary: Summary) -> str:

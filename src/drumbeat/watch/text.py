@@ -65,7 +65,8 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
 
 
 def _title(head: Head) -> str:
-    detail = f": {head.detail}" if head.detail else ""
+    told = [each.title for each in (head.failure, *head.findings[-3:]) if each]  # below, with its fix
+    detail = f": {head.detail}" if head.detail and not any(head.detail in title for title in told) else ""
     again = f", attempt {head.attempt + 1}" if head.attempt else ""
     took = f", {duration(head.elapsed)}" if head.elapsed is not None else ""
     return f"{head.run_id}  {head.word}{again}{took}{detail}"
