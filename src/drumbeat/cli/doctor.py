@@ -81,8 +81,8 @@ def _nodes(args: Any) -> Judged:
 
 def _dumps(args: Any) -> Judged:
     from drumbeat.desk.log_sources import find, short_text
+    from drumbeat.doctor.case import find as find_of
     from drumbeat.doctor.dumps import judge
-    from drumbeat.findings.model import OK, Finding
     from drumbeat.machine.dumps import read_dumps
 
     sources = find(args.dumps)
@@ -91,7 +91,7 @@ def _dumps(args: Any) -> Judged:
         raise Problem("nothing in these files is known", "docs/diagnose.md lists the commands whose output is read")
     kinds = ", ".join(dict.fromkeys(dump.kind for dump in found))
     limits = ("whatever these lines do not show: drumbeat doctor on the node looks at all of it",)
-    about = Finding("looked-at", OK, "", seen=(kinds,), unseen=limits)
+    about = find_of("looked-at", count=len(found), seen=(kinds,), unseen=limits)
     return [(kinds, [*(each for _, each in judge(found)), about])]
 
 

@@ -98,7 +98,7 @@ def _end(recorded: Recorded) -> Optional[Finding]:
         return None
     orphaned = recorded.orphaned and recorded.outcome == "cancelled"
     return find(
-        "cancelled/orphaned" if orphaned else _ENDS[recorded.outcome], code=recorded.exit_code, seen=(recorded.source,)
+        _ENDS[recorded.outcome], "orphaned" if orphaned else "", code=recorded.exit_code, seen=(recorded.source,)
     )
 
 
