@@ -110,7 +110,7 @@ def _check(args: Any) -> int:
     """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. A mistake in the file is a Problem (2)."""
     from drumbeat import backends
     from drumbeat.base.order import HostPath
-    from drumbeat.desk.start.make_order import look_around
+    from drumbeat.desk.start.place import look_around
     from drumbeat.jobfile.job import Job
     from drumbeat.jobfile.resolve import resolve
     from drumbeat.jobfile.site import find_paths, site_from_path
