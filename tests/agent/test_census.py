@@ -110,6 +110,17 @@ def test_what_no_connection_proves_must_be_seen_twice():
     assert len(watcher.on(seen[3], 9.0)) == 1  # the lead must know that it still is so
 
 
+def test_a_rank_that_ends_while_it_is_looked_at_bypasses_no_launcher():
+    with Started(WAITS, RANK="1", **WORLD) as rank:
+        mains = [rank.pid]
+        looks = CensusLooks(scene(planned_ranks=2, mains=lambda: list(mains), met=lambda: 0), True)
+        looks.poll(0.0)
+        looks.poll(1.1)  # asks
+        mains.clear()  # the rank has ended before the answer comes
+        (saw,) = polled(looks, 1.2)
+    assert saw.data["rows"][0].rank == 1 and not saw.data["unmet"]
+
+
 def test_connections_that_were_seen_at_different_looks_add_up():
     """A rank that has left the meeting point was there all the same."""
     leaves = (

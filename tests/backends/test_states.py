@@ -126,7 +126,7 @@ def test_folder_and_scheduler_together(asked, end, state):
         ("failed", False, "failed", "`requeues` is used up"),
         ("unknown", False, "failed", "`requeues` is used up"),
         ("failed", True, "failed", "did not queue it again"),
-        ("cancelled", True, "cancelled", "requeue"),  # by the user, while the ranks saved
+        ("cancelled", True, "cancelled", ""),  # by the user, while the ranks saved
     ],
 )
 def test_ranks_that_wanted_another_start_and_got_none(asked, requeued, state, words):

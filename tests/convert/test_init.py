@@ -75,9 +75,9 @@ def test_copies_are_told_at_every_run(drumbeat):
     words = ["run", "--site", "localhost", "--ranks-per-node", "2", "--", "python3", "train.py"]
     first = drumbeat(*words).stderr
     assert [line for line in first.splitlines() if line.startswith("script")] == [
-        "script     not distributed: each rank would train a copy of its own (docs/howto/one-gpu-to-many.md)"
+        "script     not distributed: each rank trains a copy of its own (docs/howto/one-gpu-to-many.md)"
     ]
-    assert "not distributed: each rank would" in drumbeat(*words).stderr
+    assert "not distributed: each rank trains" in drumbeat(*words).stderr
 
 
 @pytest.mark.parametrize(

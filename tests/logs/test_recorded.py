@@ -7,8 +7,9 @@ import json
 import pytest
 
 from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding
+from drumbeat.logs.failure import NO_FAILURE, Failure
 from drumbeat.logs.reader import Reader
-from drumbeat.logs.recorded import Recorded
+from drumbeat.logs.recorded import Recorded, with_record
 
 LOST = "ConnectionResetError: Connection closed by peer"
 HANG = Finding(
@@ -245,3 +246,11 @@ def test_a_run_folder_says_whom_drumbeat_ended(drumbeat):
     failure = json.loads(drumbeat.here("diagnose", "--json", str(run)).stdout)["failure"]
     assert (failure["answer"], failure["finding"]["rank"]) == ("exit-code", 1)
     assert failure["seen"][-1].endswith("summary.json") and "oom-kill" in [note["code"] for note in failure["notes"]]
+
+
+def test_a_run_whose_starter_was_killed_was_not_cancelled_by_anybody():
+    empty = Failure(NO_FAILURE, CERTAIN)
+    gone = with_record(empty, Recorded("summary.json", "cancelled", 143, orphaned=True)).finding
+    assert gone.code == "cancelled" and "was killed, or its terminal was closed" in gone.cause
+    asked = with_record(empty, Recorded("summary.json", "cancelled", 143)).finding
+    assert "asked it to stop" in asked.cause

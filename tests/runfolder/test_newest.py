@@ -6,6 +6,7 @@ from drumbeat.base.order import dump_order
 from drumbeat.base.problem import Problem
 from drumbeat.cli import main
 from drumbeat.desk.runs import find_run, run_to_diagnose
+from drumbeat.findings.model import Finding
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.summary import Summary, write_summary
 from tests.runfolder.folders import make_run, order
@@ -67,3 +68,14 @@ def test_diagnose_takes_the_newest_run_that_did_not_end_well(started, tmp_path, 
     assert main(["diagnose"]) == 0 and "reading runs/bad" in capsys.readouterr().err
     started("mine", "strange", "doubtful")
     assert run_to_diagnose(environ).run_id == "strange"
+
+
+def test_diagnose_takes_a_cancelled_run_that_hung(started, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "mine")
+    environ = {"HOME": str(tmp_path / "home")}
+    started("mine", "failed before", "failed")
+    hung = started("mine", "hung", "cancelled")
+    ended = Summary("hung", "cancelled", 130, 5.0, 1, hang=Finding("hang-collective", "warning", "no step for 37 s"))
+    write_summary(hung.folder, ended)
+    started("mine", "stopped", "cancelled")
+    assert run_to_diagnose(environ).run_id == "hung"

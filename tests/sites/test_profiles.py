@@ -181,6 +181,11 @@ def test_the_command(capsys, tmp_path):
     mine.write_text("summary: x\nnodez: 2\n")
     assert main(["site", "check", str(mine)]) == 2
     assert "did you mean 'nodes'" in capsys.readouterr().err
+    mine.write_text("summary: x\nmodules: [NCCL]\n")
+    assert main(["site", "check", str(mine)]) == 2 and "modules is a key of a job file" in capsys.readouterr().err
+    mine.write_text("summary: x\nbackend: slurm\ngpus-as: gress\n")
+    assert main(["site", "check", str(mine)]) == 2, "what no plan would take is not valid"
+    assert "mine.yaml:3: gpus-as: 'gress' is not one of gpus-per-node, gres" in capsys.readouterr().err
     assert main(["site", "show"]) == 2 and main(["site", "show", "lumy"]) == 2
     assert "did you mean 'lumi'" in capsys.readouterr().err
 

@@ -46,6 +46,7 @@ from drumbeat.machine.fabric import all_versions
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Facts
 from drumbeat.plan.rendezvous import rendezvous
+from drumbeat.runfolder.events import ORPHANED
 from drumbeat.runfolder.files import EventLog, replace_json
 from drumbeat.runfolder.layout import RunFolder, StopFile
 from drumbeat.runfolder.state import CODE as HANG
@@ -386,7 +387,7 @@ class LeadSide:
         if isinstance(message, wire.Done):
             return lead.member_done(member, message, now)
         if isinstance(message, wire.StopAsked):
-            return self._stop_asked(member, message.signal, now)
+            return self._stop_asked(member, message, now)
         if isinstance(message, wire.FirstStep):
             return self._first_step(message.t + lead.members[member].clock_offset)
         if isinstance(message, wire.Judged):
@@ -406,8 +407,11 @@ class LeadSide:
             raise WireError(f"a member does not send {type(message).__name__}")
         return []
 
-    def _stop_asked(self, member: int, number: int, now: float) -> List[Act]:
-        why = f"node {member} was asked to stop by {signal.Signals(number).name}"
+    def _stop_asked(self, member: int, message: wire.StopAsked, now: float) -> List[Act]:
+        number = message.signal
+        why = f"node {member}: {ORPHANED}"
+        if not message.orphaned:
+            why = f"node {member} was asked to stop by {signal.Signals(number).name}"
         if number == signal.SIGQUIT:
             return self.lead.stop(StopRequest(NOW, number, why))
         way = LAUNCHER if self.agent.facts.identity.by_mpirun else SIGNAL

@@ -9,7 +9,7 @@ import selectors
 import shutil
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
 from drumbeat.agent.guard import guard, warn
@@ -17,6 +17,7 @@ from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.place import placed, task_meeting
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
+from drumbeat.base import proc
 from drumbeat.base.order import load_order
 from drumbeat.base.problem import Problem
 from drumbeat.base.processes import die_with_parent, reap
@@ -46,6 +47,7 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.started = time.monotonic()
         self.guard = os.getppid()
+        self.starter = _parent(self.guard)
         self.agent = agent
         self.side: Union[LeadSide, MemberSide] = LeadSide(agent) if agent.number == 0 else MemberSide(agent)
         agent.side = self.side
@@ -182,7 +184,7 @@ class Loop:
             agent.end_now(128 + signal.SIGTERM)
             return
         for number in numbers:
-            self.side.tell(StopAsked(number))
+            self.side.tell(StopAsked(number, _parent(self.guard) != self.starter))
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -223,6 +225,11 @@ class Loop:
         agent.close_folder()
         self.side.leave()
         return agent.exit_code or 0
+
+
+def _parent(pid: int) -> Optional[int]:
+    known = proc.stat(pid)
+    return known.parent if known else None
 
 
 # `drumbeat.pyz _agent ORDER.json NODE ...`: the guard with its agent, for one node.

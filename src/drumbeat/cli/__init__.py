@@ -98,7 +98,7 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "drumbeat COMMAND --help says more.",
+            "drumbeat COMMAND --help says more. Pages that messages name (docs/...) are in the source tree.",
         ]
     )
 

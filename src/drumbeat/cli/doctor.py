@@ -81,6 +81,7 @@ def _nodes(args: Any) -> Judged:
 
 def _dumps(args: Any) -> Judged:
     from drumbeat.desk.log_sources import find, short_text
+    from drumbeat.doctor.case import find as find_of
     from drumbeat.doctor.dumps import judge
     from drumbeat.machine.dumps import read_dumps
 
@@ -88,7 +89,10 @@ def _dumps(args: Any) -> Judged:
     found = [dump for source in sources.files for dump in read_dumps(short_text(source), source.name)]
     if not found:
         raise Problem("nothing in these files is known", "docs/diagnose.md lists the commands whose output is read")
-    return [(", ".join(dict.fromkeys(dump.kind for dump in found)), [each for _, each in judge(found)])]
+    kinds = ", ".join(dict.fromkeys(dump.kind for dump in found))
+    limits = ("whatever these lines do not show: drumbeat doctor on the node looks at all of it",)
+    about = find_of("looked-at", count=len(found), seen=(kinds,), unseen=limits)
+    return [(kinds, [*(each for _, each in judge(found)), about])]
 
 
 def _framework(args: Any) -> Judged:
@@ -126,9 +130,9 @@ def _print(args: Any, findings: Judged) -> None:
         about = [finding for finding in found if finding.code == "looked-at"]
         fine = [finding for finding in found if finding.severity == OK and finding.code != "looked-at"]
         rest = [finding for finding in found if finding.severity != OK]
-        words = (("error", "error"), ("warning", "warning"), ("info", "remark"))
+        words = (("error", "error"), ("warning", "warning"), ("info", "info"))
         numbers = [(sum(one.severity == severity for one in rest), word) for severity, word in words]
-        counts = ", ".join(f"{number} {word}{'s' * (number != 1)}" for number, word in numbers)
+        counts = ", ".join(f"{number} {word}{'s' * (number != 1 and word != 'info')}" for number, word in numbers)
         print(f"{name}: {counts}, {len(fine)} fine")
         print("\n".join(finding_lines(rest)))
         for finding in fine:

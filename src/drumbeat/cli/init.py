@@ -37,11 +37,17 @@ def run(args: Any) -> int:
             raise Problem(
                 f"{printable(folder)} has more than {MOST_FILES} files", "name the script: drumbeat init SCRIPT"
             )
-        kind, name = (None, script) if script else choose(names, read)
+        kind, name, others = (None, script, []) if script else choose(names, read)
         text = job_of(name, names, read, kind)
     except Problem as problem:
         problem.exit_code = 1
         raise
+    if others:
+        shown = ", ".join(map(printable, others[:6])) + (", ..." if len(others) > 6 else "")
+        print(
+            f"drumbeat init: took {printable(name)}; could be meant too: {shown} (drumbeat init SCRIPT)",
+            file=sys.stderr,
+        )
     job_from_text(text, "the new job")
     if args.print:
         print(text, end="")

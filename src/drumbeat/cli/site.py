@@ -110,11 +110,20 @@ def _check(args: Any) -> int:
     """Check a profile. 0: valid. 1: valid, but a path is missing on this machine. A mistake in the file is a Problem (2)."""
     from drumbeat import backends
     from drumbeat.base.order import HostPath
+    from drumbeat.desk.start.place import look_around
+    from drumbeat.jobfile.job import Job
+    from drumbeat.jobfile.resolve import resolve
     from drumbeat.jobfile.site import find_paths, site_from_path
     from drumbeat.machine.replay import open_host
 
     site = site_from_path(args.site, "site check")
-    backends.get(site.backend, site.where("backend"))
+    backend = backends.get(site.backend, site.where("backend"))
+    job = Job(command=("true",), nodes=1, account="any", partition="any", time=3600, origins=dict(site.origins))
+    try:  # as every plan on this site will be
+        backend.check(resolve(job, site, look_around(os.environ, gpus=None)), site.where)
+    except Problem as problem:
+        if args.site in str(problem):  # not about the job that stands for any
+            raise
     host = open_host(args.root)
     wanted = [HostPath(name, path.pattern, path.why) for name, path in site.paths.items()]
     found, missing = find_paths(wanted, host.list, host.hostname())

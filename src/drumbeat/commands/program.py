@@ -58,6 +58,9 @@ _RAY = regex(_IMPORTS + r"ray\b", re.M)
 _DEVICES = regex(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
 
 
+ABOUT_MPI = "; it imports mpi4py: MPI sees one world only with mpirun -n N before drumbeat"
+
+
 @dataclass(frozen=True)
 class Script:
     """The command's own script, if it could be read."""
@@ -138,7 +141,7 @@ class Script:
         """Say what to know before a program that uses MPI is started; '' for any other."""
         if not _MPI4PY.search(self.python):
             return ""
-        return "; it imports mpi4py: MPI sees one world only with mpirun -n N before drumbeat"
+        return ABOUT_MPI
 
 
 def read_script(command: Sequence[str], read: Read) -> Script:

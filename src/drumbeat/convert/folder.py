@@ -78,7 +78,7 @@ def first_look(text: str) -> Look:
     worst = next((each for kind in (ERROR, WARNING) for each in review.findings if each.severity == kind), None)
     advice = f"line {worst.evidence[0].line}: {worst.title}; {worst.fix}" if worst and worst.evidence else ""
     if not world:
-        advice = "not distributed: each rank would train a copy of its own (docs/howto/one-gpu-to-many.md)"
+        advice = "not distributed: each rank trains a copy of its own (docs/howto/one-gpu-to-many.md)"
     return Look(world, advice)
 
 
@@ -94,8 +94,9 @@ def kind_of(name: str, text: str) -> str:
     return PROGRAM if _TRAINS.search(text) and _RUNS.search(text) else ""
 
 
-def choose(names: Sequence[str], read: Read) -> Tuple[str, str]:
-    """Return kind and name of the file that a job is made from; Problem if there is none, or more than one."""
+def choose(names: Sequence[str], read: Read) -> Tuple[str, str, List[str]]:
+    """Return kind and name of the file that a job is made from, and what else could be meant; Problem if there is none,
+    or if none of several has a usual name."""
     found: Dict[str, List[str]] = {}
     for name in names:
         if name.endswith((*_SHELL, ".py")):
@@ -104,7 +105,8 @@ def choose(names: Sequence[str], read: Read) -> Tuple[str, str]:
         here = [name for name in found.get(kind, []) if os.sep not in name] or found.get(kind, [])
         usual = [name for known in _USUAL for name in here if os.path.basename(name) == known]
         if len(here) == 1 or usual:
-            return kind, (usual or here)[0]
+            chosen = (usual or here)[0]
+            return kind, chosen, [name for name in here if name != chosen]
         if here:
             shown = ", ".join(map(printable, here[:6])) + (", ..." if len(here) > 6 else "")
             raise Problem(

@@ -88,12 +88,22 @@ def of_this_folder(runs: Sequence[Run]) -> List[Run]:
 
 
 def run_to_diagnose(environ: Mapping[str, str]) -> Run:
-    """Return the newest run here that did not end well, and was not cancelled either; if there is none, the newest."""
+    """Return the newest run here that did not end well; if there is none, the newest. A run that was cancelled counts if
+    it had hung or failed before."""
     runs = runs_here(environ)[:_LOOKED_AT]
     ask_together(runs)
     ended = ((run, status(run)) for run in runs)
-    bad = (run for run, end in ended if end.state not in (FINISHED, CANCELLED) or end.detail == "doubtful")
+    good = (FINISHED, CANCELLED)
+    bad = (run for run, end in ended if end.state not in good or end.detail == "doubtful" or _had_trouble(run))
     return next(bad, runs[0])
+
+
+def _had_trouble(run: Run) -> bool:
+    try:
+        summary = run.summary()
+    except RecordError:
+        return False
+    return summary is not None and summary.outcome != FINISHED and bool(summary.hang or summary.failure)
 
 
 def _workdir(run: Run) -> str:
@@ -143,10 +153,10 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
     named = [run for run in runs if run.record.name == wanted]
     if named:
         here = of_this_folder(named) or named
-        if len(named) > 1:
+        if len(here) > 1:
             where = "here" if here is not named else "in all folders"
-            many = f"the newest of {len(here)} runs of that name {where}" if len(here) > 1 else f"the only one {where}"
-            print(printable(f"drumbeat: {wanted} is {here[0].run_id}, {many}"), file=sys.stderr)
+            words = f"{wanted} is {here[0].run_id}, the newest of {len(here)} runs of that name {where}"
+            print(printable(f"drumbeat: {words}"), file=sys.stderr)
         return here[:1]
     job, _, task = wanted.rpartition("/")[2].partition("_")
     if job.isdigit():

@@ -146,7 +146,8 @@ def recorded_end(run: Run) -> Recorded:
         missing = _steps_missing(run, summary)
         notes += _not_finite(summary.progress)
         source, stopped = near(run.folder.summary), _ended_by_us(summary.consequences)
-        return Recorded(source, summary.outcome, summary.exit_code, cause, notes, stopped, missing)
+        gone = any(isinstance(each, kinds.Stopping) and each.why.endswith(kinds.ORPHANED) for each in events)
+        return Recorded(source, summary.outcome, summary.exit_code, cause, notes, stopped, missing, orphaned=gone)
     failed: Optional[Finding] = None
     outcome, code = "", None
     for event in events:

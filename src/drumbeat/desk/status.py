@@ -83,7 +83,8 @@ def settled(
     refused = requeued and asked is not None and asked.state == FAILED
     if end.outcome == "requeue" and submitted and (refused or not requeued):
         return Status(handle, FAILED, _NOT_AGAIN[requeued], end.exit_code, starts=end.start)
-    return Status(handle, end_state(end.outcome), end.outcome, end.exit_code, starts=end.start)
+    detail = "" if end.outcome == "requeue" else end.outcome  # `cancelled` says all; its end says what to do
+    return Status(handle, end_state(end.outcome), detail, end.exit_code, starts=end.start)
 
 
 # Processes of a run that outlived everything that would have ended them. Where the desk, every guard and every agent

@@ -50,12 +50,9 @@ def _found(dump: Dump) -> List[Finding]:
 
 
 def _named(dump: Dump, finding: Finding) -> List[Evidence]:
-    """Return the lines that name what the title names."""
-    return [
-        line
-        for name, line in dump.lines.items()
-        if name in finding.title and re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", finding.title)
-    ]
+    """Return the lines that name what the title names; one that names more of it stands for the others of its device."""
+    named = [name for name in dump.lines if re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", finding.title)]
+    return [dump.lines[name] for name in named if not any(more.startswith(f"{name} ") for more in named)]
 
 
 def _first(dump: Dump) -> Tuple[Evidence, ...]:

@@ -79,7 +79,13 @@ def _surroundings(facts: Facts) -> str:
         else "no container"
     )
     virtual = facts.virtual_machine
-    machine = "machine unknown" if virtual is None else "a virtual machine" if virtual else "a physical machine"
+    machine = (
+        "virtual or physical machine: not known"
+        if virtual is None
+        else "a virtual machine"
+        if virtual
+        else "a physical machine"
+    )
     scheduler = facts.identity.scheduler
     return f"{machine}, {container}, {'no scheduler' if scheduler == 'plain' else f'started by {scheduler}'}"
 

@@ -133,7 +133,9 @@ def _between(gpus: List[Gpu]) -> Iterator[Finding]:
     words = [one.links.get(f"GPU {other.index}", "") for one, other in pairs]
     without = [pair for pair, word in zip(pairs, words) if word and not word.startswith(FAST)]
     if without and any(word.startswith(FAST) for word in words):
-        yield find("xgmi-partial" if "XGMI" in words else "nvlink-partial", pairs=_pairs(without))
+        lost = 2 * len(without) < sum(word.startswith(FAST) for word in words)  # a board without bridges lacks more
+        code = "xgmi-partial" if "XGMI" in words else "nvlink-partial"
+        yield find(code, "lost" if lost else "", pairs=_pairs(without))
     closed = [(one, other) for one, other in pairs if other.index in one.no_access or one.index in other.no_access]
     if closed:
         yield find("gpu-peer-access-off", pairs=_pairs(closed))

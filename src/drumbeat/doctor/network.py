@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.doctor.case import Case, find, seen
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
-from drumbeat.machine.model import Library, RdmaDevice, RdmaPort
+from drumbeat.machine.model import Interface, Library, RdmaDevice, RdmaPort
 from drumbeat.machine.topology import distance
 from drumbeat.machine.vendors import vendor_named
 from drumbeat.plan.network import (
@@ -116,7 +117,10 @@ def _ports(case: Case) -> Iterator[Finding]:
         beside = any(_is_beside(case, name) for name, _ in slow)
         named = ", ".join(f"{name} ({reason.split(' beside')[0]})" for name, reason in slow)
         only = ",".join(name for name, _ in slow)
-        yield find("rdma-rate-low", "beside" if beside else "", slow=named, names=only, host=case.facts.host)
+        models = {device.name: device.model for device in case.facts.rdma}
+        fast = {device.model for device in nics.devices if device.model}
+        kind = "same-card" if any(models.get(name) in fast for name, _ in slow) else "beside" if beside else ""
+        yield find("rdma-rate-low", kind, slow=named, names=only, host=case.facts.host)
     if nics.devices:
         rates = {port.rate_gbps for device in nics.devices for port in active_ports(device)}
         fastest = max(rate or 0 for rate in rates)
@@ -191,6 +195,7 @@ def _gids(case: Case) -> Iterator[Finding]:
 
 
 def _mtu(case: Case) -> Iterator[Finding]:
+    yield from _unequal_mtu(case)
     names = {netdev for device in case.here.nics.devices for netdev in device.netdevs}
     if case.here.fabric == "slingshot":
         names = {device.netdev for device in case.facts.cxi if device.netdev}
@@ -207,6 +212,22 @@ def _mtu(case: Case) -> Iterator[Finding]:
         )
     elif mtus:
         yield find("mtu", mtu=min(mtus.values()))
+
+
+def _unequal_mtu(case: Case) -> Iterator[Finding]:
+    """Compare the MTU of interfaces that are up and alike: InfiniBand ports, those of RDMA cards, else by their names."""
+    rdma = {netdev for device in case.here.nics.devices for netdev in device.netdevs}
+    alike: Dict[Tuple[str, bool], List[Interface]] = {}
+    for one in case.facts.interfaces:
+        if one.up and one.mtu and one.kind != "loopback":
+            sure = one.kind == "InfiniBand" or one.name in rdma
+            if sure or not case.live:
+                name = one.kind if one.kind == "InfiniBand" else "RDMA" if sure else re.sub(r"\d+", "0", one.name)
+                alike.setdefault((name or "", sure), []).append(one)
+    for (_, sure), members in alike.items():
+        if len({one.mtu for one in members}) > 1:
+            mtus = ", ".join(f"{one.name} {one.mtu}" for one in members)
+            yield find("mtu-unequal", "" if sure else "perhaps", mtus=mtus, host=case.facts.host)
 
 
 def _interfaces(case: Case) -> Iterator[Finding]:

@@ -41,6 +41,7 @@ _KNOWN_AS = {
 }  # fmt: skip
 
 
+_OF_JOB = ("modules", "command", "restarts", "launcher", "checks", "workdir", "preset", "on-start")
 _OF_SUBMIT = ("partition", "account", "qos", "constraint", "reservation", "time")
 
 
@@ -177,6 +178,8 @@ def check_variable_name(name: str, place: str) -> None:
 def _hint(name: str, known: Iterable[str]) -> str:
     if name in _OF_SUBMIT and "submit" in known:  # a site's default for all jobs
         return f"; write submit: {{{name}: {{value: --{name}=..., why: ...}}}}"
+    if name in _OF_JOB and "submit" in known:
+        return f"; {name} is a key of a job file (docs/job.md), where each job says its own"
     return near(name, known) or "; known keys: " + ", ".join(known)
 
 

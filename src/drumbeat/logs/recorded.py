@@ -38,6 +38,7 @@ class Recorded:
     notes: Tuple[Finding, ...] = ()  # what the checks of the last attempt warned of, a loss that is no finite number
     ended_by_us: FrozenSet[int] = frozenset()  # ranks that had not failed when drumbeat ended them
     steps_missing: str = ""  # in words, where the reports of a run that finished end before its last step
+    orphaned: bool = False  # cancelled because the drumbeat that had started it was gone
     silence: str = ""  # in words, where a run that goes on makes no step
 
 
@@ -95,7 +96,10 @@ def _end(recorded: Recorded) -> Optional[Finding]:
     """An end that is no failure of the program, as a finding."""
     if recorded.outcome not in _ENDS:
         return None
-    return find(_ENDS[recorded.outcome], code=recorded.exit_code, seen=(recorded.source,))
+    orphaned = recorded.orphaned and recorded.outcome == "cancelled"
+    return find(
+        _ENDS[recorded.outcome], "orphaned" if orphaned else "", code=recorded.exit_code, seen=(recorded.source,)
+    )
 
 
 def _finished(failure: Failure, recorded: Recorded) -> Failure:

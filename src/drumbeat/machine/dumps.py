@@ -284,6 +284,7 @@ STATES = ("ACTIVE", "INIT", "DOWN", "ARMED", "ACTIVE_DEFER", "NOP")
 _BLOCK = re.compile(
     r"\s*(?:CA '(?P<ibstat>[\w-]+)'|Infiniband device '(?P<ibstatus>[\w-]+)' port (?P<port_of>\d+) status:"
     r"|hca_id:\s*(?P<ibv_devinfo>\S+)|[Pp]ort(?: |:\s*)(?P<port>\d+):?\s*$"
+    r"|(?:CA type|vendor_part_id):\s*(?P<model>\w{1,40})\s*$"
     r"|(?P<field>state|phys(?:ical)? state|rate|link[ _]layer|active_(?:mtu|width|speed)):\s*(?P<value>.*?)\s*$)",
     re.IGNORECASE,
 )
@@ -294,6 +295,7 @@ def ports(text: Text) -> Iterator[Dump]:
     groups: List[Tuple[str, Dict[Tuple[str, int], Dict[str, str]], Dict[str, Evidence]]] = []
     device = ""
     fields: Dict[str, str] = {}
+    models: Dict[str, str] = {}
     for number, line in enumerate(text.lines):
         match = _BLOCK.match(line)
         if match is None:
@@ -306,6 +308,8 @@ def ports(text: Text) -> Iterator[Dump]:
                     break
                 groups.append((kind, {}, {}))
             groups[-1][2].setdefault(device, text.line(number))
+        if match["model"] and device:
+            models[device] = match["model"]
         port = match["port_of"] or match["port"]
         if port and device:
             fields = groups[-1][1].setdefault((device, int(port[:6])), {})
@@ -314,12 +318,15 @@ def ports(text: Text) -> Iterator[Dump]:
             fields[name] = match["value"]
             if name == "state":
                 groups[-1][2][device] = text.line(number)
+            elif name == "rate" and _number(match["value"]):  # a finding about the rate names it so
+                groups[-1][2][f"{device} ({_number(match['value']):g} Gb/s"] = text.line(number)
     if text.whole.rstrip().rpartition("\n")[2].lstrip().lower().startswith("rate:"):
         fields.pop("rate", None)  # 40 may be the start of 400
     for kind, found, lines in groups:
         known = {key: _port(key[1], values) for key, values in found.items() if values.get("state")}
         if known:
-            yield Dump(kind, Facts("", rdma=_rdma_devices(known)), lines)
+            cards = tuple(replace(card, model=models.get(card.name)) for card in _rdma_devices(known))
+            yield Dump(kind, Facts("", rdma=cards), lines)
 
 
 def _port(number: int, fields: Dict[str, str]) -> RdmaPort:

@@ -200,6 +200,20 @@ def _memory(host: Host) -> Optional[int]:
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
 Group = Tuple[int, ...]
+# By implementer and part, as util-linux's lscpu names them.
+_ARM = {
+    "0x41": {
+        "0xd03": "Cortex-A53", "0xd05": "Cortex-A55", "0xd07": "Cortex-A57", "0xd08": "Cortex-A72", "0xd0b": "Cortex-A76",
+        "0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1", "0xd42": "Cortex-A78AE", "0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2",
+        "0xd83": "Neoverse-V3AE", "0xd84": "Neoverse-V3", "0xd8e": "Neoverse-N3",
+    },
+    "0x43": {"0x0af": "ThunderX2 99xx"},
+    "0x46": {"0x001": "Fujitsu A64FX", "0x003": "Fujitsu MONAKA"},
+    "0x48": {"0xd01": "Kunpeng-920"},
+    "0x4e": {"0x004": "NVIDIA Carmel", "0x010": "NVIDIA Olympus"},
+    "0x61": {"0x022": "Apple M1", "0x023": "Apple M1", "0x032": "Apple M2", "0x033": "Apple M2"},
+    "0xc0": {"0xac3": "Ampere-1", "0xac4": "Ampere-1a", "0xac5": "Ampere-1b"},
+}  # fmt: skip
 
 
 def read_cpus(host: Host) -> Cpus:
@@ -284,7 +298,8 @@ def _model(host: Host) -> Optional[str]:
         if colon and value.strip():
             about.setdefault(name.strip(), value.strip())
     if "CPU part" in about:  # 64-bit ARM has no name here
-        return f"ARM implementer {about.get('CPU implementer', 'unknown')} part {about['CPU part']}"
+        maker, part = about.get("CPU implementer", "unknown"), about["CPU part"]
+        return _ARM.get(maker, {}).get(part) or f"ARM implementer {maker} part {part}"
     return about.get("model name") or about.get("cpu")
 
 

@@ -119,6 +119,7 @@ class RdmaDevice:
     firmware: Optional[str] = None
     bond: bool = False
     pci_path: Optional[str] = None
+    model: Optional[str] = None  # hca_type, as MT4123
     openable: Optional[bool] = None  # is its /dev/infiniband/uverbs here; a container may show the device in /sys only
 
 

@@ -157,6 +157,7 @@ def _rdma_device(host: Host, name: str) -> RdmaDevice:
         firmware=line(host, f"{base}/fw_ver"),
         bond="bond" in name or any(_bonded(host, netdev) for netdev in netdevs),
         pci_path=path,
+        model=line(host, f"{base}/hca_type"),
         openable=_openable(host, base),
     )
 

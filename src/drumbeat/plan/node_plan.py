@@ -7,6 +7,8 @@ from typing import Dict, List, Optional, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import EnvVar, Order
+from drumbeat.commands.program import ABOUT_MPI
+from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.binding import Binding, binding
@@ -15,6 +17,8 @@ from drumbeat.plan.exported import question
 from drumbeat.plan.placement import question_cpu_bind
 from drumbeat.plan.rendezvous import Rendezvous, rendezvous
 from drumbeat.plan.scene import scene
+
+find = Catalog("plan")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ def plan_node(order: Order, facts: Facts, peers: Peers, node: int) -> NodePlan:
     ]
     if node == 0:
         findings += meeting.findings
+        many = order.nodes * len(bound.slots)
+        findings += [find("mpi-without-mpirun", ranks=many)] if ABOUT_MPI in order.launcher_why and many > 1 else []
     located = tuple(replace(finding, node=node, host=finding.host or facts.host) for finding in findings)
     return NodePlan(
         node, facts.host, here.fabric, here.fabric_why, decision.variables, decision.left, bound, meeting, located

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
 
-CONVENTION = "6 N + 12 L h s (causal: half) FLOPs per token, without recomputation"
+CONVENTION = "6 N + 12 L h s (causal: half) FLOPs per token; N without the input embedding, nothing recomputed"
 
 Number = Any  # a plain number, or a numpy array with one value per row
 

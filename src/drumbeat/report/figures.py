@@ -150,6 +150,8 @@ class Figures:
     nodes: Optional[int] = None
     ranks: Optional[int] = None
     gpus: Optional[int] = None  # of all nodes; 0: none
+    cores: Optional[int] = None  # distinct ones that its ranks had; None: not known
+    world: str = ""  # why its ranks are not the one training that was planned
     emulated: bool = False
     seconds: Optional[float] = None  # without the time in a queue
     gpu_hours: Optional[float] = None

@@ -231,6 +231,8 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         nodes=nodes,
         ranks=ranks,
         gpus=gpus,
+        cores=_cores(run) if nodes_here and len(nodes_here) <= _MANY else None,
+        world=state.world.title if state.world else "",
         emulated=bool(order and order.nodes_emulated),
         seconds=seconds,
         gpu_hours=gpus * seconds / 3600 if gpus and seconds is not None else None,
@@ -270,6 +272,13 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         curves=_curves(reports, devices, run.record.created, speed),
         steps_at=[] if progress.laps else _steps_at(reports, run.record.created),
     )
+
+
+def _cores(run: Run) -> Optional[int]:
+    """Count the cores that the ranks of the last attempt had, each once however many ranks or emulated nodes share it."""
+    started = [each for node in run.nodes() for each in run.node_events(node) if isinstance(each, kinds.RankStarted)]
+    last = max((each.attempt for each in started), default=0)
+    return len({(each.host, cpu) for each in started if each.attempt == last for cpu in each.cpus}) or None
 
 
 def _order(run: Run) -> Optional[Order]:
@@ -362,11 +371,11 @@ def _speed(
     if rate is None:
         return None
     value, unit = rate
-    how = "reported steps, first to last" + (
+    how = f"reported {progress.counts}s, first to last" + (
         "; times of printed lines, to about 0.25 s on an idle node" if reports.printed else ""
     )
     hung = reports.hung
-    if not (progress.tokens or progress.samples) and not unit.startswith("steps"):
+    if not (progress.tokens or progress.samples) and unit != f"{progress.counts}s/s":
         how, hung = "as the program states it" if reports.stated else "the program's own summary", 0.0
     factor = 1
     for words, many in zip(_PER, (gpus or ranks, ranks)):

@@ -94,6 +94,7 @@ def _cut_alike(commands: Mapping[str, str]) -> Dict[str, str]:
 STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
 _SAME = 0.01  # batches closer than this are equal
 _SUPER_LINEAR = 1.05  # efficiency above which it is questioned
+_LONG_ENOUGH = 60.0  # seconds of training
 NOT = "not measured"
 FINISHED = "finished"
 
@@ -162,7 +163,7 @@ def compare(runs: Sequence[Figures]) -> Comparison:
         raise Problem(
             f"fewer than two runs can be compared ({why or 'give at least two'})", "drumbeat report RUN RUN ..."
         )
-    ordered = sorted(usable, key=lambda run: (run.size or 0, -(run.speed.value if run.speed else 0.0)))
+    ordered = sorted(usable, key=lambda run: run.size or 0)  # those of one size as they were named
     baseline = ordered[0]
     kind, why = scaling_kind(ordered)
     rows = tuple(_row(run, baseline, kind) for run in ordered)
@@ -233,8 +234,11 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
         no_error = "" if 2 * error <= efficiency else "the spread within the runs is too large to give an interval"
         error = None if no_error else error
     step = run.phases.step
-    ideal_step = baseline.phases.step * grown / ratio if grown and baseline.phases.step is not None else None
-    lost = step - ideal_step if step is not None and ideal_step is not None and run is not baseline else None
+    lost = (
+        step * (1 - efficiency)
+        if grown and step is not None and efficiency is not None and run is not baseline
+        else None
+    )
     return Row(
         run.name, run.nodes, run.size, run.speed.value, speedup if ideal else None, efficiency, error,
         baseline.speed.value * ideal if ideal else None,
@@ -278,8 +282,15 @@ def _more(value: Optional[float], before: Optional[float]) -> Optional[float]:
 
 def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
     found = []
-    for row in rows:
-        if row.efficiency is not None and row.efficiency - (row.error or 0.0) > _SUPER_LINEAR:
+    for row, run in zip(rows, runs):
+        same = not run.gpus and run.cores is not None and run.cores == runs[0].cores and row.size > rows[0].size
+        if same and row.speedup is not None and row.speedup > _SUPER_LINEAR:
+            found.append(
+                f"{row.name}: its {row.size} ranks had no more cores ({run.cores}) than the {rows[0].size} of {rows[0].name}, so "
+                f"a speed-up of {row.speedup:.2f} is not scaling. Usual causes: the baseline left cores idle "
+                "(OMP_NUM_THREADS), or each rank trained a copy of its own"
+            )
+        elif row.efficiency is not None and row.efficiency - (row.error or 0.0) > _SUPER_LINEAR:
             found.append(
                 f"{row.name}: {row.efficiency:.0%} of ideal is more than the hardware grew. Usual causes: the baseline was "
                 "held up (input, too little GPU memory, cold caches), or the runs differ in precision, batch or code"
@@ -295,6 +306,8 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
             f"{', '.join(printed)}: the program does not say whether its figure is one rank's or the whole job's"
         )
     for run in runs:
+        if run.world:
+            found.append(f"{run.name} is not one training: {run.world}")
         if run.outcome not in (FINISHED, NOT_RECORDED):
             found.append(f"{run.name} did not finish ({run.outcome}): its figures are those of the part that was done")
         if run.speed and run.speed.hung:
@@ -303,8 +316,10 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
             found.append(f"{run.name}: loss {run.loss_not_finite}")
     if any(run.emulated for run in runs):
         found.append("emulated nodes share one machine: their speed-up says nothing about a cluster")
-    shares = {run.name: run.training_s for run in runs if run.training_s is not None and run.training_s < 30}
+    shares = {run.name: run.training_s for run in runs if run.training_s is not None and run.training_s < _LONG_ENOUGH}
     if shares:
         names = ", ".join(shares)
-        found.append(f"less than 30 s of training in {names}: start-up effects may weigh more than scaling")
+        found.append(
+            f"less than {_LONG_ENOUGH:g} s of training in {names}: start-up effects may weigh more than scaling"
+        )
     return found

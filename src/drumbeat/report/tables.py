@@ -15,7 +15,7 @@ from drumbeat.report.chart import Look, line_chart, share_bar
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
-from drumbeat.runfolder.lines import count, duration
+from drumbeat.runfolder.lines import duration, part_words
 
 # A report as one HTML file: tables and inline SVG. It opens from disk and asks for nothing else.
 
@@ -78,7 +78,9 @@ def charts_of(figures: Figures) -> Dict[str, str]:
     found: Dict[str, str] = {}
     spent = {name: seconds for name, seconds in figures.ledger.items() if seconds >= 0.001}
     if spent:
-        found["time"] = share_bar("Where the time went", spent, "s", _PARTS)
+        colours = {part_words(name, spent): colour for name, colour in _PARTS.items()}
+        named = {part_words(name, spent): seconds for name, seconds in spent.items()}
+        found["time"] = share_bar("Where the time went", named, "s", colours)
     for title, points in figures.curves.items():
         name, _, unit = title.rpartition(", ") if ", " in title else (title, "", "loss")
         series = {name: points}
@@ -127,16 +129,28 @@ _WORDS = {True: "yes", False: "no", None: "not known"}
 
 
 def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
-    """Return the table that people put into a paper: header and one row per run."""
+    """Return the table that people put into a paper: header and one row per run. A column of which nothing is known is
+    left out."""
     size = comparison.size_is
-    header = ["nodes", size, f"throughput ({comparison.unit})", "speed-up", "efficiency", "time", "target reached"]
+    header = [
+        "run",
+        "nodes",
+        size,
+        f"throughput ({comparison.unit})",
+        "speed-up",
+        "efficiency",
+        "time",
+        "target reached",
+    ]
     rows = [_cells(row) for row in comparison.rows]
     if not _all_finished(comparison):
-        return [*header, "end"], [
-            [*cells, "not known" if row.outcome == NOT_RECORDED else row.outcome]
+        header = [*header, "end"]
+        rows = [
+            [*cells, _WORDS[None] if row.outcome == NOT_RECORDED else row.outcome]
             for cells, row in zip(rows, comparison.rows)
         ]
-    return header, rows
+    shown = [at for at in range(len(header)) if not {row[at] for row in rows} <= {_WORDS[None], NOT}]
+    return [header[at] for at in shown], [[row[at] for at in shown] for row in rows]
 
 
 def _all_finished(comparison: Comparison) -> bool:
@@ -148,6 +162,7 @@ def _cells(row: Row) -> List[str]:
     interval = f" ± {100 * row.error:.1f}" if row.error is not None and row.error > 0 else ""
     efficiency = "not known" if row.efficiency is None else f"{100 * row.efficiency:.1f}{interval} %"
     return [
+        row.name,
         str(row.nodes) if row.nodes else "not known", str(row.size), f"{row.throughput:,.0f}" if row.throughput >= 100 else
         f"{row.throughput:.3g}", "not known" if row.speedup is None else f"{row.speedup:.2f}", efficiency,
         duration(row.seconds) if row.seconds is not None else NOT, _target(row),
@@ -161,7 +176,7 @@ def _target(row: Row) -> str:
 
 def markdown(comparison: Comparison) -> str:
     header, rows = cells(comparison)
-    lines = ["| " + " | ".join(header) + " |", "|" + "---:|" * (len(header) - 1) + "---|"]
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
@@ -202,7 +217,7 @@ def csv_text(comparison: Comparison) -> str:
 def latex(comparison: Comparison) -> str:
     header, rows = cells(comparison)
     lines = [
-        r"\begin{tabular}{" + "r" * (len(header) - 1) + "l}",
+        r"\begin{tabular}{l" + "r" * (len(header) - 1) + "}",
         r"\hline",
         " & ".join(map(_tex, header)) + r" \\",
         r"\hline",
@@ -219,8 +234,8 @@ def _tex(text: str) -> str:
 
 def text(comparison: Comparison, width: int = 80) -> List[str]:
     header, rows = cells(comparison)
-    short = ["NODES", comparison.size_is.upper(), comparison.unit.upper(), "SPEED-UP", "EFFICIENCY", "TIME", "TARGET"]
-    short += ["END"] if len(header) > len(short) else []
+    throughput = f"throughput ({comparison.unit})"
+    short = [{throughput: comparison.unit, "target reached": "target"}.get(name, name).upper() for name in header]
     widths = [max(len(each[place]) for each in [short, *rows]) for place in range(len(header))]
     lines = ["  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths)).rstrip() for row in [short, *rows]]
     lines += [""] + [
@@ -233,8 +248,7 @@ def text(comparison: Comparison, width: int = 80) -> List[str]:
 
 def said(comparison: Comparison) -> List[str]:
     """Return the text below the table: the kind of scaling, the losses, what makes it unfair."""
-    found = [f"run: {row.name} ({count(row.size, comparison.size_is[:-1])})" for row in comparison.rows]
-    found.append(f"baseline: {comparison.baseline}")
+    found = [f"baseline: {comparison.baseline}"]
     found.append(f"scaling: {comparison.kind} ({comparison.kind_why})")
     if any(row.error for row in comparison.rows):
         found.append("efficiency ± 95 % interval, from the spread within the runs; days and nodes differ by more")
@@ -259,31 +273,32 @@ def said(comparison: Comparison) -> List[str]:
 
 
 def loss_words(row: Row, comparison: Comparison) -> str:
-    begin = f"lost on {row.size} {comparison.size_is}: "
+    begin, each = f"lost on {row.size} {comparison.size_is}: ", comparison.unit.partition("s/s")[0]
+    each = each if each == "epoch" else "step"
     if row.lost_ms is None or row.step_ms is None:
         why = f": scaling is {comparison.kind}" if comparison.kind == NOT_KNOWN else ""
-        return f"{begin}{NOT} per step{why}"
+        return f"{begin}{NOT} per {each}{why}"
     if row.lost_ms < 0:
-        return f"nothing lost on {row.size} {comparison.size_is}: {-row.lost_ms:.1f} ms per step faster than ideal"
-    named = [f"{each.kind} {each.ms:+.1f} ms" for each in row.losses if each.ms is not None]
-    if unknown := [each.kind for each in row.losses if each.ms is None]:
+        return f"nothing lost on {row.size} {comparison.size_is}: {-row.lost_ms:.1f} ms per {each} faster than ideal"
+    named = [f"{loss.kind} {loss.ms:+.1f} ms" for loss in row.losses if loss.ms is not None]
+    if unknown := [loss.kind for loss in row.losses if loss.ms is None]:
         named.append(f"{' and '.join(', '.join(unknown).rsplit(', ', 1))} {NOT}")
-    return f"{begin}{row.lost_ms:+.1f} of {row.step_ms:.1f} ms per step: {', '.join(named)}"
+    return f"{begin}{row.lost_ms:+.1f} of {row.step_ms:.1f} ms per {each}: {', '.join(named)}"
 
 
 def page(comparison: Comparison) -> str:
     header, rows = cells(comparison)
-    head = "".join(f"<th>{escape(name)}</th>" for name in ["run", *header])
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join(
-        f"<tr><td>{escape(row.name)}</td>" + "".join(f'<td class="n">{escape(cell)}</td>' for cell in each) + "</tr>"
-        for row, each in zip(comparison.rows, rows)
+        f"<tr><td>{escape(name)}</td>" + "".join(f'<td class="n">{escape(cell)}</td>' for cell in each) + "</tr>"
+        for name, *each in rows
     )
     last, cell = comparison.rows[-1], _cells(comparison.rows[-1])
     broken = "".join(f"<p>{escape(each.text())}</p>" for each in comparison.differences if each.breaks)
     kind = f"{comparison.kind} scaling".capitalize() if comparison.kind in (STRONG, WEAK) else comparison.kind_why
     end = "Not a fair comparison: the runs differ in more than their size" if broken else kind
-    words = f"{cell[3]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
-    words = f"{words}: {cell[4]} of ideal" if last.efficiency is not None else "speed-up and efficiency: not known"
+    words = f"{cell[4]} times as fast on {last.size} {comparison.size_is} as on {comparison.rows[0].size}"
+    words = f"{words}: {cell[5]} of ideal" if last.efficiency is not None else "speed-up and efficiency: not known"
     verdict = f'<p class="end">{escape(end)}</p><p>{escape(words)}</p>{broken}'
     parts = [
         f'<section class="verdict {"error" if broken else "ok"}"><h1>{len(comparison.rows)} runs</h1>{verdict}</section>'

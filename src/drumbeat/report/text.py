@@ -9,7 +9,7 @@ from drumbeat.base.redact import printable
 from drumbeat.predict.goodput import FAILURE_SOURCE, reliability_of
 from drumbeat.report.figures import Figures, Foreseen, GpuUse, Steps, Traffic
 from drumbeat.runfolder.ledger import QUEUE, TRAINING
-from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, part_words, speed
+from drumbeat.runfolder.lines import WHOSE_RATE, count, duration, ledger_words, loss_text, part_words, speed
 from drumbeat.runfolder.progress import AS_PRINTED
 from drumbeat.runfolder.state import GOING_ON
 
@@ -58,7 +58,9 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     found.append(("slowest", slowest_words(figures)))
     if figures.steps_by_rank:
         found.append(("by rank", steps_words(figures.steps_by_rank)))
-    found.append(("in a step", phase_words(figures)))
+    found.append(
+        (f"in {'an' if figures.step_is == 'epoch' else 'a'} {figures.step_is or 'step'}", phase_words(figures))
+    )
     if figures.foreseen:
         found.append(("predicted", foreseen_words(figures.foreseen)))
     found += [
@@ -113,7 +115,7 @@ def ettr_words(figures: Figures) -> str:
 
 
 def end_words(figures: Figures) -> str:
-    so_far = "for" if figures.outcome in GOING_ON else "in"
+    so_far = "for" if figures.outcome in GOING_ON else "after" if figures.outcome == "cancelled" else "in"
     took = f" {so_far} {duration(figures.seconds)}" if figures.seconds is not None else ""
     code = f", exit code {figures.exit_code}" if figures.exit_code is not None else ""
     tries = f", {figures.attempts} attempts" if figures.attempts > 1 else ""
@@ -145,9 +147,8 @@ def speed_words(figures: Figures) -> str:
     found = figures.speed
     if found is None:
         return f"{NOT}: {figures.no_speed}" if figures.no_speed else NOT
-    size = (
-        0 if found.unit.startswith("steps") or found.unit.endswith(AS_PRINTED) else figures.size
-    )  # all ranks make each step together
+    shared = not found.unit.startswith(("tokens", "samples"))  # all ranks make each step or epoch together
+    size = 0 if shared or found.unit.endswith(AS_PRINTED) else figures.size
     each = (
         f"; {speed(found.value / size, found.unit, rough=found.rough)} per {'GPU' if figures.gpus else 'rank'}"
         if size
@@ -267,7 +268,7 @@ def foreseen_words(foreseen: Foreseen) -> str:
 
 
 def _went(pair: Optional[Tuple[float, float]], not_finite: str, trend: str = "") -> str:
-    went = trend or (f"{pair[0]:.3f} to {pair[1]:.3f}" if pair else "")
+    went = trend or (" to ".join(map(loss_text, pair)) if pair else "")
     if not_finite:
         return not_finite + (f" ({went} before that)" if went else "")
     return went

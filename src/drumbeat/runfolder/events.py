@@ -155,6 +155,9 @@ class Excluded(Event, name="excluded"):
     why: str
 
 
+ORPHANED = "the drumbeat that had started it was gone"  # why a run was stopped: killed, or with its terminal
+
+
 @dataclass(frozen=True)
 class Stopping(Event, name="stopping"):
     why: str

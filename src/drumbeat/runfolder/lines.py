@@ -90,7 +90,7 @@ def progress_line(progress: Progress, left: bool = True, now: Optional[float] = 
     if progress.not_finite:
         parts.append(f"loss {not_finite_words(progress)}")
     elif progress.last_loss is not None:
-        parts.append(f"loss {progress.last_loss:.3f}{of_step(progress)}")
+        parts.append(f"loss {loss_text(progress.last_loss)}{of_step(progress)}")
     rate, rest = progress.rate(), progress.seconds_left(now)
     quiet = None if now is None else progress.quiet(now)
     if rate:
@@ -240,7 +240,8 @@ def end_words(summary: Summary) -> str:
     if summary.outcome == "time-limit":
         return f"time-limit reached after {took}, exit code {summary.exit_code}"
     short = summary.progress.short_words if summary.outcome == "finished" else ""
-    return f"{summary.outcome} in {took}, exit code {summary.exit_code}" + (f", but {short}" if short else "")
+    after = "after" if summary.outcome == "cancelled" else "in"
+    return f"{summary.outcome} {after} {took}, exit code {summary.exit_code}" + (f", but {short}" if short else "")
 
 
 def _gpus_words(run: Run, summary: Summary) -> str:
@@ -283,30 +284,49 @@ def _lines_at_start(path: str) -> int:
     return sum(1 for line in lines if not line.startswith(b"drumbeat: "))  # of a stand-in launcher
 
 
-_WINDOW = 5  # losses at least, of which a median is taken
+_FEW = 5  # losses: of fewer, the first and the last one say all
+_BLOCKS = 20  # means of neighbours, between which a lasting trend shows
+_SURE = 3.0  # standard deviations
+_TINY = 0.005  # of the loss: a change that nobody looks for
 
 
 def trend(losses: Sequence[float]) -> str:
-    """Compare the first tenth of the losses with the last one, where single losses mislead, as those of noisy batches do;
-    empty if the first and the last loss tell the same, or if there are too few."""
-    size = max(_WINDOW, len(losses) // 10)
-    if len(losses) < 2 * size:
+    """Say how the loss went where the first and the last one alone mislead; else ''. It has changed if nearly all losses
+    follow one direction (Mann-Kendall's test), or if its ends lie further apart than the noise between neighbours."""
+    size = max(1, len(losses) // 10)
+    first, last = (_median(losses[:size]), _median(losses[-size:])) if losses else (0.0, 0.0)
+    if len(set(losses)) < 2 or (len(losses) < _FEW and _changed(losses[0], losses[-1])):
         return ""
-    (first, before), (last, after) = map(_middle, (losses[:size], losses[-size:]))
-    medians = f"(medians of {size} reports)"
-    if losses[0] == losses[-1] == first == last:
-        return ""
-    if abs(last - first) <= 2.0 * math.hypot(before, after):
-        return f"about the same, {first:.3f} at first and {last:.3f} at the end {medians}"
+    of = f" (medians of {size} reports)" if size > 1 else ""
+    if not _changed(first, last) or (
+        abs(last - first) <= _SURE * _noise(losses) * math.sqrt(2 / size) and abs(_order(losses)) < _SURE
+    ):
+        return f"about the same, {loss_text(first)} at first and {loss_text(last)} at the end{of}"
     if (last < first) == (losses[-1] < losses[0]):
         return ""
-    return f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f} {medians}"
+    return f"{'fell' if last < first else 'rose'} from {loss_text(first)} to {loss_text(last)}{of}"
 
 
-def _middle(values: Sequence[float]) -> Tuple[float, float]:
-    """Return the median and its standard error, by the median deviation."""
-    middle = _median(values)
-    return middle, 1.4826 * 1.2533 * _median([abs(value - middle) for value in values]) / math.sqrt(len(values))
+def _changed(first: float, last: float) -> bool:
+    return abs(last - first) > _TINY * max(abs(first), abs(last))
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """Return the standard deviation of a loss, by the median difference of neighbours: a trend hardly adds to it."""
+    return 1.4826 / math.sqrt(2) * _median([abs(after - before) for before, after in zip(losses, losses[1:])])
+
+
+def _order(losses: Sequence[float]) -> float:
+    """Return Mann-Kendall's statistic of the blocks' means, in standard deviations."""
+    many = min(_BLOCKS, len(losses))
+    edges = [at * len(losses) // many for at in range(many + 1)]
+    means = [math.fsum(losses[low:high]) / (high - low) for low, high in zip(edges, edges[1:])]
+    score = sum((after > before) - (after < before) for at, before in enumerate(means) for after in means[at + 1 :])
+    return score / math.sqrt(many * (many - 1) * (2 * many + 5) / 18)
+
+
+def loss_text(loss: float) -> str:
+    return f"{loss:.3f}" if abs(loss) >= 0.1 or loss == 0 else f"{loss:.2g}"
 
 
 def _median(values: Sequence[float]) -> float:
@@ -340,11 +360,12 @@ def _went(
     """Describe one loss. `begin` and `end` are the steps of the two losses; None: not named."""
     if first is None or last is None:
         return ""
-    same = f"{first:.3f}" == f"{last:.3f}"  # also where a program reports a loss and prints it, rounded
+    before, after = loss_text(first), loss_text(last)
+    same = before == after  # also where a program reports a loss and prints it, rounded
     if same and (begin == end or end is None):  # or there was only one
-        return f"{last:.3f}" + (f" at {counts} {end}" if end is not None else "")
+        return after + (f" at {counts} {end}" if end is not None else "")
     verb = "stayed at" if same else "fell from" if last < first else "rose from"
-    words = f"{verb} {first:.3f}" + ("" if same else f" to {last:.3f}")
+    words = f"{verb} {before}" + ("" if same else f" to {after}")
     if begin is None or end is None or begin >= end:
         return words
     return f"{words} over {end} {counts}s" if begin == 1 else f"{words} from {counts} {begin} to {end}"

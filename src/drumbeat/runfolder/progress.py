@@ -25,7 +25,7 @@ _LOSSES = ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_
 _VALIDATIONS = ("first_validation", "last_validation", "validation_not_finite")
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
-    ("step", "first_step", "widest", "reports", "step_is"),
+    ("step", "first_step", "widest", "reports", "step_is", "own_steps", "own_seconds"),
     ("steps",),
     _LOSSES,
     _VALIDATIONS,
@@ -57,6 +57,8 @@ class Progress:
     first_step: Optional[int] = None
     widest: Optional[int] = None  # the most steps between two reports of the lowest rank
     reports: Optional[int] = None  # of a step, by the lowest rank; None: not counted
+    own_steps: Optional[int] = None  # made by the lowest rank between its reports, and the time that they took
+    own_seconds: Optional[float] = None
     laps: int = 0  # how often the step number began anew: some programs count the steps of each epoch or stage
     stages: int = 0  # of these laps, those that began with a launcher of a script that was seen to start
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
@@ -84,6 +86,7 @@ class Progress:
         rank = metric.rank
         if self._lowest is None or rank < self._lowest:
             self._lowest, self._previous, self.reports = rank, (None, None), None
+            self.own_steps = self.own_seconds = None
             for name in _LOSSES + _VALIDATIONS:  # never the first loss of one rank and the last one of another
                 setattr(self, name, _DEFAULTS[name])
         lowest = rank == self._lowest
@@ -123,6 +126,7 @@ class Progress:
         pace = self.paces.get(metric.rank)
         if pace is None:
             pace = self.paces[metric.rank] = RankPace(metric.rank, metric.node)
+        before = pace.reported
         took = pace.add_step(metric, t)
         if took is not None and metric.step is not None:
             self.times.add(metric.rank, metric.step, took)
@@ -140,7 +144,7 @@ class Progress:
         if step is not None:
             if lowest:
                 self.step_is = metric.step_is
-                self._count_laps(metric, step)
+                self._count_laps(metric, step, None if before is None else t - before)
             if self.first_step is None or step < self.first_step:
                 self.first_step = step
             if (lowest or not self.laps) and (self.step is None or step > self.step):
@@ -152,7 +156,7 @@ class Progress:
         if metric.loss is not None and lowest:
             self._add_loss(metric.loss, metric.step)
 
-    def _count_laps(self, metric: Metric, step: int) -> None:
+    def _count_laps(self, metric: Metric, step: int, took: Optional[float]) -> None:
         """Count a new lap at a step that is back at the first one: the script counts the steps of each epoch, or of each
         stage."""
         before, last_epoch = self._previous
@@ -166,9 +170,20 @@ class Progress:
             self.stages += self._new_stage
         elif before is not None:
             self.widest = max(self.widest or 0, step - before)
+            if took is not None:
+                self.own_steps, self.own_seconds = (
+                    (self.own_steps or 0) + step - before,
+                    (self.own_seconds or 0.0) + took,
+                )
         self._previous, self._new_stage = (step, epoch), False
 
     def _add_loss(self, loss: float, step: Optional[int]) -> None:
+        """Add a loss; once steps have theirs, one without a step (an epoch's average) does not stand for them."""
+        stepped = self.last_loss_step is not None
+        if step is None and stepped:
+            return
+        if step is not None and not stepped:
+            self.first_loss = None
         if not math.isfinite(loss):
             self.not_finite_since = self.not_finite_since if self.not_finite else step
             self.not_finite = str(loss)
@@ -262,8 +277,11 @@ class Progress:
             return None
         if self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
-        trained = self.seconds - self.spent.get(BETWEEN_STAGES, 0.0)
-        return (trained if trained > 0 else self.seconds) / (self.step - self.first_step)
+        made, seconds = self.step - self.first_step, self.seconds
+        if self.own_steps and self.own_seconds and self.own_steps > 0:  # not a step of one rank and a time of another
+            made, seconds = self.own_steps, self.own_seconds
+        trained = seconds - self.spent.get(BETWEEN_STAGES, 0.0)
+        return (trained if trained > 0 else seconds) / made
 
     @property
     def rough(self) -> bool:

@@ -399,7 +399,7 @@ class Run:
 
     def losses(self) -> List[float]:
         """Return the finite losses of the lowest rank that reports any; of a long run, those at both ends of its record."""
-        found: Dict[int, List[float]] = {}
+        found: Dict[Tuple[int, bool], List[float]] = {}  # by rank, and those of a step first: not an epoch's average
         for node in self.nodes()[:_MANY]:
             name = _AT.node(node).metrics
             text, whole = self.files.end(name, _FAR)
@@ -411,7 +411,7 @@ class Run:
             )
             for metric in _metrics(lines, node):
                 if metric.kind == "step" and metric.loss is not None and math.isfinite(metric.loss):
-                    found.setdefault(metric.rank, []).append(metric.loss)
+                    found.setdefault((metric.rank, metric.step is None), []).append(metric.loss)
             if found:
                 break
         return found[min(found)] if found else []

@@ -6,6 +6,7 @@ Names carry their unit; what is unknown has no sample.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import json
 import os
@@ -45,7 +46,11 @@ _OF_RUN = (
     ("steps_planned", "Steps that are planned in all.", "steps"),
     ("loss", "The loss that the lowest rank reported last.", "loss"),
     ("validation_loss", "The last validation loss.", "validation_loss"),
-    ("step_duration_seconds", "Time per step of the lowest rank, smoothed.", "step_seconds"),
+    (
+        "step_duration_seconds",
+        "Time per step (epoch_duration: per epoch) of the lowest rank, smoothed.",
+        "step_seconds",
+    ),
     ("left_seconds", "Time left until the last planned step.", "seconds_left"),
     ("elapsed_seconds", "Time since the start, or how long the run took.", "elapsed"),
     ("nodes_planned", "Nodes that the run asked for.", "nodes"),
@@ -104,7 +109,11 @@ def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
     found += _read("node", _OF_NODE, of_nodes, ("node", "host")) + _read(
         "gpu", _OF_GPU, of_gpus, ("node", "host", "gpu")
     )
-    return [family for family in found if family.samples]
+    known = [family for family in found if family.samples]
+    if not head.step_is:
+        return known
+    of, of_it = "step_duration", f"{head.step_is}_duration"  # a program may count nothing but epochs
+    return [dataclasses.replace(each, name=each.name.replace(of, of_it)) for each in known]
 
 
 def _throughput(head: Head) -> List[Family]:

@@ -65,7 +65,8 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
 
 
 def _title(head: Head) -> str:
-    detail = f": {head.detail}" if head.detail else ""
+    told = [each.title for each in (head.failure, *head.findings[-3:]) if each]  # below, with its fix
+    detail = f": {head.detail}" if head.detail and not any(head.detail in title for title in told) else ""
     again = f", attempt {head.attempt + 1}" if head.attempt else ""
     took = f", {duration(head.elapsed)}" if head.elapsed is not None else ""
     return f"{head.run_id}  {head.word}{again}{took}{detail}"
@@ -102,7 +103,7 @@ def _speed(head: Head) -> str:
         if head.recent_rate is not None:
             parts.append(f"last minute {speed(head.recent_rate, '').strip()} {trend(head)}")
     if head.mean_step_seconds is not None:
-        parts.append(f"{step_time(head.mean_step_seconds)} per step (mean)")
+        parts.append(f"{step_time(head.mean_step_seconds)} per {head.step_is or 'step'} (mean)")
     return "  ".join(parts)
 
 
@@ -147,7 +148,7 @@ def slowest_words(head: Head) -> str:
     if not slow.stands_out:
         return f"none stands out (rank {slow.rank}: +{slow.spread:.0%})"
     behind = f", {count(slow.behind, 'step')} behind" if slow.behind > 1 else ""
-    times = f"{step_time(slow.step_seconds)} per step lately, median rank {step_time(slow.median_seconds)}"
+    times = f"{step_time(slow.step_seconds)} per {head.step_is or 'step'} lately, median rank {step_time(slow.median_seconds)}"
     return f"rank {slow.rank} (node {slow.node}): {times} (+{slow.spread:.0%}){behind}"
 
 

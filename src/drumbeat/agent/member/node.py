@@ -356,7 +356,7 @@ class Node:
         order, node, facts = self.order, self.node_rank, self.tasks.facts(self.facts)
         right = right_binding(order, facts, node, peers=peers)
         bound, findings = _bind(order, self.tasks, facts, right, node, peers)
-        variables, unsafe_caches = private_caches(environment(order, self.facts, peers, node), self.local)
+        variables, unsafe_caches = private_caches(environment(order, facts, peers, node), self.local)
         folder = os.path.abspath(self.folder.attempt(self.attempt))
         while hasattr(os, "memfd_create") and len(self.memory) < 4 * peers.nodes[node].ranks:
             self.memory.append(os.memfd_create("drumbeat"))

@@ -30,7 +30,7 @@ def check_node(
     role = min(node, order.nodes - 1)  # a spare may get any
     judged = [
         replace(each, node=node, host=facts.host)
-        for each in preflight(order, facts, node=role)
+        for each in preflight(order, tasks.facts(facts), node=role)
         if each.severity in (WARNING, ERROR)
     ]
     return [*found, *judged, *provider_findings(host_rows, facts.libraries, node, facts.host)]

@@ -43,6 +43,7 @@ class CensusLooks:
         )
         self.mains, self.are_ranks, self.met, self.known = scene.mains, scene.are_ranks, scene.met, scene.known
         self.asked = Asked(_LOOK_WITHIN)
+        self._mains: Sequence[int] = ()  # at the last look: one that has ended since was still a main process then
         self._begin: Optional[float] = None
         self._next = 0.0
         self._news = 0.0  # when a look last showed something new
@@ -83,7 +84,7 @@ class CensusLooks:
             if row.rank is not None and not row.starts_others:
                 self.known.note(row.pid, row.rank, row.links)
         rows = [replace(row, links=() if row.joined else row.links[:MOST_LINKS]) for row in rows]  # proof enough
-        others = [row for row in rows if row.rank is not None and row.pid not in self.mains()]
+        others = [row for row in rows if row.rank is not None and row.pid not in self._mains]
         launchers = self.met() if others else None
         if launchers is not None and launchers > 1:
             rows = [replace(row, later=True) for row in rows]
@@ -105,7 +106,7 @@ class CensusLooks:
 
     def _ask(self) -> None:
         """The answer is what was seen, and the CPU time that the look took: a child's counts from its fork."""
-        mains = self.mains()
+        mains = self._mains = self.mains()
         about = (self.node, mains, self.port, self.shared_loopback, () if self.are_ranks() else mains)
         self.asked.ask(lambda: (look(*about), time.process_time()))
 

@@ -262,6 +262,7 @@ class Done:
 @dataclass(frozen=True)
 class StopAsked:
     signal: int
+    orphaned: bool = False  # the process that had started the agent was gone
 
     def __post_init__(self) -> None:
         if self.signal not in signals.Signals._value2member_map_:

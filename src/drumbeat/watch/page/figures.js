@@ -15,7 +15,7 @@ function trend(head) {
 function lossOf(head) {
   const validation = head.validation_not_finite || (head.validation_loss === null ? "" : number(head.validation_loss));
   const [shown, ...since] = head.loss_not_finite ? head.loss_not_finite.split(" ") : [number(head.loss)];
-  const at = head.loss_not_finite || head.loss_step === null ? "" : `of step ${number(head.loss_step)}`;
+  const at = head.loss_not_finite || head.loss_step === null ? "" : `of ${head.step_is || "step"} ${number(head.loss_step)}`;
   const note = [since.join(" "), at, validation && `validation ${validation}`].filter(Boolean).join(", ");
   return ["loss", "loss", head.loss_not_finite || head.loss, [shown, ""], note, head.loss_not_finite || head.validation_not_finite ? "warn" : ""];
 }
@@ -27,10 +27,10 @@ function figuresOf(head) {
   const ended = head.ranks_ended ? `${number(head.ranks_ended)} ended` : "";
   const away = head.nodes - head.nodes_here;
   return [
-    ["step", "step", head.step, [number(head.step), ""], done],
+    ["step", head.step_is || "step", head.step, [number(head.step), ""], done],
     lossOf(head),
     ["rate", head.rate_rough ? "throughput, about" : "throughput", head.rate, scaled(head.rate, head.rate === null ? "" : ` ${head.rate_unit}`), ...trend(head)],
-    ["step_seconds", "time per step, mean", head.mean_step_seconds, stepTime(head.mean_step_seconds), head.step_seconds === null ? "" : `latest ${stepTime(head.step_seconds).join(" ")}`],
+    ["step_seconds", `time per ${head.step_is || "step"}, mean`, head.mean_step_seconds, stepTime(head.mean_step_seconds), head.step_seconds === null ? "" : `latest ${stepTime(head.step_seconds).join(" ")}`],
     head.seconds_left !== null ? ["left", "time left", head.seconds_left, [duration(head.seconds_left), ""], `after ${duration(head.elapsed)}`]
       : ["elapsed", { queued: "waiting", running: "elapsed" }[head.state] || "took", head.elapsed, [duration(head.elapsed), ""],
         [head.quiet === null ? "" : `no step for ${duration(head.quiet)}`, head.attempt ? `attempt ${head.attempt + 1}` : ""].filter(Boolean).join(", "), head.quiet === null ? "" : "warn"],
