@@ -461,7 +461,7 @@ def _visibility(draft: Draft, launch: Launch, given: Mapping[str, str], ranks: O
 
 def _own_variable(draft: Draft, launch: Launch, gpus: int) -> bool:
     """Return true if the script itself shows every task one GPU, by its local rank; ask about other choices."""
-    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+    for name in sorted(each for each in launch.shell.variables if each.endswith("_VISIBLE_DEVICES")):
         variable = launch.shell.variables.get(name)
         value = str(variable.value) if variable and variable.exported and variable.event >= 0 else ""
         if draft.marks.resolved(value) in ("${SLURM_LOCALID}", "${LOCAL_RANK}"):
