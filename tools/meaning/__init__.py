@@ -1,9 +1,8 @@
 """Learn what words of errors mean, from lines of which people said it: `python -m tools.meaning` writes weights.yaml.
 
-Each line of the .tsv files here is a code and an error in somebody's words; `benign` are words of healthy runs, `finished` of
-their good end, and `aftermath` what others say once one has failed. The model is multinomial logistic regression over the
-words of a line, their parts and the numbers beside them. A tenth of the lines is kept apart in tests/logs/data/held_out.tsv:
-more of them right is the only reason to change anything here.
+Each line of the .tsv files here is a code and an error in somebody's words; `benign` are words of healthy runs and `aftermath`
+what others say once one has failed. The model is multinomial logistic regression over the stems of a line. A tenth of the lines
+is kept apart in tests/logs/data/held_out.tsv: more of them right is the only reason to change anything here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Dict, Iterable, List, Sequence, Set, Tuple
 
 import torch
 
-from drumbeat.logs.meaning.likely import features_of
+from drumbeat.logs.meaning.likely import stems_of
 
 HERE = Path(__file__).parent
 TESTED = HERE.parent.parent / "tests" / "logs" / "data"
@@ -33,13 +32,11 @@ def read(files: Iterable[Path]) -> List[Example]:
 def learn(examples: Sequence[Example]) -> Dict[str, Dict[str, float]]:
     """Return the weights: code -> stem -> weight, with the code's bias under the empty stem."""
     codes = sorted({code for code, _ in examples})
-    found = [features_of(text) for _, text in examples]
-    counts = Counter(stem for each in found for stem in each)
-    stems = sorted(stem for stem, times in counts.items() if times > 1 or stem.isalpha())
-    found = [each.intersection(stems) for each in found]
+    found = [stems_of(text) for _, text in examples]
+    stems = sorted(Counter(stem for each in found for stem in each))
     x, y = _matrix(found, stems), torch.tensor([codes.index(code) for code, _ in examples])
-    lines = torch.bincount(y).float()
-    rare = (lines.mean() / lines).sqrt()  # half the examples count 1.4 times
+    counts = torch.bincount(y).float()
+    rare = (counts.mean() / counts).sqrt()  # half the examples count 1.4 times
     weights = torch.zeros(len(stems), len(codes), requires_grad=True)
     bias = torch.zeros(len(codes), requires_grad=True)
     optimizer = torch.optim.Adam([weights, bias], lr=RATE)
@@ -59,9 +56,7 @@ def learn(examples: Sequence[Example]) -> Dict[str, Dict[str, float]]:
 def _matrix(found: Sequence[Set[str]], stems: Sequence[str]) -> torch.Tensor:
     """A row per line, whose length is one."""
     place = {stem: number for number, stem in enumerate(stems)}
-    entries = [
-        (row, place[stem], 1 / math.sqrt(len(each) or 1)) for row, each in enumerate(found) for stem in sorted(each)
-    ]
+    entries = [(row, place[stem], 1 / math.sqrt(len(each))) for row, each in enumerate(found) for stem in sorted(each)]
     rows, columns, values = zip(*entries)
     return torch.sparse_coo_tensor(
         torch.tensor([rows, columns]), torch.tensor(values), (len(found), len(stems))

@@ -324,8 +324,7 @@ class Reader:
             labels, lines, begin = self.events.labels, self._tails.of(file), begins.get(file, 0)
             blame = partial(labels.blamed, file, fewest=2)
             speaker, plain = partial(labels.speaker, file), partial(labels.plain, file)
-            worked, last = telling(lines, self._is_known, begin, speaker, blame, plain)
-            self.work.seen = self.work.seen or worked
+            last = telling(lines, self._is_known, begin, speaker, blame, plain, self.work.seen)
             if last is not None:
                 self._failed.add(file)
                 self._say(file, *last)
@@ -343,7 +342,7 @@ class Reader:
         """A launcher reports a failure: what was said right before?"""
         first, chunk = self._chunk
         lines = [*self._tails.of(file), *enumerate(chunk[: max(number - first, 0)], first)]
-        _, said = telling([line for line in lines if line[0] < number][-KEPT:], self._is_known)
+        said = telling([line for line in lines if line[0] < number][-KEPT:], self._is_known)
         if said is not None and said[2]:
             self._say(file, *said)
 

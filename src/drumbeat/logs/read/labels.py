@@ -28,7 +28,7 @@ _TIME = regex(
 )
 _WORD = regex(r"[A-Za-z_][\w:./-]*")
 _TOKEN = regex(
-    r"(?<![\w.-])(?P<word>[A-Za-z][A-Za-z_]*)(?:[\"']?[:=] ?|[ ._#/-]|[\[(])?(?P<number>\d{1,5})(?![\w%]|[.:,]\d)"
+    r"(?<![\w.-])(?P<word>[A-Za-z][A-Za-z_]*)(?:[\"']?[:=] ?|[ ._#/-]|\[)?(?P<number>\d{1,5})(?![\w%]|[.:,]\d)"
     r"|^\W{0,6}(?P<bare>\d{1,5})(?=\s{0,2}[\])>|:}]|(?<=#\d) )"
 )
 _COUNTER = regex(
@@ -57,13 +57,9 @@ class _Numbers:
         self.values: Set[int] = set()
         self.lines = self.ups = self.falls = self.last = 0
         self.alike = False  # two of them say the same
-        self.named = False  # one of them speaks of another
         self._rests: Dict[str, int] = {}
 
-    def add(self, value: int, word: str, rest: str) -> None:
-        if word and not self.named:
-            others = (int(token["number"]) for token in _TOKEN.finditer(rest) if (token["word"] or "").lower() == word)
-            self.named = any(other != value for other in others)
+    def add(self, value: int, rest: str) -> None:
         if len(self._rests) < MAX_RESTS:
             self.alike = self.alike or self._rests.setdefault(rest, value) != value
         self.ups += bool(self.lines) and value > self.last
@@ -71,12 +67,11 @@ class _Numbers:
         self.lines, self.last = self.lines + 1, value
         self.values.add(value)
 
-    def is_label(self, world: int, counted: bool) -> bool:
-        """Return True for ranks that take turns, speak of each other, or are `counted` under the label's own name."""
+    def is_label(self, world: int) -> bool:
+        """Return True for ranks that take turns."""
         most = max(self.values)
         begins = min(self.values) <= 1 or most < world
-        sure = self.named or (self.alike or counted) and most < world
-        turns = self.falls >= FALLS * (self.ups + self.falls) if self.falls else sure
+        turns = self.falls >= FALLS * (self.ups + self.falls) if self.falls else self.alike and most < world
         again = self.lines > len(self.values)
         return len(self.values) > 1 and begins and most < SPARSE * len(self.values) and again and turns
 
@@ -113,7 +108,7 @@ class Labels:
             first = {word: (value, rest) for word, value, rest in reversed(list(_in_head(head)))}
             for word, (value, rest) in first.items():
                 if not _COUNTER.fullmatch(word) and len(numbers) < MAX_NOTED:
-                    numbers.setdefault(word, _Numbers()).add(value, word, rest)
+                    numbers.setdefault(word, _Numbers()).add(value, rest)
             for found in _COUNT.finditer(_TIME.sub("", head)):
                 plural = (found["many"] or found["counted"]).lower()
                 if len(counts) < MAX_NOTED:
@@ -133,7 +128,7 @@ class Labels:
         return file in self._below_tasks
 
     def label(self, file: str) -> Optional[Label]:
-        """The label of this file's ranks: of the words that may be one, the one that most ranks and lines have."""
+        """The label of this file's ranks: of the words that may be one, the one that most lines have."""
         if file in self._ranked:
             return None
         if file not in self._labels:
@@ -142,12 +137,10 @@ class Labels:
             for word, numbers in self._numbers.get(file, {}).items():
                 long = [one for one in counts if word and one.startswith(word) and one != word]
                 world = max((counts[one] for one in counts if one in long or is_about("member", one)), default=0)
-                own = any(numbers.values and max(numbers.values) < counts[one] for one in long)
-                if numbers.is_label(world, own) and not is_about("node", word) and not is_about("gpu", word):
+                if numbers.is_label(world) and not is_about("node", word) and not is_about("gpu", word):
                     ranks = frozenset(numbers.values)
                     names = frozenset({word, *(one[:-1] for one in long)})
-                    weight = is_about("member", word), len(ranks) * numbers.lines  # hosts are fewer than ranks
-                    found.append((weight, Label(word, names, ranks, max(world, max(ranks) + 1))))
+                    found.append((numbers.lines, Label(word, names, ranks, max(world, max(ranks) + 1))))
             self._labels[file] = max(found, key=lambda each: each[0])[1] if found else None
         return self._labels[file]
 

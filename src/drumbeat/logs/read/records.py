@@ -15,7 +15,7 @@ from drumbeat.base.regex import regex
 from drumbeat.causes.events import LOST_PEER, TIMED_OUT
 from drumbeat.causes.table import NOBODYS_FAULT, kind_of
 from drumbeat.logs.meaning.grammar import is_quoted
-from drumbeat.logs.meaning.likely import Reading, read_line
+from drumbeat.logs.meaning.likely import likely_sense
 from drumbeat.logs.meaning.senses import STATUS, sense
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
@@ -223,24 +223,88 @@ class Tails:
         return list(self._lines)
 
 
-# How a log ends. A number behind a word for an end is its status; else the model tells by the words.
-GOOD, BAD = "good", "bad"
+# How a log ends: the last word of its outcome that its last lines say. A number behind a word for an end is its status.
+GOOD, BAD, STOPPED = "good", "bad", "stopped"
 LAST_WORDS = 6  # lines
 _STATUS_AT_END = regex(
-    r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|finished|returned|returns|quit(?:s|ting)?"
+    r"(?i)\b(?:(?:code|status|rc)\b(?:[^=:\n]{0,20}[=:])?\s?\(?|(?:exit(?:ed|s)?|ended|returned|returns|quit(?:s|ting)?"
     r"|error stop)\b"
-    r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?!\w|[.:]\w|[%/]| ?[a-z])"
+    r"(?: with)?[=:( ]{1,3})(?P<status>-?\d{1,3})(?![\w.:%/]| ?[a-z])"
     r"|\b(?:finish|end|result|left|leav(?:es|ing)|departs?|stopped|closed|ended|gone|down|out)\b"
     r"(?:: | \(|, (?:code )?| )(?P<number>-?\d{1,3})\)?\W?$"
 )
-_WELL, _BETTER, _BEST = 0.5, 0.8, 0.95  # probabilities of a good end: alone, behind a bad line, behind a cause
-_BAD, _WEAK = 0.85, 0.7  # probabilities of a line that is surely bad, and of one that may be where nothing went well
-_OF_NCCL = regex(r" NCCL (?:INFO|TRACE) ")  # read by its own grammar
+_BAD_END = regex(
+    r"(?i)\bnot ok\b|\b\w+['\"]?\s?[=:]\s?['\"]?(?:bad|failed|failure|expired|aborted|lost|dead|broken|false"
+    r"|incomplete|(?:un|not )success\w*)\b\W{0,3}$"
+    r"|\b(?:no result|without (?:a )?result|nothing (?:was )?(?:saved|written|produced)|unfinished|prematurely"
+    r"|(?:did not|never|not) (?:finish(?:ed)?|complete(?:d)?)"
+    r"|giv(?:ing|en) up|gave up|abnormal\w*|abort(?:ed|ing)|impossible|not able to (?:go on|continue)|nothing left to"
+    r"|(?:cannot|can not|could not) (?:go on|continue|proceed|be placed)"
+    r"|(?:stop|end|kill|terminat)\w*ing (?:the )?(?:rest|others|remaining))\b"
+)
+_GOOD = r"(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|ended well|done|completed?|finished)\b"
+_WELL = regex(
+    r"(?i)\b(?:ok|success\w*|succeeded|passed|converged|all good|cleanly|(?:ended|went) (?:well|fine|smoothly)|pass)\b"
+    r"|\b(?:verdict|result|outcome|state|status|leaving)\W{1,3}(?:is )?(?:good|fine|green|normal)\w*"
+)
+_TIDIED = regex(r"(?i)\b(?:clean|tear|tore|shut|exit|stop|abort|half|clos|un)\w*|\b(?:could|can) ?not\b|\bnot\b")
+_ALL_DONE = regex(
+    r"(?i)\b(?:training|run|job|experiment|(?:all|last) (?:\w+ )?(?:steps?|epochs?|rounds?))\W{1,3}"
+    r"(?:is |was |are |has )?(?:complete|finished|done|over)d?\W*$"
+)
+_DONE = regex(r"(?i)\b(?:done|completed?|finished)\b")
+# A good word that is denied or counted as zero, and a bad one that is counted as more.
+_NOT_WELL = regex(
+    rf"(?i)(?:\b(?:not|never|hardly|0)|n't)(?: yet| been| be| have| \w+ly){{0,2}} {_GOOD}"
+    rf"|(?<![\d.])0 ?(?:/|of|out of) ?[1-9]\d*(?: \w+){{0,2}} {_GOOD}"
+    rf"|\b{_GOOD}['\"]?\s?[=:]\s?['\"]?(?:0|no(?:ne)?|false)\b"
+    r"|\b(?:bad|failed|failures?|lost|dead|crashed|died|killed)['\"]?\s?[=:]\s?[1-9]"
+    r"|(?<![\w.=:-])[1-9]\d*(?: of \d+)?(?: \w+)? (?:were |was |have |has )?(?:lost|failed|dead|crashed|died)\b"
+)
+_STOPS = regex(
+    r"(?i)\b(?:stop|halt|quit|bail|exit|leav|terminat|cancel|tear|abandon|evict|withdr[ae]w|resign|remov|reclaim|kill"
+    r"|end(?:ed|s|ing)\b|over\b|out\b|clos|(?:take|taken|taking|call|called|hand) (?:\w+ )?(?:back|off|away))\w*\b"
+    r"|\b(?:shut|tak|br(?:ing|ought))\w* \w* ?down\b"
+)
+_WAITS = regex(r"(?i)\b(?:waiting|still trying|retrying|again in)\b")
 _ONLY_VALUE = regex(r"[A-Za-z]+:? [-+]?\d+\.\d")  # ERROR: 0.12
 _COMMENT = regex(r"^#+ ")
 _ASIDE = regex(r"(?i)\W{0,3}(?:hint|note|tip|see|nb|try|help|info)\b: ?")
+_A_VALUE = regex(r"[A-Za-z]\s?[:=]\s{0,3}[-+]?\d[\d.,]*(?:e[-+]?\d+)?\s?\w{0,4}$")  # elapsed time: 153.2 sec
+_CALL = regex(r"\w\([^()]*[,=]")  # Conv2d(32, 64, kernel_size=3)
 _NUMBER = regex(r"\d+")
 _VALUE = regex(r"(?<![\w.])\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.]*\.\d)|\d ?%|\d/\d")
+
+
+def outcome(texts: Sequence[str]) -> Tuple[str, int]:
+    """Return how the program ended (GOOD, BAD or STOPPED) and how many lines follow the one that says so;
+    empty where none does. What was done in the end
+    (`cleaned up, done`) does not make up for what went wrong right before; success does."""
+    ended = "", 0
+    for behind, text in enumerate(reversed(texts[-LAST_WORDS:])):
+        line = clean(text)
+        if (
+            len(line.text) > MAX_LENGTH
+            or line.only_warns
+            or COMMAND.match(line.text)
+            or _is_hedged(line.text)
+            or _ASIDE.match(line.text)
+        ):
+            continue
+        last = behind < LAST_LINES
+        status = _STATUS_AT_END.search(line.text)
+        number = int(status["status"] or status["number"]) if status else 0
+        whole = f"{line.text} {line.fields}".rstrip()
+        if number or _BAD_END.search(whole) or (last and _NOT_WELL.search(whole)):
+            return BAD, behind
+        if last and ended[0] != GOOD and speaks_of_failure(_COMMENT.sub("", text)):
+            return BAD, behind
+        if last and (status or _WELL.search(line.text) or not behind and _ALL_DONE.search(line.text)):
+            return GOOD, behind
+        done = last and _DONE.search(line.text) and not _TIDIED.search(line.text)
+        said = GOOD if done else STOPPED if _STOPS.search(line.text) else ""
+        ended = ended if ended[0] else (said, behind)
+    return ended
 
 
 def _is_hedged(text: str) -> bool:
@@ -253,17 +317,23 @@ def _template(text: str) -> str:
 
 
 Who = Callable[[int], Optional[int]]
-_A_VALUE = regex(r"[A-Za-z]\s?[:=]\s{0,3}[-+]?(?:\d[\d.,]*(?:e[-+]?\d+)?|nan)\s?\w{0,4}$")  # elapsed time: 153.2 sec
-_COLUMNS = regex(
-    r"\S(?: {3,}| ?\t)\S|\w\([^()]*[,=]|(?:\s{1,12}[-+]?\d[\d.]*){3}"
-)  # and calls: Conv2d(32, 64, kernel_size=3)
+_NEGATIVE = regex(
+    r"(?i)\b(?:disagree\w*|mis-?match\w*|panic\w*|crash\w*|abort\w*|damaged?|corrupt\w*|garbled|truncat\w*|forbid\w*|reject\w*|withdr\w*"
+    r"|short|full|dry|used up|spent|diverg\w*|illegal\w*|differ\w*|conflict\w*|timed|stuck|hung|stalled|crammed|evict\w*|kill\w*"
+    r"|nowhere|incompatib\w*|instead|off|dark|power\w*|halt\w*|fault\w*|violat\w*|barred|veto\w*|taken|occupied"
+    r"|not?|none|nothing|nobody|never|cannot|without|lacks?|fail\w*|error|un(?:able|known|expected|reachable)\w*"
+    r"|in(?:valid|complete|sufficient)\w*"
+    r"|bad|wrong|lost|gone|dead|die[ds]|refus\w*|den(?:y|ied)|miss(?:ing|ed)|exhausted|exceed\w*|expired|stopped"
+    r"|broken?|down|too|out of|over|only|but|while)\b|n't\b"
+)
+_COLUMNS = regex(r"\S(?: {3,}| ?\t)\S")
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
 _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
-_LEAST, _ALONE = 0.6, 1.0  # points of a line that says why a run failed, whose ranks have labels or not
-_OF_NOBODY = 1.8  # the same, where a rank says what is nobody's fault
+_LEAST = 1.0  # points of a line that says why
+_STOPPED = 1.0  # the same, where the run was stopped
 _STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
-    r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b|\[(?:[Ee]rror|[Ff]atal)\]"
+    r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b"
     r"|^[EF] +(?=[\[<(a-z]\S* +[a-z])|^!! "
 )
 
@@ -279,7 +349,8 @@ def _works(lines: Sequence[Tuple[int, str]], speaker: Who) -> Set[int]:
         if _STEP.search(text)
         or seen[kinds[place]] > 1
         and _VALUE.search(f"{line.text} {line.fields}")
-        and read_line(line.text).fine > 1 - _BAD
+        and not _BAD_END.search(text)
+        and not _STOPS.search(text)
     }
 
 
@@ -291,45 +362,17 @@ def last_work(lines: Numbered, speaker: Who) -> str:
 
 @dataclass(frozen=True)
 class Words:
-    """A line among the last ones of a file."""
+    """A line that may say why a run failed."""
 
     number: int
     line: Line
     who: Optional[int]
-    reading: Reading
-    status: Optional[int] = None  # of the end that it tells of
-    known: bool = False  # it was read already
-    data: bool = False  # a value, a row of a table, a setting
-    doubtful: bool = False  # possible, lived through, or only a warning
+    code: str = ""
+    points: float = 0.0
     failing: bool = False  # a level, a status or a clause says that something failed
+    negative: bool = False
+    hedged: bool = False  # possible, or lived through
     alone: bool = False  # only one rank says it
-
-    @property
-    def bad(self) -> float:
-        """Probability that something went wrong."""
-        said = 0.0 if self.data else 1 - self.reading.fine
-        return max(1.0 if self.status else 0.9 if self.failing else 0.0, said) / (2 if self.doubtful else 1)
-
-
-def outcome(last: Sequence[Words]) -> Tuple[str, Optional[Words]]:
-    """Return how a program ended (GOOD or BAD) and the line that says so; empty where none is sure. What was done in the end
-    (`cleaned up, done`) does not make up for what went wrong right before; success does."""
-    several = sum(each.bad >= _WEAK and not each.known for each in last) > 1 or any(
-        each.who is not None for each in last
-    )
-    for behind, each in enumerate(reversed(last[-LAST_WORDS:])):
-        before = [one for one in last if one.number < each.number]
-        worst = max((one.bad for one in before), default=0.0)
-        cause = max((one.reading.points for one in before if one.bad >= _BAD), default=0.0)
-        needed = _WELL if worst < _BAD else _BETTER if cause < _STRONG else _BEST
-        good = each.reading.finished >= needed and not each.status or each.status == 0 and cause < _STRONG
-        if behind < LAST_LINES and good and not each.failing:
-            return GOOD, each
-        sure = each.failing or each.status or each.reading.points >= _ALONE or several
-        if each.bad >= _BAD and each.status != 0 and sure:
-            return BAD, each
-    weak = max(last[-LAST_LINES:], key=lambda each: each.bad, default=None)
-    return ("", weak) if weak is not None and weak.bad >= _WEAK and several else ("", None)
 
 
 def telling(
@@ -339,48 +382,55 @@ def telling(
     speaker: Who = lambda number: None,
     blame: Callable[[int], Optional[int]] = lambda begin: None,
     plain: Callable[[str], str] = lambda text: text,
-) -> Tuple[bool, Optional[Tuple[int, Line, str]]]:
-    """Return True if a file shows that anything went well; and the line among its last ones that says why it failed, or at
-    least that it did, with the code of what it means.
+    began: bool = True,
+) -> Optional[Tuple[int, Line, str]]:
+    """The line among the last ones of a file that says why it failed, or at least that it did, and the code of what it means.
 
     The line counts whose words mean most, if they mean enough for how the log ends; consequences, and what was said by those who
-    worked on, count half. Else the first line of the rank that the others name (`blame`, from a line on), else the one with
-    which the log ends badly. `is_known`: lines that were read already; `begin`: first line of the file's last run; `plain`: a
-    text with plain words for its labels of ranks."""
+    worked on, count half. Else the first line of the rank that the others name (`blame`, from a line on), else the last that
+    speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the file's last run; `plain`: a text
+    with plain words for its labels of ranks; `began`: something worked."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
     works = _works(texts, speaker)
     worked = max(works, default=-1) + 1
+    workers = {speaker(texts[place][0]) for place in works}
     late = {speaker(texts[place][0]) for place in works if place >= worked - BEFORE} | {None}
-    first, end = texts[min(works)][0] if works else 0, texts[worked - 1][0] if works else 0
-    found = list(_words([each for place, each in enumerate(texts) if place not in works], is_known, speaker, plain))
-    last = [each for each in found if each.number > end][-TOLD:]
-    ended, by = outcome(last)
-    if ended == GOOD:
-        return True, None
-    blamed = blame(last[0].number) if last else None
-    failed = ended == BAD or blamed is not None
-    least = _LEAST if any(each.who is not None for each in found) else _ALONE
-    scored = []
-    first_bad = next((each for each in last if each.bad >= _BAD), None)
+    last_words = texts[worked:] if worked else texts[-TOLD:]
+    texts = [each for place, each in enumerate(texts) if place not in works]
+    ended, behind = outcome([text for _, text in last_words])
+    blamed = blame(last_words[0][0]) if last_words else None
+    if ended == GOOD or not last_words:
+        return None
+    failed = ended == BAD or ended and (blamed is not None or ended == STOPPED and not worked)
+    ended = ended or ("" if blamed is None and began else STOPPED)
+    least = _LEAST if failed else _STOPPED if ended else _STRONG
+    found = list(_words(texts, is_known, speaker, plain, failed or bool(ended and blamed is not None)))
+    scored: List[Tuple[float, Words]] = []
     for each in found:
-        points = each.reading.points / (2 if kind_of(each.reading.code, "") in (LOST_PEER, TIMED_OUT) else 1)
-        points += (each.who is not None and each.who == blamed) / 2 + (each is first_bad) / 2 - each.doubtful
-        if each.number < end and (each.who in late or each.number < first):
+        needed = _LEAST if each.failing or failed else _STRONG if each.code in NOBODYS_FAULT else least
+        if not each.code or each.points < needed:
+            continue
+        points = each.points / 2 if kind_of(each.code, "") in (LOST_PEER, TIMED_OUT) else each.points
+        points += (each.who is not None and each.who == blamed) / 2 - each.hedged
+        if each.number < last_words[0][0] and each.who in late:
             points /= 2  # it worked on
-        needed = least if failed or each.failing and each.number > end else _STRONG
-        needed = max(needed, _OF_NOBODY) if each.reading.code in NOBODYS_FAULT and each.who is not None else needed
-        told = not _TABLE.search(each.line.text) if failed else not each.data and not each.doubtful
-        told = told or each.failing
-        if not each.known and told and (each.reading.points if failed else points) >= needed:
-            scored.append((points, each))
-    points, best = max(scored, key=lambda each: (each[0], -each[1].number), default=(0.0, None))
-    if best is not None and points >= least:
-        return bool(works), (best.number, best.line, best.reading.code)
-    own = [each for each in found if each.alone and each.who == blamed and not each.known and not each.doubtful]
-    chosen = next(iter(own), by) if failed else by
-    if chosen is None or chosen.known:
-        return bool(works), None
-    return bool(works), (chosen.number, chosen.line, "")
+        scored.append((points, each))
+    best = max(scored, key=lambda each: (each[0], -each[1].number), default=None)
+    if best is not None and best[0] >= _LEAST:
+        return best[1].number, best[1].line, best[1].code
+    own = [each for each in found if each.alone and not each.hedged and blamed in (None, each.who)]
+    own = [each for each in own if ended == BAD or each.who not in workers]
+    if own and ended:
+        chosen = next((each for each in own if each.negative), own[-1 if blamed is None else 0])
+        return chosen.number, chosen.line, chosen.code
+    spoken = [each for each in found if each.failing and each.number >= texts[-LAST_LINES:][0][0]]
+    if spoken:
+        return spoken[-1].number, spoken[-1].line, spoken[-1].code
+    if failed:
+        number, line = last_words[-1 - behind][0], clean(last_words[-1 - behind][1])
+        cut = ended != BAD and _TABLE.search(line.text)  # a row of a launcher's table
+        return (number, line, "") if not cut and not is_known(line.text) else None
+    return None
 
 
 def _words(
@@ -388,8 +438,9 @@ def _words(
     is_known: Callable[[str], bool],
     speaker: Who,
     plain: Callable[[str], str],
+    failed: bool,
 ) -> Iterator[Words]:
-    """Yield the words of each line, without lines that were tried again, or are source text."""
+    """Yield the words of each line, without lines that were tried again, were read already, or are source text."""
     last = {(speaker(number), _template(text)): number for number, text in texts}
     speakers: Dict[str, Set[Optional[int]]] = {}
     for number, text in texts:
@@ -399,25 +450,29 @@ def _words(
         above, below = (texts[at][1] if 0 <= at < len(texts) else "" for at in (place - 1, place + 1))
         if clean(below).text.startswith("Arguments: ") and line.text.startswith("Message: "):
             continue  # what Python's logging could not write
-        if line.text.startswith(
-            ("Traceback (most recent", "frame #", "During handling of the above", "--- Logging error")
-        ) or _OF_NCCL.search(text):
-            continue
-        if (
-            last[(who, _template(text))] != number
-            or len(line.text) > MAX_LENGTH
-            or COMMAND.match(_COMMENT.sub("", line.text))
-        ):
-            continue
-        if _SOURCE.match(line.text) and ('File "' in above or 'File "' in line.text):
+        if last[(who, _template(text))] != number or is_known(line.text):
             continue
         logged = line.level in ("E", "F") and not _ONLY_VALUE.match(line.text) or bool(_LOUD.search(line.text, 0, 60))
         failing = logged or speaks_of_failure(_COMMENT.sub("", text))
-        status = _STATUS_AT_END.search(line.text)
-        code = int(status["status"] or status["number"]) if status else None
-        doubtful = not failing and (line.only_warns or _is_hedged(line.text) or bool(_ASIDE.match(line.text)))
-        data = _TABLE.search(line.text) or _COLUMNS.search(line.text) and not _SENTENCE.search(line.text)
-        data = not failing and bool(data or _A_VALUE.search(line.text) or _MEASURED.search(line.text))
-        reading = read_line(plain(f"{line.text} {line.fields}".rstrip()), failing)
+        if _WAITS.search(line.text) and not failing and not _BAD_END.search(line.text):
+            continue
+        hedged = _is_hedged(line.text)
+        source = _SOURCE.match(line.text) and ('File "' in above or 'File "' in line.text)
+        if source or hedged and not failed and not failing:
+            continue
+        if line.only_warns:
+            if failing:
+                yield Words(number, line, who, failing=True)
+            continue
+        words = plain(f"{line.text} {line.fields}".rstrip())
+        sentence = logged or not _TABLE.search(line.text)
+        sentence = sentence and (logged or bool(_SENTENCE.search(line.text)) or not _COLUMNS.search(line.text))
+        code, points = likely_sense(words)
+        negative = failing or bool(_NEGATIVE.search(words))
         alone = who is not None and speakers[_template(text)] == {who}
-        yield Words(number, line, who, reading, code, is_known(line.text), data, doubtful, failing, alone)
+        told = failed or failing or negative or code in NOBODYS_FAULT and _STOPS.search(text)
+        value = _A_VALUE.search(line.text) or _CALL.search(line.text) and not _SENTENCE.search(line.text)
+        said = failing or not value and (failed or not _MEASURED.search(line.text)) or failed and points >= _STRONG
+        if points < _LEAST or not (told and sentence and said):
+            code = ""
+        yield Words(number, line, who, code, points, failing, negative, hedged, alone)
