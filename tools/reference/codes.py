@@ -13,8 +13,8 @@ _INTRO = """\
 <!-- Made by: python -m tools.reference. The words are in src/drumbeat/findings and src/drumbeat/logs/rules. -->
 # Codes of findings
 
-A list to search in: cause, evidence and fix come with the finding itself. Codes are stable, titles may change; `...` stands for
-a value. Good news and notes, because of which nothing fails, are left out (`drumbeat diagnose --rules` has those of logs).
+Cause, evidence and fix come with each finding. Codes are stable, titles may change; `...` stands for a value. Notes are left
+out (`drumbeat diagnose --rules` lists those of logs).
 """
 
 # What no rule gives, because it does not rest on one line. A test compares this with the source.
@@ -59,7 +59,7 @@ def page() -> str:
         for name, entry in [pair for file in files for pair in entries(file).items()]:
             found.setdefault(name.partition("/")[0], []).append(entry)
         lines += _list(title, [(code, _of_entries(each)) for code, each in sorted(found.items()) if warns(each)])
-    lines += _list("Codes of earlier versions", [(old, f"now `{new}`") for old, new in sorted(WAS.items())])
+    lines += _list("Renamed codes: old, new", [(old, f"`{new}`") for old, new in sorted(WAS.items())])
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any, Dict, List
 
 from drumbeat.cli import COMMANDS, parser_for
@@ -20,10 +21,9 @@ def page() -> str:
         "# Commands",
         "",
         "`drumbeat COMMAND --help` shows what most people need, `--help-all` everything. `--json` prints machine-readable "
-        "output, `--json-schema` its schema, `--debug` the traceback of an error. RUN is a name (its newest run "
-        "here), a run id or the start of one, a run folder, or a scheduler's job; default: the newest. "
-        "An error is text on standard error, with `--json` too, where standard output then stays empty or has what could "
-        "still be said; the exit code is not 0, and 2 for wrong input.",
+        "output, `--json-schema` its schema, `--debug` the traceback of an error. RUN is a name, a run id or the start of "
+        "one, a run folder, or a scheduler's job; default: the newest [here](runfolder.md#which-run). Errors are text on "
+        "standard error, with `--json` too ([exit codes](agents.md#exit-codes)).",
         "",
         "| command | what it does |",
         "|---|---|",
@@ -40,7 +40,7 @@ def page() -> str:
 
 
 def _table(parser: Any) -> List[str]:
-    lines = ["| argument | meaning |", "|---|---|"]
+    lines: List[str] = []
     flags = 0
     for action in parser._actions:
         if action.help == argparse.SUPPRESS or _COMMON & set(action.option_strings):
@@ -51,9 +51,11 @@ def _table(parser: Any) -> List[str]:
         if isinstance(action, argparse._SubParsersAction):
             lines += [f"| `{name}` | {_cell(sub.description or '')} |" for name, sub in action.choices.items()]
             continue
-        words = (action.help or "").replace("%%", "%").replace(_RUN, "a run").replace("; default: the newest", "")
+        words = (action.help or "").replace("%%", "%").replace(_RUN, "a run")
+        words = re.sub(r"; default: the newest( run)? here", "", words)
         lines.append(f"| {_names(action)} | {_cell(words)} |")
-    return lines + (["", "Also the keys of a [job file](job.md) as flags."] if flags > 9 else [])
+    head = ["| argument | meaning |", "|---|---|"] if lines else ["No arguments."]
+    return head + lines + (["", "Also the keys of a [job file](job.md) as flags."] if flags > 9 else [])
 
 
 def _names(action: Any) -> str:

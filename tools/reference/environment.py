@@ -14,10 +14,8 @@ tags: [environment variable, environment variables]
 <!-- Made by: python -m tools.reference. The words are in the tables of src/drumbeat/plan. -->
 # Environment variables
 
-Every variable that drumbeat can set for a rank: when, to what, and why. Strongest first, the value comes
-from **you** (the job's `env`, then what you exported), the **site** (its profile), what was **detected** on the node, or a
-**default** that fits its kind. `drumbeat plan --explain` shows which it was for a job, its source, and what was left alone; a run
-keeps the same list in its folder. Your exported variables are never overwritten; suspicious ones are reported.
+Every variable that drumbeat can set for a rank: when, to what, and why. [Who wins](plan.md) says whose value is taken;
+`drumbeat plan --explain` shows it for a job, with its source and what was left alone. A run keeps the same list in its folder.
 
 # Identity of a rank
 
@@ -34,9 +32,9 @@ next.
 
 _JAX = "; unless you set JAX_COORDINATOR_ADDRESS, or a launcher starts the ranks"
 _WORDS = {
-    "fabric": "{} network",
+    "fabric": "{}",
     "vendor": "{} GPUs",
-    "arch": "GPU {}",
+    "arch": "{}",
     "nic-driver": "{} NICs",
     "rocm": "ROCm {}",
     "kernel": "kernel {}",

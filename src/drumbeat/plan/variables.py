@@ -528,8 +528,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "MIOPEN_USER_DB_PATH",
         "LOCAL/USER-miopen-cache-NODE",
         "AMD GPUs",
-        "MIOpen's kernel cache is SQLite: a shared file system cannot take the locks of many nodes; made with mode 0700, "
-        "and replaced by an empty one for this run if somebody else made it or can write to it",
+        "MIOpen's kernel cache is SQLite: a shared file system cannot take the locks of many nodes; "
+        "replaced by an empty one for this run unless it is yours alone",
         LUMI,
     ),
     Computed("MIOPEN_CUSTOM_CACHE_DIR", "as MIOPEN_USER_DB_PATH", "AMD GPUs", "as MIOPEN_USER_DB_PATH", LUMI),
@@ -537,8 +537,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "TRITON_CACHE_DIR",
         "LOCAL/USER-triton-cache-NODE",
         "GPUs",
-        "kernels are compiled once per node on a local disk, not by all ranks at once in the home folder; made "
-        "with mode 0700, and replaced by an empty one for this run if somebody else made it or can write to it",
+        "kernels are compiled once per node on a local disk, not by all ranks at once in the home folder; "
+        "replaced by an empty one for this run unless it is yours alone",
         "PyTorch",
     ),
     Computed("TORCHINDUCTOR_CACHE_DIR", "LOCAL/USER-inductor-cache-NODE", "GPUs", "as TRITON_CACHE_DIR", "PyTorch"),
