@@ -73,6 +73,7 @@ SHAPES: Dict[str, Any] = {
         "to_export": [_NOTE],
         "advice": [_NOTE],
         "differences": [dict.fromkeys(("what", "script", "job", "why"), str)],
+        "read": Dict[str, List[int]],
         "defaults": Dict[str, str],
     },
     "diagnose": ("drumbeat.logs.report:Report", [Dict[str, Any]]),  # the second: --rules
