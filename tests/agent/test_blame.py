@@ -16,6 +16,10 @@ def cause(*ends, suspected=None):
     return (found.code, found.rank, found.host) if found else None
 
 
+def test_a_signal_that_was_seen_after_the_launcher_had_told_of_it():
+    assert first_rank(replace(end(1, None, 10.0, "segfault", number=11), since=10.4), end(0, None, 10.0, number=15)) == 1
+
+
 def test_a_failure_of_its_own_is_its_own_cause():
     assert cause(end(0), end(1, finding="exception"), end(2)) is None
     assert cause(end(0, 0, finding=None), end(1, 0, finding=None)) is None

@@ -312,8 +312,9 @@ def _changed(first: float, last: float) -> bool:
 
 
 def _noise(losses: Sequence[float]) -> float:
-    """Return the standard deviation of a loss, by the median difference of neighbours: a trend hardly adds to it."""
-    return 1.4826 / math.sqrt(2) * _median([abs(after - before) for before, after in zip(losses, losses[1:])])
+    """Return the standard deviation of a loss, by how far each lies from its neighbours' mean: a trend adds nothing."""
+    bends = [abs(before - 2 * at + after) for before, at, after in zip(losses, losses[1:], losses[2:])]
+    return 1.4826 / math.sqrt(6) * _median(bends) if bends else 0.0
 
 
 def _order(losses: Sequence[float]) -> float:

@@ -111,7 +111,7 @@ class RankEnd:
         if self.noted is not None:
             begin, end = self.noted - _UNWINDS, self.noted
         record = "drumbeat" if self.kind == order.OUTSIDE else ""
-        return order.Event(self.kind, place, begin, end, finding=self.finding, record=record)
+        return order.Event(self.kind, place, min(begin, end), end, finding=self.finding, record=record)
 
     @property
     def what(self) -> str:
