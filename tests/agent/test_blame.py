@@ -17,7 +17,9 @@ def cause(*ends, suspected=None):
 
 
 def test_a_signal_that_was_seen_after_the_launcher_had_told_of_it():
-    assert first_rank(replace(end(1, None, 10.0, "segfault", number=11), since=10.4), end(0, None, 10.0, number=15)) == 1
+    assert (
+        first_rank(replace(end(1, None, 10.0, "segfault", number=11), since=10.4), end(0, None, 10.0, number=15)) == 1
+    )
 
 
 def test_a_failure_of_its_own_is_its_own_cause():
