@@ -14,6 +14,7 @@ from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple, Union
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
+from drumbeat.metrics.shapes import Shapes, Slot
 
 KINDS = ("step", "validation", "throughput", "summary", "target")
 # The values of a metrics record: docs/metrics.md explains each.
@@ -58,14 +59,15 @@ ALIASES = {
     word: name
     for name, words in {
         "step": "upd iterate schritt étape etape paso passo stap krok adım шаг 步数 步 ステップ 단계",
+        "round": "runde ronde ronda rodada",
         "epoch": "epoche époque epoque época epoca эпоха pass 轮次 轮数 轮 エポック 에포크",
         "iteration": "itération iteración iterazione итерация 迭代次数 迭代",
         "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp "
         "perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
         "accuracy": "genauigkeit précision precisión точность 准确率 精度 정확도",
-        "train": "tr trn trainings entraînement 训练 訓練",
-        "val": "va vl 验证",
+        "train": "tr trn trainings entraînement entrenamiento treino addestramento 训练 訓練",
+        "val": "va vl validierung validación validação validazione 验证",
         "after": "nach",
     }.items()
     for word in words.split()
@@ -82,6 +84,7 @@ _SIGNS = str.maketrans(
         "—": "-",
         "–": "-",
         "→": ">",
+        "·": "|",
         "≈": "=",
         "ℒ": "L",
         "↓": " ",
@@ -92,7 +95,7 @@ _SIGNS = str.maketrans(
 _INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss"}
 _ITEM = regex(
     rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
-    rf"(?:\s*(?:/|\(?(?:\bout )?\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?!\w|\.\d|\s*/))?"
+    rf"(?:\s*(?:/|\(?(?:\bout )?\b(?:of|von|van|de|di|sur|из)\b)\s*(?P<total>\d[\d,]{{0,14}})(?!\w|\.\d|\s*/))?"
     r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
     r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
     r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
@@ -132,6 +135,8 @@ _OTHER_LOSSES = (
     {"cost"},
     {"cross", "entropy"},
     {"ce"},
+    {"bits", "dim"},
+    {"bit", "dim"},
     {"neg", "log", "likelihood"},
     {"negative", "log", "likelihood"},
 )
@@ -184,7 +189,7 @@ _OTHER_UNIT = regex(r"(?:\s?[kMGT]?(?:i?B|bits?|W|Hz)|\s?(?:ms|us|s|sec|seconds)
 _REWARDED = regex(r"(?i)reward|return|score|loss|kimg")
 _IS = regex(r"(?:[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
-_BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
+_BAR = regex(r"\d{1,3}\s*%\s*[|┣├▕]|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,7 @@ class Line:
     loss: str = "rank"  # whose it is
     batch: bool = False  # its step may be a batch of the epoch above it
     guessed: bool = False  # its step is a number in front of the loss
+    member: bool = False  # of an open bracket: one setting, unless it repeats
 
 
 def masked(text: str) -> str:
@@ -232,22 +238,26 @@ def number(name: str, text: str) -> Union[int, float]:
     return int(whole) if abs(whole) < _TOO_LARGE and whole == int(whole) else value
 
 
-def parse(text: str) -> Optional[Line]:
-    """The metrics in a line; None where it holds none."""
+def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> Optional[Line]:
+    """The metrics in a line; None where it holds none. `shapes`: of the lines before it; `tabled`: it was a row of a table."""
     if not _VALUE.search(text) or _TALK.search(text):
         return None
     line = masked(_spelled(_ASIDE.sub("", text, 1)))
+    if "," in line:
+        line = _with_points(line, shapes)
     bar = _BAR.search(line)
     if bar:
         line = line[: bar.end()] + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
     items = _with_initials(_items(line))
     if not items:
         return None
+    if shapes is not None:
+        items = _behaved(items, shapes)
     values: Dict[str, Any] = {}
     whose = "unknown"
     validation = False
     unkeyed: List[Item] = []
-    strength: Dict[str, int] = {}
+    strength: Dict[str, float] = {}
     places: Dict[str, int] = {}
     for item in items:
         words = set(item.words)
@@ -277,7 +287,10 @@ def parse(text: str) -> Optional[Line]:
                 break
     metrics = [place for name, place in places.items() if name not in COUNTERS]
     guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
-    if (
+    total = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
+    if strength.get("loss") == 1 and total:
+        values["loss"] = number("loss", total.text)
+    elif (
         strength.get("loss") == 1
         and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1
     ):
@@ -287,6 +300,8 @@ def parse(text: str) -> Optional[Line]:
         for name, other in (("batch", "step"), ("batches", "steps")):
             if name in values:
                 values[other] = values.pop(name)
+    if values.get("epochs") and "steps" not in values and strength.get("step", 1) < 1:
+        del values["step"]  # `Epoch: 190/1500, Frames: 57300`
     before = places.get("epoch", -1) < places.get("step", len(line)) and strength.get("step", 0) < 3
     if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as one line tells
         values.update(batch=values.pop("step"), batches=values.pop("steps"))
@@ -294,9 +309,10 @@ def parse(text: str) -> Optional[Line]:
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
-    judged = _judged(values, validation, whose, bool(bar), label, line, items)
-    if judged and (batch or guessed):
-        judged = replace(judged, batch=batch, guessed=guessed)
+    judged = _judged(values, validation, whose, bool(bar), label, line, items, tabled)
+    member = not bar and bool(_MEMBER.fullmatch(text))
+    if judged and (batch or guessed or member):
+        judged = replace(judged, batch=batch, guessed=guessed, member=member)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
     if judged and counted and counted.total and counted.text.isdigit() and "epoch" in values:
         samples = (int(counted.text), int(number("steps", counted.total)))
@@ -304,15 +320,102 @@ def parse(text: str) -> Optional[Line]:
     return judged
 
 
+_COUNTED_WITH = _set("of max total num n nb out planned target all")
+_NO_COUNTER = _set("seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus seen world node nodes pid port bs")
+
+
+def _behaved(items: List[Item], shapes: Shapes) -> List[Item]:
+    """Return the items with what only time shows: a step that stands still or turns back beside a counter that grows is a
+    quantity; what stands still beside a counter is its total; `n/N` that begins again with each epoch counts its batches; a
+    whole number that grows evenly is the counter of a line that names none; what falls is the loss of a split."""
+    form = tuple([item.words for item in items])
+    counts = [item.text.isdigit() for item in items]
+    slots = shapes.seen(form, [float(number("", item.text)) for item in items], counts)
+    lossy = any({*words} & (_LOSSES | _QUALITIES) for words in form)
+    shapes.qualities += lossy
+    if not any(slot.ups or slot.turns or slot.stays for slot in slots):
+        return items
+    names = [_counter(item, {*item.words} - _NOISE, {*item.words})[0] if count else "" for item, count in zip(items, counts)]
+    growing = [at for at, slot in enumerate(slots) if names[at] and slot.grows]
+    changed: Dict[int, Dict[str, Any]] = {}
+    for at, (item, slot) in enumerate(zip(items, slots)):
+        words = {*item.words}
+        others = growing != [at] and bool(growing)
+        if names[at] == "step" and not item.total and others and (slot.still or slot.turns):
+            changed[at] = {"words": ("quantity",)}
+        elif words and not names[at] and counts[at] and item.total and slot.grows and "epoch" in names and not words & _VALIDATION:
+            if not _meaning(item, items)[0]:
+                changed[at] = {"words": ("batch",)}
+        elif counts[at] and not item.total and not any(names) and slot.grows and slot.even:
+            near = words & (_STEP | _EPOCH) and len(words) < 4
+            other = words and lossy and not words & (_NO_COUNTER | {*_NOUNS})
+            if near and slot.ups > 1 or other and slot.ups > 2:
+                changed[at] = {"words": ("step",)}
+                names[at] = "step"
+                growing.append(at)
+        if counts[at] and slot.still and not item.total and not item.unit:
+            of = next((each for each in growing if _is_total(words, items[each], item)), None)
+            if of is not None:
+                changed.setdefault(of, {})["total"] = item.text
+                changed[at] = {"words": ("quantity",)}
+    if growing and not any({*words} & _LOSSES for words in form):
+        changed.update(_falling(items, slots))
+    return [replace(item, **changed[at]) if at in changed else item for at, item in enumerate(items)]
+
+
+def _is_total(words: Set[str], counter: Item, item: Item) -> bool:
+    """Return true if a number that stands still may be a counter's total: `it=380 of=5000`, `step 10 max_steps 500`."""
+    own = {*counter.words} - _COUNTED_WITH
+    plural = any(word.strip("n") in (f"{each}s", f"{each}es") for word in words for each in own)
+    known = words <= own | _COUNTED_WITH | _STEP | _EPOCH | _BATCH | {f"n{each}es" for each in own}
+    told = bool(words & _COUNTED_WITH) or plural
+    return not counter.total and told and (known or plural) and float(item.text) >= float(number("", counter.text))
+
+
+def _falling(items: List[Item], slots: List[Slot]) -> Dict[int, Dict[str, Any]]:
+    """Return the losses among bare words, if they fall: `Epoch: 10 Train: 0.13 Test: 0.14`, `Score at iteration 10 is 2.1`."""
+    floats = [at for at, item in enumerate(items) if item.words and "." in item.text and not item.unit.strip()]
+    splits = [at for at in floats if {*items[at].words} <= _VALIDATION | {"train", "training"}]
+    if len(splits) == len(floats) > 1 or len(floats) == 1 and items[floats[0]].words == ("score",):
+        return {at: {"words": (*items[at].words[:1], "loss") if splits else ("loss",)} for at in floats if slots[at].falls}
+    return {}
+
+
+_KEYED_COMMA = regex(
+    r"[^\W\d]\w*\s{0,2}[:=]?\s{0,2}-?(?:0,\d{1,9}|[1-9]\d{0,2},(?:\d{1,2}|\d{4,9}))(?=\s*(?:[%;|)-]|$|\s[^\W\d]))"
+)
+_POINT = regex(r"\d\.\d")
+_COMMA = regex(r"(?<![\d.,])(\d{1,9}),(\d{1,9})(?![\d,])")
+
+
+def _with_points(line: str, shapes: Optional[Shapes]) -> str:
+    """Return a line of an output with decimal commas with points. One that can be nothing else decides for all that follow."""
+    if _POINT.search(line):
+        return line
+    if (shapes is None or not shapes.comma) and not _KEYED_COMMA.search(line):
+        return line
+    if shapes is not None:
+        shapes.comma = True
+    return _COMMA.sub(r"\1.\2", line)
+
+
+_MEMBER = regex(r"""\s*['"]?[A-Za-z][\w.-]*['"]?\s*[:=]\s*[^,:={}()\[\]]+(?:,|\s*[})\]]+,?)\s*""")
 _FOR_VALIDATION = regex(
-    r"(?i)[\s\[(*|>-]*(?:val(?:id(?:ation|ate)?)?|eval(?:uation)?|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
+    r"(?i)(?:.{0,60}?[\])]\s)?[\s\[(*|>-]*(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
     r"|.{0,400}?(?:name|mode|split|phase|stage|type|subset)['\"]?\s?[:=]\s?['\"]?(?:val|eval|test|dev)"
     r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
 )
 
 
 def _judged(
-    values: Dict[str, Any], validation: bool, whose: str, bar: bool, label: str, line: str, items: List[Item]
+    values: Dict[str, Any],
+    validation: bool,
+    whose: str,
+    bar: bool,
+    label: str,
+    line: str,
+    items: List[Item],
+    tabled: bool,
 ) -> Optional[Line]:
     for count, total in (("step", "steps"), ("batch", "batches"), ("epoch", "epochs")):
         if total in values and not _fits(values.get(count), values[total]):
@@ -342,7 +445,7 @@ def _judged(
             and "." in others[0].text
             and bool(_IS.search(line[: others[0].start]) or {*others[0].words} & _QUALITIES)
         )
-        done = (
+        done = tabled or (
             not bar
             and any(item.words for item in items)
             and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)
@@ -359,7 +462,7 @@ def _judged(
             not done
             and not bar
             and (
-                sum(not word.isdigit() for word in _words(line)) > 12
+                sum(not word.isdigit() for word in _words(line)) - sum(len(item.words) for item in items) > 11
                 or any({"total", "max"} & {*item.words} for item in items)
             )
         ):
@@ -370,13 +473,13 @@ def _judged(
     return Line(values, validation, whose, bar, False, label)
 
 
-def _strength(name: str, words: Set[str]) -> int:
+def _strength(name: str, words: Set[str]) -> float:
     """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
     if name in ("loss", "validation"):
         return 1 if words & (_LOSSES | _OBJECTIVES | _PARTS) - {"loss"} else 2
     if name == "step":
         if words & _ROUNDS:
-            return 0
+            return 0.5 if "total" in words else 0
         return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps", "timesteps"} else 1
     return 2 if words & ({"max", "peak"} if name != "step_time" else _STEP | _BATCH) else 1
 
@@ -420,7 +523,7 @@ def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tup
         return (_words(counted[1]), unit, counted.end(), ()) if counted else (words, unit, end, ())
     link = next((place for place, word in enumerate(words) if word in _LINKS), len(words))
     told, key = words[:link], words[link + 1 :]
-    of_loss = {*told} & (_LOSSES | {"cost"}) or {*told} - _LR and {*key} & (_STEP | _EPOCH)
+    of_loss = {*told} & (_LOSSES | {"cost", "score"}) or {*told} - _LR and {*key} & (_STEP | _EPOCH)
     if unit or not of_loss or not _FRACTION.match(line, end):
         return words, unit, end, ()
     return key or ("step",), unit, counted.end() if counted else end, told
@@ -442,7 +545,7 @@ def _spelled(text: str) -> str:
         text = _NO_TOTAL.sub(r"batch \1 ", text)
     if "it/" in text:
         text = _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text)
-    return _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text)).replace("'s ", " ")
+    return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
 
 
 _NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
@@ -451,6 +554,7 @@ _COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
 _GLUED = regex(
     r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)"
 )  # `step20`
+_GLUED_VALUE = regex(r"(?i)(?<![\w/.-])((?:train_?|val_?)?(?:loss|acc|lr))(\d{1,9}\.\d)")  # `loss0.059`
 _ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")
 _OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212it/10.0kit`
 
@@ -674,6 +778,10 @@ def _count(
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
+    if pairs and not counted and "epochs" not in values and _PART_OF_EPOCH.match(line):
+        values.update(step=number("step", pairs[0].text), steps=number("steps", pairs[0].total))
+        places["step"] = pairs[0].start
+        return False
     first = bool(pairs) and (
         pairs[0].opened in tuple("[(<{") or bar or not _LETTER_OR_DIGIT.search(_SHARE.sub("", line[: pairs[0].start]))
     )
@@ -722,6 +830,7 @@ _KERAS = regex(r"/step|[━=]{3}|\[[.>]")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
 _EPOCH_BEFORE = regex(r"(?:\[(\d{1,6})\]|(?i:train):? (\d{1,6})) ?\[ *\d{1,9}/\d")  # `[2][10/30]`, `Train: 2 [10/30`
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
+_PART_OF_EPOCH = regex(r"(?i)\s*\d{1,12}/\d{1,12} \(epoch \d+\.\d")  # `1/21150 (epoch 0.002), loss`
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`
