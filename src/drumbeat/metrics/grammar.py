@@ -60,12 +60,12 @@ ALIASES = {
     for name, words in {
         "step": "upd iterate schritt étape etape paso passo stap krok adım шаг 步数 步 ステップ 단계",
         "round": "runde ronde ronda rodada",
-        "epoch": "epoche époque epoque época epoca эпоха pass 轮次 轮数 轮 エポック 에포크",
+        "epoch": "epoka epok epocha epoche époque epoque época epoca эпоха pass 轮次 轮数 轮 エポック 에포크",
         "iteration": "itération iteración iterazione итерация 迭代次数 迭代",
         "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp "
         "perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
-        "accuracy": "genauigkeit précision precisión точность 准确率 精度 정확도",
+        "accuracy": "genauigkeit précision precisión acurácia exactitud dokładność точность 准确率 精度 정확도",
         "train": "tr trn trainings entraînement entrenamiento treino addestramento 训练 訓練",
         "val": "va vl validierung validación validação validazione 验证",
         "after": "nach",
@@ -103,7 +103,7 @@ _ITEM = regex(
 _NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
 _KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
     r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))"
-    r"(?=[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
+    r"(?=\s?[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
 )
 _COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
 _HAS_COUNTED = _set("after completed finished done at processed trained on seen")
@@ -140,9 +140,11 @@ _OTHER_LOSSES = (
     {"neg", "log", "likelihood"},
     {"negative", "log", "likelihood"},
 )
+_OF_ENTROPY = _set("avg average mean softmax with logits sparse categorical")
 _QUALITIES = _set(
     "ppl perplexity err error rmse mae reward return score residual fitness psnr iou dice wer cer bleu auc"
 )
+_REWARDS = _set("reward rewards return returns score")
 _OBJECTIVES = _set(
     "ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language"
 )
@@ -187,7 +189,7 @@ _TALK = regex(
 _LONE = regex(r"(?i)\W*(?:step|iter(?:ation)?)\W{1,4}\d{1,12}(?:[:,] ?| (?:- )?)-?\d+\.\d+\s*$")  # `step 20: 2.5`
 _OTHER_UNIT = regex(r"(?:\s?[kMGT]?(?:i?B|bits?|W|Hz)|\s?(?:ms|us|s|sec|seconds))\b")  # of a benchmark, not of training
 _REWARDED = regex(r"(?i)reward|return|score|loss|kimg")
-_IS = regex(r"(?:[=:]| is)[\[( ]{0,8}$")
+_IS = regex(r"(?:(?<![=<>!])[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
 _BAR = regex(r"\d{1,3}\s*%\s*[|┣├▕]|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
 
@@ -220,6 +222,7 @@ class Line:
     loss: str = "rank"  # whose it is
     batch: bool = False  # its step may be a batch of the epoch above it
     guessed: bool = False  # its step is a number in front of the loss
+    improves: bool = False  # it has a loss or a reward of any kind
     member: bool = False  # of an open bracket: one setting, unless it repeats
 
 
@@ -252,7 +255,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     if not items:
         return None
     if shapes is not None:
-        items = _behaved(items, shapes)
+        items = _behaved(items, shapes, bool(bar) or _KERAS.search(line) is not None)
     values: Dict[str, Any] = {}
     whose = "unknown"
     validation = False
@@ -311,8 +314,9 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
     judged = _judged(values, validation, whose, bool(bar), label, line, items, tabled)
     member = not bar and bool(_MEMBER.fullmatch(text))
-    if judged and (batch or guessed or member):
-        judged = replace(judged, batch=batch, guessed=guessed, member=member)
+    improves = any({*item.words} & (_LOSSES | _REWARDS) for item in items)
+    if judged and (batch or guessed or member or improves):
+        judged = replace(judged, batch=batch, guessed=guessed, member=member, improves=improves)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
     if judged and counted and counted.total and counted.text.isdigit() and "epoch" in values:
         samples = (int(counted.text), int(number("steps", counted.total)))
@@ -321,17 +325,17 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
 
 
 _COUNTED_WITH = _set("of max total num n nb out planned target all")
-_NO_COUNTER = _set("seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus seen world node nodes pid port bs")
+_NO_COUNTER = _set("client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus seen world node nodes pid port bs")
 
 
-def _behaved(items: List[Item], shapes: Shapes) -> List[Item]:
+def _behaved(items: List[Item], shapes: Shapes, bar: bool) -> List[Item]:
     """Return the items with what only time shows: a step that stands still or turns back beside a counter that grows is a
     quantity; what stands still beside a counter is its total; `n/N` that begins again with each epoch counts its batches; a
     whole number that grows evenly is the counter of a line that names none; what falls is the loss of a split."""
     form = tuple([item.words for item in items])
     counts = [item.text.isdigit() for item in items]
     slots = shapes.seen(form, [float(number("", item.text)) for item in items], counts)
-    lossy = any({*words} & (_LOSSES | _QUALITIES) for words in form)
+    lossy = any({*item.words} & _LOSSES and "." in item.text and not item.unit for item in items)
     shapes.qualities += lossy
     if not any(slot.ups or slot.turns or slot.stays for slot in slots):
         return items
@@ -346,9 +350,11 @@ def _behaved(items: List[Item], shapes: Shapes) -> List[Item]:
         elif words and not names[at] and counts[at] and item.total and slot.grows and "epoch" in names and not words & _VALIDATION:
             if not _meaning(item, items)[0]:
                 changed[at] = {"words": ("batch",)}
+        elif not bar and item.total and counts[at] and not any(names) and not item.unit and slot.grows and lossy and words <= _NOISE:
+            changed[at], names[at] = {"words": ("step",)}, "step"
         elif counts[at] and not item.total and not any(names) and slot.grows and slot.even:
-            near = words & (_STEP | _EPOCH) and len(words) < 4
-            other = words and lossy and not words & (_NO_COUNTER | {*_NOUNS})
+            near = words & (_STEP | _EPOCH) and len(words) < 4 and (lossy or len(items) == 1)
+            other = lossy and not words & (_NO_COUNTER | {*_NOUNS}) and (words or slot.stride >= 10)
             if near and slot.ups > 1 or other and slot.ups > 2:
                 changed[at] = {"words": ("step",)}
                 names[at] = "step"
@@ -454,6 +460,7 @@ def _judged(
             not bar
             and "step" in values
             and "epoch" not in values
+            and (len(items) > 1 or "steps" not in values)
             and {*items[first].words} & _ROUNDS
             and not _REWARDED.search(line)
         ):
@@ -541,6 +548,8 @@ def _spelled(text: str) -> str:
     if not text.isascii():
         text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS).replace("d'", ""))
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
+    if "..." in text:
+        text = _LEADER.sub(": ", text)
     if "it [" in text or "/Unknown" in text:  # a bar without a total
         text = _NO_TOTAL.sub(r"batch \1 ", text)
     if "it/" in text:
@@ -548,6 +557,7 @@ def _spelled(text: str) -> str:
     return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
 
 
+_LEADER = regex(r" {0,3}\.{3,80} {1,3}(?=-?\d)")  # `loss ........ 0.5`
 _NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
 _DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
 _COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
@@ -644,8 +654,8 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
         return _time_of_step(item, unit)
-    if known & _LOSSES or rest - {"avg", "average", "mean"} in _OTHER_LOSSES:
-        more = rest - _LOSSES - _OBJECTIVES - {"cost", "neg", "negative", "log", "likelihood"}
+    if known & _LOSSES or rest - _OF_ENTROPY in _OTHER_LOSSES:
+        more = rest - _LOSSES - _OBJECTIVES - _OF_ENTROPY - {"cost", "neg", "negative", "log", "likelihood"}
         if more <= _LOSS and unit != "%" and unit not in _TIMES:
             return "loss", number("loss", item.text)
         if known & _VALIDATION and more - _VALIDATION - {"best"} <= _LOSS and unit != "%" and unit not in _TIMES:

@@ -99,6 +99,7 @@ WORDS = (
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _FOREIGN = tuple(text.encode() for word in ALIASES if not word.isascii() for text in {word, word.title()})
+_TRAINING = {"loss", "validation", "accuracy", "val_accuracy", "lr", "grad_norm"}
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
 
 
@@ -133,7 +134,7 @@ def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> A
 def _reports(line: Line) -> bool:
     """A heading or a bar reports nothing by itself, and a learning rate alone is a setting."""
     names = set(line.values)
-    return not line.bare and bool(names & _WORTH or names & {"step", "batch"} or "epoch" in names)
+    return not line.bare and bool(names & _WORTH or names & {"step", "batch"} or "epoch" in names and (line.improves or "step_time" in names))
 
 
 def _records(line: Line) -> List[Dict[str, Any]]:
@@ -308,7 +309,7 @@ class Lines:
             return []
         before, self._qualities = self._qualities, self.shapes.qualities
         goes_on = set(self._heading) & set(line.values) and _place(line.values) > _place(self._heading)
-        self._headings = self._headings + 1 if goes_on and before < self._qualities else 0
+        self._headings = self._headings + 1 if goes_on and (before < self._qualities or "epochs" in line.values) else 0
         self._went_on = bool(goes_on)
         self._set_heading(line.values, _BLOCK)
         if self._headings > 1 and not self._trusted and not line.member:  # it counts, though no value below it is known
@@ -397,7 +398,8 @@ class Lines:
             return []
         if not goes_on:
             self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
-        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} else []
+        rounds = "epoch" not in block and not set(block) & _TRAINING  # of a benchmark, which has rates
+        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} and not rounds else []
 
     def _advanced(self, record: Record, known: bool) -> List[Record]:
         """The record if its counter counts: once it has advanced, or at once where the program is known."""
