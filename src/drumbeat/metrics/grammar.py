@@ -182,7 +182,7 @@ _VALUE = regex(r"\d|(?i:nan|inf)")
 _ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # of what was, not of what is
 # Lines that speak of a value instead of reporting it.
 _TALK = regex(
-    r"^wandb: |(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience"
+    r"^wandb: |(?<![A-Za-z])(?:[Pp]ackets?|[Jj]itter|[Pp]rofit)(?![A-Za-z])|(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience"
     r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
@@ -255,7 +255,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     if not items:
         return None
     if shapes is not None:
-        items = _behaved(items, shapes, bool(bar) or _KERAS.search(line) is not None)
+        items = _behaved(items, shapes, line, bool(bar))
     values: Dict[str, Any] = {}
     whose = "unknown"
     validation = False
@@ -288,6 +288,8 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
             if name and item.text.isdigit() and not {*item.words} & _VALIDATION:
                 values.update({name: value, **({_TOTALS[name]: number("steps", item.total)} if item.total else {})})
                 break
+    if set(values) == {"loss"} and all(item.text.isdigit() for item in items):
+        return None  # `win 12 loss 3`
     metrics = [place for name, place in places.items() if name not in COUNTERS]
     guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
     total = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
@@ -313,7 +315,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
     judged = _judged(values, validation, whose, bool(bar), label, line, items, tabled)
-    member = not bar and bool(_MEMBER.fullmatch(text))
+    member = not bar and not tabled and bool(_MEMBER.fullmatch(text)) and not (shapes and shapes.changed)
     improves = any({*item.words} & (_LOSSES | _REWARDS) for item in items)
     if judged and (batch or guessed or member or improves):
         judged = replace(judged, batch=batch, guessed=guessed, member=member, improves=improves)
@@ -325,10 +327,12 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
 
 
 _COUNTED_WITH = _set("of max total num n nb out planned target all")
-_NO_COUNTER = _set("client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus seen world node nodes pid port bs")
+_NO_COUNTER = _set(
+    "client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus seen world node nodes pid port bs"
+)
 
 
-def _behaved(items: List[Item], shapes: Shapes, bar: bool) -> List[Item]:
+def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[Item]:
     """Return the items with what only time shows: a step that stands still or turns back beside a counter that grows is a
     quantity; what stands still beside a counter is its total; `n/N` that begins again with each epoch counts its batches; a
     whole number that grows evenly is the counter of a line that names none; what falls is the loss of a split."""
@@ -337,24 +341,48 @@ def _behaved(items: List[Item], shapes: Shapes, bar: bool) -> List[Item]:
     slots = shapes.seen(form, [float(number("", item.text)) for item in items], counts)
     lossy = any({*item.words} & _LOSSES and "." in item.text and not item.unit for item in items)
     shapes.qualities += lossy
+    shapes.trains = shapes.trains or lossy
     if not any(slot.ups or slot.turns or slot.stays for slot in slots):
         return items
-    names = [_counter(item, {*item.words} - _NOISE, {*item.words})[0] if count else "" for item, count in zip(items, counts)]
-    growing = [at for at, slot in enumerate(slots) if names[at] and slot.grows]
+    names = [
+        _counter(item, {*item.words} - _NOISE, {*item.words})[0] if count else "" for item, count in zip(items, counts)
+    ]
+    growing = [at for at, slot in enumerate(slots) if names[at] and slot.grows and not slot.doubles]
+    names = [
+        "" if slot.doubles and name != "epoch" else name for name, slot in zip(names, slots)
+    ]  # sizes that are tried
     changed: Dict[int, Dict[str, Any]] = {}
     for at, (item, slot) in enumerate(zip(items, slots)):
         words = {*item.words}
+        if slot.doubles and counts[at] and not item.total:
+            changed[at] = {"words": ("quantity",)}
+            continue
+        if growing and item.words and not counts[at] and not item.unit and slot.falls and slot.turns > 1:
+            shapes.trains = shapes.trains or not words & _NO_COUNTER
         others = growing != [at] and bool(growing)
         if names[at] == "step" and not item.total and others and (slot.still or slot.turns):
             changed[at] = {"words": ("quantity",)}
-        elif words and not names[at] and counts[at] and item.total and slot.grows and "epoch" in names and not words & _VALIDATION:
+        elif (
+            words
+            and not names[at]
+            and counts[at]
+            and item.total
+            and slot.grows
+            and "epoch" in names
+            and not words & _VALIDATION
+        ):
             if not _meaning(item, items)[0]:
                 changed[at] = {"words": ("batch",)}
-        elif not bar and item.total and counts[at] and not any(names) and not item.unit and slot.grows and lossy and words <= _NOISE:
+        elif (
+            item.total and counts[at] and not any(names) and not item.unit and slot.grows and lossy and words <= _NOISE
+        ):
+            if bar or _KERAS.search(line):
+                continue
             changed[at], names[at] = {"words": ("step",)}, "step"
         elif counts[at] and not item.total and not any(names) and slot.grows and slot.even:
             near = words & (_STEP | _EPOCH) and len(words) < 4 and (lossy or len(items) == 1)
             other = lossy and not words & (_NO_COUNTER | {*_NOUNS}) and (words or slot.stride >= 10)
+            other = other and not _UNIT_BEHIND.match(line, item.end)
             if near and slot.ups > 1 or other and slot.ups > 2:
                 changed[at] = {"words": ("step",)}
                 names[at] = "step"
@@ -383,10 +411,13 @@ def _falling(items: List[Item], slots: List[Slot]) -> Dict[int, Dict[str, Any]]:
     floats = [at for at, item in enumerate(items) if item.words and "." in item.text and not item.unit.strip()]
     splits = [at for at in floats if {*items[at].words} <= _VALIDATION | {"train", "training"}]
     if len(splits) == len(floats) > 1 or len(floats) == 1 and items[floats[0]].words == ("score",):
-        return {at: {"words": (*items[at].words[:1], "loss") if splits else ("loss",)} for at in floats if slots[at].falls}
+        return {
+            at: {"words": (*items[at].words[:1], "loss") if splits else ("loss",)} for at in floats if slots[at].falls
+        }
     return {}
 
 
+_UNIT_BEHIND = regex(r"\s?[a-zµ]{1,3}[:,;]")  # `1510 nm: loss 0.2`
 _KEYED_COMMA = regex(
     r"[^\W\d]\w*\s{0,2}[:=]?\s{0,2}-?(?:0,\d{1,9}|[1-9]\d{0,2},(?:\d{1,2}|\d{4,9}))(?=\s*(?:[%;|)-]|$|\s[^\W\d]))"
 )
@@ -405,7 +436,7 @@ def _with_points(line: str, shapes: Optional[Shapes]) -> str:
     return _COMMA.sub(r"\1.\2", line)
 
 
-_MEMBER = regex(r"""\s*['"]?[A-Za-z][\w.-]*['"]?\s*[:=]\s*[^,:={}()\[\]]+(?:,|\s*[})\]]+,?)\s*""")
+_MEMBER = regex(r"""\s*['"]?[A-Za-z][\w.-]*['"]?\s*[:=]\s*[^,:={}()\[\]|]+(?:,|\s*[})\]]+,?)?\s*""")
 _FOR_VALIDATION = regex(
     r"(?i)(?:.{0,60}?[\])]\s)?[\s\[(*|>-]*(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
     r"|.{0,400}?(?:name|mode|split|phase|stage|type|subset)['\"]?\s?[:=]\s?['\"]?(?:val|eval|test|dev)"
@@ -571,7 +602,7 @@ _OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212
 
 def header(text: str) -> List[List[str]]:
     """Return the columns of a table whose header this is, in each way in which its words can be cut; [] for any other line."""
-    if len(text) > 400 or not _COUNTS.search(text) or _ALONE.search(text):
+    if len(text) > 400 or _PLURAL.search(text) or not _COUNTS.search(text) or _ALONE.search(text):
         return []
     found = []
     for way in _cells(_spelled(text)):
@@ -618,6 +649,7 @@ def _cells(text: str) -> List[List[str]]:
     return found if "|" in text else [*found, _WIDE.split(text), text.split()]
 
 
+_PLURAL = regex(r"(?i)(?<![a-z_/])epochs(?![a-z_])")  # a table of results, one row per run
 _COUNTS = regex(r"(?i)step|epoch|iter|batch|update|round|tick|^\W*E\s")
 _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")

@@ -79,6 +79,7 @@ _KEPT = 1 << 16  # bytes of an unfinished line
 _CHUNK = 1 << 20  # bytes of one log that are read at a time
 _BEHIND = 8 << 20
 _EVERY = 0.25  # seconds between two looks at the logs
+_UNPROVEN = 256  # steps that wait for a sign of training
 _BLOCK = 30  # lines that a heading is valid for, with values that name no counter
 _TABLE = 100  # lines without a row that end a table, and the most rows of a box
 _WRAPPED = b" " * 20  # how a line goes on that a bar of rich has wrapped
@@ -99,7 +100,8 @@ WORDS = (
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _FOREIGN = tuple(text.encode() for word in ALIASES if not word.isascii() for text in {word, word.title()})
-_TRAINING = {"loss", "validation", "accuracy", "val_accuracy", "lr", "grad_norm"}
+_TRAINING = {"epoch", "loss", "validation", "accuracy", "val_accuracy", "lr", "grad_norm"}
+_TIMED = {"step_time", *RATES}  # what a benchmark has, too
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
 
 
@@ -134,7 +136,9 @@ def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> A
 def _reports(line: Line) -> bool:
     """A heading or a bar reports nothing by itself, and a learning rate alone is a setting."""
     names = set(line.values)
-    return not line.bare and bool(names & _WORTH or names & {"step", "batch"} or "epoch" in names and (line.improves or "step_time" in names))
+    return not line.bare and bool(
+        names & _WORTH or names & {"step", "batch"} or "epoch" in names and (line.improves or "step_time" in names)
+    )
 
 
 def _records(line: Line) -> List[Dict[str, Any]]:
@@ -208,12 +212,15 @@ class Lines:
         self._epoch_over = 0  # batches of the epoch under the heading, once it is over
         self._block: Optional[Record] = None  # values below a heading, which may go on
         self._under: Set[str] = set()  # names of the values that stood below it
+        self._unproven: List[Record] = []  # steps of what may be no training
         self._columns: List[List[str]] = []  # of the table whose header was seen
         self._rows, self._others = 0, 0  # its rows, and the lines since the last one
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
         self._section = ""
         self._went_on = False  # the heading is the one before it, some steps later
-        self._headings = self._qualities = 0  # headings in a row that went on, and losses that were seen above the last one
+        self._headings = self._qualities = (
+            0  # headings in a row that went on, and losses that were seen above the last one
+        )
         self._guess = -1  # the last number in front of a loss
         self._line, self._told = 0, 0  # lines so far, and the last one that gave a loss with its counter
 
@@ -251,10 +258,26 @@ class Lines:
         return [*lines, (text, False)]
 
     def read(self, line: Any) -> List[Record]:
+        """Return the records that a line completes. Steps with nothing but a speed, which a
+        benchmark has too, wait for something that training improves."""
         if not line:
             return []
         if isinstance(line, list):
+            self.shapes.trains = True
             return [self._steps.counted(record) for record in line]
+        found = self._understood(line)
+        self.shapes.trains = self.shapes.trains or line.known or line.improves or not _TRAINING.isdisjoint(line.values)
+        return self._proven(found)
+
+    def _proven(self, records: List[Record]) -> List[Record]:
+        if self.shapes.trains:
+            records, self._unproven = self._unproven + records, []
+            return records
+        timed = [record for record in records if "step" in record and not _TIMED.isdisjoint(record)]
+        self._unproven = [*self._unproven, *timed][-_UNPROVEN:]
+        return [record for record in records if record not in timed]
+
+    def _understood(self, line: Line) -> List[Record]:
         self._left, self._line = self._left - 1, self._line + 1
         if line.bare:
             return self._end_block() + (self._bar(line) if line.bar else self._head(line))
@@ -291,17 +314,19 @@ class Lines:
                     "step",
                     "batch",
                 }  # `loss 2.1 after 2000 steps` is told, not counted
-                known = before and "again" not in held and set(held) & {"steps", "batches", *_BESIDE_LOSS}
+                known = (
+                    before and not {"again", "member"} & set(held) and set(held) & {"steps", "batches", *_BESIDE_LOSS}
+                )
                 late = held["line"] < self._told  # what is older than the last loss must not come after it
                 found += (
                     [] if late else [self._in_steps(_told(held))] if known and "loss" in held else _without_count(held)
                 )
             self._held = {}
-        return found
+        return self._proven(found)
 
     def stamp(self, t: float) -> None:
         """Give what waits the time at which it was written; a later look would take its own."""
-        for held in self._held.values():
+        for held in (*self._held.values(), *self._unproven):
             held.setdefault("t", t)
 
     def _head(self, line: Line) -> List[Record]:
@@ -398,8 +423,7 @@ class Lines:
             return []
         if not goes_on:
             self._heading = {name: value for name, value in self._heading.items() if name in ("epoch", "epochs")}
-        rounds = "epoch" not in block and not set(block) & _TRAINING  # of a benchmark, which has rates
-        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} and not rounds else []
+        return self._advanced(block, False) if set(block) & {*_WORTH, "step_time"} else []
 
     def _advanced(self, record: Record, known: bool) -> List[Record]:
         """The record if its counter counts: once it has advanced, or at once where the program is known."""

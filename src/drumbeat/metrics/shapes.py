@@ -14,13 +14,14 @@ _FORMS = 64  # of one stream; the form that was not seen for longest goes
 class Slot:
     """One number of a form."""
 
-    __slots__ = ("first", "last", "ups", "inner", "stays", "turns", "stride", "even")
+    __slots__ = ("first", "last", "ups", "inner", "stays", "turns", "stride", "even", "doubled")
 
     def __init__(self, value: float) -> None:
         self.first = self.last = value
         self.ups = self.stays = self.turns = 0
         self.inner = 0  # ups while no other count went on
         self.stride, self.even = 0.0, True  # it always grows by the same
+        self.doubled = 0
 
     @property
     def grows(self) -> bool:
@@ -31,6 +32,10 @@ class Slot:
         return self.stays > 0 and not self.ups and not self.turns
 
     @property
+    def doubles(self) -> bool:
+        return self.doubled > 1 and self.doubled == self.ups and not self.turns
+
+    @property
     def falls(self) -> bool:
         return self.last < self.first
 
@@ -38,6 +43,7 @@ class Slot:
         step, self.last = value - self.last, value
         if step > 0:
             self.ups += 1
+            self.doubled += value == 2 * step and value > 2
             self.inner += not others_grow
             self.even = self.even and self.stride in (0.0, step)
             self.stride = step
@@ -53,6 +59,8 @@ class Shapes:
     def __init__(self) -> None:
         self._forms: Dict[Tuple[Tuple[str, ...], ...], List[Slot]] = {}
         self.comma = False  # numbers have a decimal comma
+        self.changed = False  # the last line had been seen before, with other values
+        self.trains = False  # something that training improves was seen
         self.qualities = 0  # lines with a loss of any kind, or another value that training improves
 
     def seen(self, form: Tuple[Tuple[str, ...], ...], values: Sequence[float], whole: Sequence[bool]) -> List[Slot]:
@@ -60,10 +68,12 @@ class Shapes:
         slots = self._forms.pop(form, None)
         if slots is None:
             slots = [Slot(value) for value in values]
+            self.changed = False
             if len(self._forms) >= _FORMS:
                 del self._forms[next(iter(self._forms))]
         else:
             ups = [value > slot.last for slot, value in zip(slots, values)]
+            self.changed = any(value != slot.last for slot, value in zip(slots, values))
             growing = sum(up and count for up, count in zip(ups, whole))
             for slot, value, up, count in zip(slots, values, ups, whole):
                 slot.add(value, growing > (up and count))

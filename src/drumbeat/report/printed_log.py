@@ -90,7 +90,11 @@ def metrics_of_log(path: str) -> List[Metric]:
 
 
 def _curve(metrics: List[Metric], kind: str) -> List[Tuple[float, float]]:
-    return [(metric.t, metric.loss) for metric in metrics if metric.kind == kind and metric.loss is not None and math.isfinite(metric.loss)]
+    return [
+        (metric.t, metric.loss)
+        for metric in metrics
+        if metric.kind == kind and metric.loss is not None and math.isfinite(metric.loss)
+    ]
 
 
 def _all_ranks(unit: str) -> bool:
