@@ -8,11 +8,9 @@ as keys and values once its header has been seen. Whether a counter really count
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple, Union
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Union
 
-from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.metrics.shapes import Shapes, Slot
 
@@ -145,6 +143,7 @@ _QUALITIES = _set(
     "ppl perplexity err error rmse mae reward return score residual fitness psnr iou dice wer cer bleu auc"
 )
 _REWARDS = _set("reward rewards return returns score")
+_IMPROVED = _LOSSES | _REWARDS
 _OBJECTIVES = _set(
     "ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language"
 )
@@ -182,7 +181,7 @@ _VALUE = regex(r"\d|(?i:nan|inf)")
 _ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # of what was, not of what is
 # Lines that speak of a value instead of reporting it.
 _TALK = regex(
-    r"^wandb: |(?<![A-Za-z])(?:[Pp]ackets?|[Jj]itter|[Pp]rofit)(?![A-Za-z])|(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience"
+    r"^wandb: |(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience|[Pp]ackets?|[Jj]itter|[Pp]rofit"
     r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
@@ -194,8 +193,7 @@ _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|
 _BAR = regex(r"\d{1,3}\s*%\s*[|┣├▕]|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One number of a line, with what stands around it."""
 
     words: Tuple[str, ...]  # of its key, in lower case
@@ -207,8 +205,7 @@ class Item:
     opened: str = ""  # the bracket that it stands behind
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """Meaning of a line. `values` has counters and metrics; `bare`: nothing but a counter, as a heading or a bar."""
 
     values: Dict[str, Any]
@@ -233,8 +230,11 @@ def masked(text: str) -> str:
 
 def number(name: str, text: str) -> Union[int, float]:
     """A count is an int, unless it is not whole, not finite or too large."""
-    factor = _FACTORS.get(text[-1:], 1.0)
-    value = float(text.rstrip("kKMBT").replace(",", "").replace("D", "e").replace("d", "e")) * factor
+    try:
+        value = float(text)
+    except ValueError:
+        factor = _FACTORS.get(text[-1:], 1.0)
+        value = float(text.rstrip("kKMBT").replace(",", "").replace("D", "e").replace("d", "e")) * factor
     if name not in WHOLE:
         return value
     whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
@@ -315,86 +315,91 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
     judged = _judged(values, validation, whose, bool(bar), label, line, items, tabled)
-    member = not bar and not tabled and bool(_MEMBER.fullmatch(text)) and not (shapes and shapes.changed)
-    improves = any({*item.words} & (_LOSSES | _REWARDS) for item in items)
+    member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
+    improves = any(not _IMPROVED.isdisjoint(item.words) for item in items)
     if judged and (batch or guessed or member or improves):
-        judged = replace(judged, batch=batch, guessed=guessed, member=member, improves=improves)
+        judged = judged._replace(batch=batch, guessed=guessed, member=member, improves=improves)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
     if judged and counted and counted.total and counted.text.isdigit() and "epoch" in values:
         samples = (int(counted.text), int(number("steps", counted.total)))
-        judged = replace(judged, samples=samples) if samples[0] <= samples[1] else judged
+        judged = judged._replace(samples=samples) if samples[0] <= samples[1] else judged
     return judged
 
 
 _COUNTED_WITH = _set("of max total num n nb out planned target all")
 _NO_COUNTER = _set(
-    "client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus seen world node nodes pid port bs"
+    "client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus "
+    "seen world node nodes pid port bs"
 )
 
 
 def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[Item]:
-    """Return the items with what only time shows: a step that stands still or turns back beside a counter that grows is a
-    quantity; what stands still beside a counter is its total; `n/N` that begins again with each epoch counts its batches; a
-    whole number that grows evenly is the counter of a line that names none; what falls is the loss of a split."""
-    form = tuple([item.words for item in items])
+    """Return the items with the keys and totals that only time shows."""
     counts = [item.text.isdigit() for item in items]
-    slots = shapes.seen(form, [float(number("", item.text)) for item in items], counts)
-    lossy = any({*item.words} & _LOSSES and "." in item.text and not item.unit for item in items)
-    shapes.qualities += lossy
-    shapes.trains = shapes.trains or lossy
-    if not any(slot.ups or slot.turns or slot.stays for slot in slots):
+    form = tuple([item.words for item in items])
+    slots = shapes.seen(form, [number("", item.text) for item in items], counts)
+    lossy = any(not _LOSSES.isdisjoint(item.words) and "." in item.text and not item.unit for item in items)
+    shapes.losses += lossy
+    if not shapes.again:
         return items
     names = [
-        _counter(item, {*item.words} - _NOISE, {*item.words})[0] if count else "" for item, count in zip(items, counts)
+        _count_name(item.words) if count and (item.words[:1] in _TRIED or not slot.doubles) else ""
+        for item, slot, count in zip(items, slots, counts)
     ]
-    growing = [at for at, slot in enumerate(slots) if names[at] and slot.grows and not slot.doubles]
-    names = [
-        "" if slot.doubles and name != "epoch" else name for name, slot in zip(names, slots)
-    ]  # sizes that are tried
+    growing = [at for at, slot in enumerate(slots) if names[at] and slot.grows]
     changed: Dict[int, Dict[str, Any]] = {}
     for at, (item, slot) in enumerate(zip(items, slots)):
-        words = {*item.words}
-        if slot.doubles and counts[at] and not item.total:
-            changed[at] = {"words": ("quantity",)}
-            continue
-        if growing and item.words and not counts[at] and not item.unit and slot.falls and slot.turns > 1:
-            shapes.trains = shapes.trains or not words & _NO_COUNTER
-        others = growing != [at] and bool(growing)
-        if names[at] == "step" and not item.total and others and (slot.still or slot.turns):
-            changed[at] = {"words": ("quantity",)}
-        elif (
-            words
-            and not names[at]
-            and counts[at]
-            and item.total
-            and slot.grows
-            and "epoch" in names
-            and not words & _VALIDATION
-        ):
-            if not _meaning(item, items)[0]:
-                changed[at] = {"words": ("batch",)}
-        elif (
-            item.total and counts[at] and not any(names) and not item.unit and slot.grows and lossy and words <= _NOISE
-        ):
-            if bar or _KERAS.search(line):
-                continue
-            changed[at], names[at] = {"words": ("step",)}, "step"
-        elif counts[at] and not item.total and not any(names) and slot.grows and slot.even:
-            near = words & (_STEP | _EPOCH) and len(words) < 4 and (lossy or len(items) == 1)
-            other = lossy and not words & (_NO_COUNTER | {*_NOUNS}) and (words or slot.stride >= 10)
-            other = other and not _UNIT_BEHIND.match(line, item.end)
-            if near and slot.ups > 1 or other and slot.ups > 2:
-                changed[at] = {"words": ("step",)}
-                names[at] = "step"
-                growing.append(at)
-        if counts[at] and slot.still and not item.total and not item.unit:
-            of = next((each for each in growing if _is_total(words, items[each], item)), None)
+        new = ""
+        if not counts[at]:
+            shapes.improving = shapes.improving or bool(growing and _improves(item, slot))
+        elif names[at]:  # one that stands still or turns back beside one that grows is a quantity
+            beside = growing not in ([], [at])
+            new = "quantity" if names[at] == "step" and not item.total and beside and (slot.still or slot.turns) else ""
+        elif slot.doubles and not item.total:
+            new = "quantity"  # sizes that are tried
+        elif item.total and slot.grows and "epoch" in names and item.words and not _meaning(item, items)[0]:
+            new = "" if _VALIDATION & {*item.words} else "batch"  # `Epoch: 1/400, Datapoint: 512/4096`
+        elif not any(names) and _grows_evenly(item, slot, lossy, len(items) == 1, line, bar):
+            new = names[at] = "step"
+            growing.append(at)
+        if counts[at] and slot.still and not item.total and not item.unit:  # a total: `it=380 of=5000`
+            of = next((each for each in growing if _is_total({*item.words}, items[each], item)), None)
             if of is not None:
                 changed.setdefault(of, {})["total"] = item.text
-                changed[at] = {"words": ("quantity",)}
-    if growing and not any({*words} & _LOSSES for words in form):
+                new = "quantity"
+        if new:
+            changed.setdefault(at, {})["words"] = (new,)
+    if growing and not any(not _LOSSES.isdisjoint(item.words) for item in items):
         changed.update(_falling(items, slots))
-    return [replace(item, **changed[at]) if at in changed else item for at, item in enumerate(items)]
+    return (
+        [item._replace(**changed[at]) if at in changed else item for at, item in enumerate(items)] if changed else items
+    )
+
+
+_TRIED = (("epoch",), ("step",))  # what may double: epochs 1, 2, 4 are printed
+
+
+@lru_cache(maxsize=2048)
+def _count_name(words: Tuple[str, ...]) -> str:
+    return _counter(Item(words, "1", "", "", 0, 0), {*words} - _NOISE, {*words})[0]
+
+
+def _improves(item: Item, slot: Slot) -> bool:
+    """Return true if this value has fallen, not evenly, and is no time."""
+    return slot.falls and slot.turns > 1 and bool(item.words) and not item.unit and _NO_COUNTER.isdisjoint(item.words)
+
+
+def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, bar: bool) -> bool:
+    """Return true for the counter of a line that names none: `update_t: 00016`, `{"i": 40, "mse": 0.5}`, `25/300 | 0.5 loss`."""
+    words = {*item.words}
+    if not slot.grows or item.unit:
+        return False
+    if item.total:
+        return lossy and words <= _NOISE and not bar and not _KERAS.search(line)
+    if words & (_STEP | _EPOCH) and len(words) < 4 and (lossy or alone):
+        return slot.even and slot.ups > 1
+    foreign = words & _NO_COUNTER or words & {*_NOUNS} or _UNIT_BEHIND.match(line, item.end)
+    return lossy and slot.even and slot.ups > 2 and not foreign and (bool(words) or slot.stride >= 10)
 
 
 def _is_total(words: Set[str], counter: Item, item: Item) -> bool:
@@ -438,7 +443,8 @@ def _with_points(line: str, shapes: Optional[Shapes]) -> str:
 
 _MEMBER = regex(r"""\s*['"]?[A-Za-z][\w.-]*['"]?\s*[:=]\s*[^,:={}()\[\]|]+(?:,|\s*[})\]]+,?)?\s*""")
 _FOR_VALIDATION = regex(
-    r"(?i)(?:.{0,60}?[\])]\s)?[\s\[(*|>-]*(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
+    r"(?i)(?:.{0,60}?[\])]\s)?[\s\[(*|>-]*(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?"
+    r"|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
     r"|.{0,400}?(?:name|mode|split|phase|stage|type|subset)['\"]?\s?[:=]\s?['\"]?(?:val|eval|test|dev)"
     r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
 )
@@ -665,7 +671,7 @@ def _with_initials(items: List[Item]) -> List[Item]:
     counted = letters & {*"ebis", *_STEP, *_EPOCH, *_BATCH}
     known = _INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
     return [
-        replace(item, words=(known.get(item.words[0], item.words[0]),)) if len(item.words) == 1 else item
+        item._replace(words=(known[item.words[0]],)) if len(item.words) == 1 and item.words[0] in known else item
         for item in items
     ]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.base.regex import regex
 from drumbeat.metrics.grammar import ALIASES, COUNTERS, Line, header, more_of_header, pair, parse, row
@@ -127,9 +126,8 @@ def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> A
     line = parse(text, shapes, tabled)
     owner = owner_of(text) if line else None
     if line and owner:
-        line = replace(
-            line, known=True, loss=owner.loss, whose=line.whose if line.whose != "unknown" else owner.rate or "unknown"
-        )
+        rate = line.whose if line.whose != "unknown" else owner.rate or "unknown"
+        line = line._replace(known=True, loss=owner.loss, whose=rate)
     return line
 
 
@@ -212,13 +210,14 @@ class Lines:
         self._epoch_over = 0  # batches of the epoch under the heading, once it is over
         self._block: Optional[Record] = None  # values below a heading, which may go on
         self._under: Set[str] = set()  # names of the values that stood below it
+        self._trains = False  # something that training improves was read
         self._unproven: List[Record] = []  # steps of what may be no training
         self._columns: List[List[str]] = []  # of the table whose header was seen
         self._rows, self._others = 0, 0  # its rows, and the lines since the last one
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
         self._section = ""
         self._went_on = False  # the heading is the one before it, some steps later
-        self._headings = self._qualities = (
+        self._headings = self._losses = (
             0  # headings in a row that went on, and losses that were seen above the last one
         )
         self._guess = -1  # the last number in front of a loss
@@ -237,7 +236,7 @@ class Lines:
                 place = stop + 1
 
     def untabled(self, text: str) -> List[Tuple[str, bool]]:
-        """Return rows of a table, and boxes, as keys and values (true), and any other line as it is."""
+        """Return rows of a table, and boxes, as keys and values, and any other line as it is; true: its table has a loss."""
         key, value = pair(text) if text.lstrip()[:1] in ("|", "│") else ("", "")
         if key:
             self._section = self._section if value else key
@@ -245,7 +244,7 @@ class Lines:
             self._box.update({key if not _OF_VALIDATION.match(self._section) else f"val {key}": value} if value else {})
             return []
         box, self._box, self._section = self._box, {}, ""
-        lines = [(", ".join(f"{key}: {value}" for key, value in box.items()), True)] if box else []
+        lines = [(", ".join(f"{key}: {value}" for key, value in box.items()), _with_loss(box))] if box else []
         columns = header(text)
         if columns:
             self._columns, self._rows, self._others = columns, 0, 0
@@ -253,7 +252,7 @@ class Lines:
             line = row(text, self._columns)
             self._rows, self._others = self._rows + bool(line), 0 if line else self._others + 1
             if line:
-                return [*lines, (line, True)]
+                return [*lines, (line, _with_loss(self._columns[0]))]
             self._columns = [] if self._others > _TABLE else self._columns
         return [*lines, (text, False)]
 
@@ -263,14 +262,14 @@ class Lines:
         if not line:
             return []
         if isinstance(line, list):
-            self.shapes.trains = True
+            self._trains = True
             return [self._steps.counted(record) for record in line]
         found = self._understood(line)
-        self.shapes.trains = self.shapes.trains or line.known or line.improves or not _TRAINING.isdisjoint(line.values)
+        self._trains = self._trains or line.known or line.improves or not _TRAINING.isdisjoint(line.values)
         return self._proven(found)
 
     def _proven(self, records: List[Record]) -> List[Record]:
-        if self.shapes.trains:
+        if self._trains or self.shapes.improving or self.shapes.losses:
             records, self._unproven = self._unproven + records, []
             return records
         timed = [record for record in records if "step" in record and not _TIMED.isdisjoint(record)]
@@ -332,9 +331,9 @@ class Lines:
     def _head(self, line: Line) -> List[Record]:
         if line.validation:
             return []
-        before, self._qualities = self._qualities, self.shapes.qualities
+        before, self._losses = self._losses, self.shapes.losses
         goes_on = set(self._heading) & set(line.values) and _place(line.values) > _place(self._heading)
-        self._headings = self._headings + 1 if goes_on and (before < self._qualities or "epochs" in line.values) else 0
+        self._headings = self._headings + 1 if goes_on and before < self._losses else 0
         self._went_on = bool(goes_on)
         self._set_heading(line.values, _BLOCK)
         if self._headings > 1 and not self._trusted and not line.member:  # it counts, though no value below it is known
@@ -450,6 +449,10 @@ class Lines:
             return self._steps.counted(record)
         planned = {"steps": record["epochs"]} if "epochs" in record else {}
         return {**record, "step": epoch, **planned, "step_is": "epoch"}
+
+
+def _with_loss(columns: Iterable[str]) -> bool:
+    return any("loss" in column.lower() for column in columns)
 
 
 def _told(record: Record) -> Record:

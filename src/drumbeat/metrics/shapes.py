@@ -59,20 +59,21 @@ class Shapes:
     def __init__(self) -> None:
         self._forms: Dict[Tuple[Tuple[str, ...], ...], List[Slot]] = {}
         self.comma = False  # numbers have a decimal comma
-        self.changed = False  # the last line had been seen before, with other values
-        self.trains = False  # something that training improves was seen
-        self.qualities = 0  # lines with a loss of any kind, or another value that training improves
+        self.again = self.changed = False  # the form of the last line had been seen before; and with other values
+        self.improving = False  # a value has fallen while a counter grew
+        self.losses = 0  # lines with a loss of any kind
 
     def seen(self, form: Tuple[Tuple[str, ...], ...], values: Sequence[float], whole: Sequence[bool]) -> List[Slot]:
         """Add a line and return its numbers' behaviour."""
         slots = self._forms.pop(form, None)
         if slots is None:
             slots = [Slot(value) for value in values]
-            self.changed = False
+            self.again = self.changed = False
             if len(self._forms) >= _FORMS:
                 del self._forms[next(iter(self._forms))]
         else:
             ups = [value > slot.last for slot, value in zip(slots, values)]
+            self.again = True
             self.changed = any(value != slot.last for slot, value in zip(slots, values))
             growing = sum(up and count for up, count in zip(ups, whole))
             for slot, value, up, count in zip(slots, values, ups, whole):
