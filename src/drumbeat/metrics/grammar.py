@@ -142,7 +142,7 @@ _OF_ENTROPY = _set("avg average mean softmax with logits sparse categorical")
 _QUALITIES = _set(
     "ppl perplexity err error rmse mae reward return score residual fitness psnr iou dice wer cer bleu auc"
 )
-_REWARDS = _set("reward rewards return returns score")
+_REWARDS = _set("reward rewards")
 _IMPROVED = _LOSSES | _REWARDS
 _OBJECTIVES = _set(
     "ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language"
@@ -292,9 +292,9 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         return None  # `win 12 loss 3`
     metrics = [place for name, place in places.items() if name not in COUNTERS]
     guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
-    total = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
-    if strength.get("loss") == 1 and total:
-        values["loss"] = number("loss", total.text)
+    summed = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
+    if strength.get("loss") == 1 and summed:
+        values["loss"] = number("loss", summed.text)
     elif (
         strength.get("loss") == 1
         and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1
@@ -359,7 +359,7 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
             new = "quantity"  # sizes that are tried
         elif item.total and slot.grows and "epoch" in names and item.words and not _meaning(item, items)[0]:
             new = "" if _VALIDATION & {*item.words} else "batch"  # `Epoch: 1/400, Datapoint: 512/4096`
-        elif not any(names) and _grows_evenly(item, slot, lossy, len(items) == 1, line, bar):
+        elif not any(names) and _grows_evenly(item, slot, lossy and _sole_loss(items), len(items) == 1, line, bar):
             new = names[at] = "step"
             growing.append(at)
         if counts[at] and slot.still and not item.total and not item.unit:  # a total: `it=380 of=5000`
@@ -382,6 +382,12 @@ _TRIED = (("epoch",), ("step",))  # what may double: epochs 1, 2, 4 are printed
 @lru_cache(maxsize=2048)
 def _count_name(words: Tuple[str, ...]) -> str:
     return _counter(Item(words, "1", "", "", 0, 0), {*words} - _NOISE, {*words})[0]
+
+
+def _sole_loss(items: List[Item]) -> bool:
+    """Return true if one value is the loss; `mse_y mse_u mse_v` of a video are not."""
+    kinds = [{*item.words} & _LOSSES for item in items if not _LOSSES.isdisjoint(item.words)]
+    return (len(kinds) == 1 or {"loss"} in kinds) and any(_meaning(item, items)[0] == "loss" for item in items)
 
 
 def _improves(item: Item, slot: Slot) -> bool:
