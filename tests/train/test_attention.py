@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drumbeat.base.installed import pip_install
+from drumbeat.base.problem import pip_install
 from drumbeat.train.layers import attention, flash4
 from drumbeat.train.layers.block_attention import block_attention, block_attention_backward
 from drumbeat.train.precision import Precision

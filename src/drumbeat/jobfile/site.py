@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import pkgutil
 import re
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.base.data import names
+from drumbeat.base.data import names, read
 from drumbeat.base.folders import users_folder
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import HostPath
@@ -318,7 +317,7 @@ def load_site(name: str, environ: Mapping[str, str], place: str = "--site") -> S
     if name in own:
         return site_from_path(own[name])
     if name in built_in():
-        return site_from_text(_built_in_text(name), name, f"sites/{name}.yaml")
+        return site_from_text(built_in_text(name), name, f"sites/{name}.yaml")
     known = site_names(environ)
     raise Problem(
         f"{place}: no site {shown(name)}{near(name, known)}",
@@ -367,18 +366,19 @@ def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:
 
 def detect_of(name: str) -> Detect:
     """Read the `detect` key of a built-in profile, and no other: every `drumbeat run` asks all of them."""
-    found = re.search(r"^detect:.*(?:\n[ \t].*)*", _built_in_text(name), re.MULTILINE)
+    found = re.search(r"^detect:.*(?:\n[ \t].*)*", built_in_text(name), re.MULTILINE)
     return site_from_text(f"summary: x\n{found.group()}\n", name, f"sites/{name}.yaml").detect if found else Detect()
 
 
-def _built_in_text(name: str) -> str:
-    data = pkgutil.get_data("drumbeat.jobfile.sites", f"{name}.yaml")
-    assert data is not None
-    return data.decode()
+_SITES = "drumbeat.jobfile.sites"
+
+
+def built_in_text(name: str) -> str:
+    return read(_SITES, f"{name}.yaml").decode()
 
 
 def built_in() -> Tuple[str, ...]:
-    return names("drumbeat.jobfile.sites")
+    return names(_SITES)
 
 
 def user_folder(environ: Mapping[str, str]) -> str:

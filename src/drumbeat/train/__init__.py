@@ -10,8 +10,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, List
 
-from drumbeat.base.installed import pip_install
-from drumbeat.base.problem import Problem
+from drumbeat.base.problem import Problem, pip_install
 from drumbeat.base.signals import EXIT_REQUEUE
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import Callable, Deque, Dict, List, Mapping, Optional, Protocol, Set
 from drumbeat.agent.guard import warn
 from drumbeat.agent.wire import messages as wire
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.meet import Door, listen, listening_address, most_strangers, raise_open_files
-from drumbeat.agent.wire.messages import Message, WireError
+from drumbeat.agent.wire.messages import Message, WireError, take
 from drumbeat.base import clock
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order

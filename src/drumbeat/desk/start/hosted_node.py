@@ -30,10 +30,9 @@ from drumbeat.base.processes import become_subreaper, die_with_parent, fork, swe
 from drumbeat.base.record import RecordError
 from drumbeat.base.signals import STOPS, heed_interrupts
 from drumbeat.bundle.pinned import running_bundle
-from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.foreground import EVERY, Foreground, joined
 from drumbeat.desk.start.code_sync import unpack_checked
 from drumbeat.desk.start.create import no_place
-from drumbeat.desk.start.scheduled_node import EVERY, joined
 from drumbeat.runfolder.files import read_json, replace, replace_json
 from drumbeat.runfolder.layout import WORDS, RunFolder, ask_to_stop, stop_word
 from drumbeat.runfolder.mirror import ENDED, serve

@@ -30,7 +30,7 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.pinned import pinned
 from drumbeat.containers.image import check_image
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.foreground import EVERY, Foreground, guard_rank, joined
 from drumbeat.desk.start.create import create_run, forget_run, fresh_token, users_token
 from drumbeat.desk.start.make_order import make_order, named_in_command, on_hosts, site_of
 from drumbeat.desk.start.place import (
@@ -45,7 +45,6 @@ from drumbeat.desk.start.place import (
     check_scheduler_here,
     find_place,
 )
-from drumbeat.desk.start.scheduled_node import EVERY, guard_rank, joined
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site
 from drumbeat.machine import container as container_facts

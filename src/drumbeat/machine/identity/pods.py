@@ -83,7 +83,7 @@ def read_by_hand(host: Host, environ: Mapping[str, str], notes: List[str]) -> Id
 # agents on all nodes (an allocation) DRUMBEAT_GPUS GPUs of this node that the job may use; optional DRUMBEAT_TASK
 # which job of an array this is, and DRUMBEAT_ARRAY, the array's id; optional DRUMBEAT_STARTS how often the scheduler
 # has started this job before; optional DRUMBEAT_REJOIN set where the launcher starts an agent again that ends with
-# 75 (desk/start/scheduled_node.py); optional
+# 75 (desk/foreground.py); optional
 
 
 def read_given(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:

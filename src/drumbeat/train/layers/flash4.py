@@ -17,7 +17,7 @@ from typing import Any, List, Tuple
 import torch
 from torch import Tensor
 
-from drumbeat.base.installed import pip_install
+from drumbeat.base.problem import pip_install
 
 PACKAGE = "flash-attn-4"
 WIDTHS = (64, 128)  # of a head: those that were measured
