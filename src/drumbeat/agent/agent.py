@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
 
@@ -197,10 +198,8 @@ class Agent:
         if now - self.last_beat < self.order.timing.heartbeat:
             return
         self.last_beat = now
-        try:
+        with suppress(OSError):
             os.write(self.beat_fd, b".")
-        except OSError:
-            pass
         self.side.beat()
 
     def wait_politely(self) -> None:

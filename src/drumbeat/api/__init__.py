@@ -24,6 +24,7 @@ import os
 import pickle
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat import backends
@@ -391,11 +392,9 @@ def _in_an_image(job: Job) -> bool:
 
 def _described(function: Callable[..., Any]) -> Tuple[Callable[[Any], bytes], Dict[str, Any]]:
     """Serialize the function by value if cloudpickle is installed (then the nodes need it too), else by name."""
-    try:
+    with suppress(ImportError):
         cloudpickle = importlib.import_module("cloudpickle")
         return cloudpickle.dumps, {"function": cloudpickle.dumps(function)}
-    except ImportError:
-        pass
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     if not module or not name or module == "__main__" or "<" in name:
         raise Problem(

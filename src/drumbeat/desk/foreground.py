@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.agent.place import own_node, placed, task_meeting
@@ -267,10 +268,8 @@ class Foreground:
             if node and code and 0 not in codes and node not in self.told and self.folder and not self.console.started:
                 self.told.add(node)
                 why = f"the agent of node {node} ended with {code} before all nodes had joined"
-                try:
+                with suppress(OSError):  # the lead says what is wrong with the run folder
                     ask_to_stop(self.folder.stop, "LOST", why)
-                except OSError:
-                    pass  # the lead says what is wrong with the run folder
 
     def _pause(self, codes: Container[int]) -> None:
         """Pause until the next look, or until one more agent is gone than those in `codes`."""

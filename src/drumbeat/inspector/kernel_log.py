@@ -14,6 +14,7 @@ import select
 import stat
 import subprocess
 import time
+from contextlib import suppress
 from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence
 
 from drumbeat.base.processes import die_with_parent, kill, serve
@@ -176,12 +177,10 @@ class KernelLogReader:
         if not self.pid:
             return []
         data, ended = b"", False
-        try:
+        with suppress(BlockingIOError):
             while not ended:
                 piece = os.read(self._fd, 1 << 16)
                 data, ended = data + piece, not piece
-        except BlockingIOError:
-            pass
         *lines, self._rest = (self._rest + data).split(b"\n")
         if ended:
             self._forget()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from contextlib import suppress
 from dataclasses import field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -268,10 +269,8 @@ def _text(path: str) -> str:
 def forget_end(folder: RunFolder) -> None:
     """Remove the recorded end of a job that starts again."""
     for path in (folder.summary, folder.verdict):
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(path)
-        except FileNotFoundError:
-            pass
 
 
 # run.json: what is known about a run from its first moment.

@@ -7,6 +7,7 @@ import os
 import pkgutil
 import select
 import time
+from contextlib import suppress
 from importlib.resources import files
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -48,12 +49,10 @@ class Ranks:
 
     def add_own(self, pid: int, process: Process) -> None:
         self._own[pid] = Rank(process, time.monotonic())
-        try:
+        with suppress(AttributeError, OSError):  # Linux before 5.3: then they are told in the order of their start
             pidfd = os.pidfd_open(pid)
             self._deaths.register(pidfd, select.EPOLLIN)
             self._pidfds[pidfd] = pid
-        except (AttributeError, OSError):  # Linux before 5.3: then they are told in the order of their start
-            pass
 
     def in_order(self, reaped: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
         """Sort pids and statuses by who ended first, as far as that is known."""

@@ -20,6 +20,7 @@ import struct
 import termios
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.wire.channel import Channel, plain_address
@@ -242,11 +243,9 @@ def _and(strangers: Iterable[str]) -> str:
 def resolve(host: str, beat: Callable[[], None]) -> Optional[str]:
     """The address of a host. A name server may hang, so a child asks it, with a deadline."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        try:
+        with suppress(OSError):
             socket.inet_pton(family, host)
             return host
-        except OSError:
-            pass
 
     def ask() -> bytes:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]).encode()

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping
 
 from drumbeat.backends.ssh import request
@@ -67,11 +68,9 @@ def run_contained(order: Order, node: int, token: str, shared: bool) -> int:
 def _wait(process: subprocess.Popen[Any], folder: RunFolder, node: int, grace: float, signals: List[int]) -> int:
     passed, ends = 0, 0.0
     while True:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             code = process.wait(0.2)
             return 128 - code if code < 0 else code
-        except subprocess.TimeoutExpired:
-            pass
         if len(signals) > passed:
             passed = len(signals)
             if node == 0:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
@@ -430,10 +431,8 @@ def _until_end(process: subprocess.Popen[bytes], came: List[int]) -> None:
             os.killpg(process.pid, signal.SIGTERM)
         if until is not None and time.monotonic() > until:
             process.kill()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            pass
 
 
 # `_queued`: the process behind a run that was submitted to this machine. It waits for the run's turn, and is its desk
