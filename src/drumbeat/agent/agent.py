@@ -130,9 +130,8 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.wakeup = Wakeup()
         self.node: Optional[Node] = None
-        self.child: Optional[FolderChild] = (
-            None  # of the run folder, once it is open; before, a member's looks for a stop
-        )
+        # of the run folder, once it is open; before, a member's looks for a stop
+        self.child: Optional[FolderChild] = None
         self.stalled = False  # the run folder's storage does not answer
         self.without_storage = False  # the run folder cannot be written any more
         self.tasks = Tasks()

@@ -99,6 +99,5 @@ def _entry_points(folder: str) -> Iterator[bytes]:
     except OSError:
         return
     for name in packages:
-        with suppress(OSError):
-            with open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
-                yield file.read()
+        with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+            yield file.read()

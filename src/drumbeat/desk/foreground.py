@@ -398,10 +398,8 @@ def _open_again(order: Order, identity: Identity) -> None:
 
 
 def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[str, str]) -> int:
-    from drumbeat.agent.ranks.tasks import (  # here: few jobs have such tasks, and all would wait for it
-        own_view,
-        run_task,
-    )
+    # here: few jobs have such tasks, and all would wait for it
+    from drumbeat.agent.ranks.tasks import own_view, run_task
 
     node = own_node(order, identity)
     assert identity.local_id is not None

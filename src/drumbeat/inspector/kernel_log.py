@@ -23,9 +23,8 @@ from drumbeat.machine.host import Host
 from drumbeat.machine.vendors import VENDORS
 
 NAME = "drumbeat-kmsg"
-_OWN_LOG = (
-    "DRUMBEAT_KERNEL_LOG"  # a file to read instead: where a container is shown its machine's log under another name
-)
+# a file to read instead: where a container is shown its machine's log under another name
+_OWN_LOG = "DRUMBEAT_KERNEL_LOG"
 _KMSG = "/dev/kmsg"
 _COMMANDS = (("dmesg",), ("journalctl", "--dmesg", "--quiet", "--lines", "500", "--output", "short-monotonic"))
 _MOST_LINES = 400  # per attempt: a driver in trouble may write thousands

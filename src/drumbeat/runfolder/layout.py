@@ -199,12 +199,11 @@ class StopFile:
         """Return where to begin. Requests to an earlier start of this run no longer count, except that it was cancelled.
         There was an earlier one if the scheduler says so (`started_before`), or if a lead left `events`."""
         position = 0
-        with suppress(OSError):  # nobody has asked
-            with open(self.path, "rb") as file:
-                for line in file:
-                    if line.split()[:1] == [b"CANCEL"] or not line.endswith(b"\n"):
-                        break
-                    position += len(line)
+        with suppress(OSError), open(self.path, "rb") as file:  # no such file: nobody has asked
+            for line in file:
+                if line.split()[:1] == [b"CANCEL"] or not line.endswith(b"\n"):
+                    break
+                position += len(line)
         return position if started_before or os.path.exists(events) else 0
 
 

@@ -427,9 +427,8 @@ class Run:
             text, whole = self.files.end(_AT.node(node).metrics, size)
             lines = text.split("\n")[:-1]
             part = _part(lines, node, paced)
-            if part is None and (
-                whole or size >= _FAR
-            ):  # an earlier drumbeat kept no paces, or nothing was added up yet
+            # an earlier drumbeat kept no paces, or nothing was added up yet
+            if part is None and (whole or size >= _FAR):
                 part = _part(lines, node, paced=False) or (_added(Progress(), lines, node) if whole else None)
             size *= 8
         return part

@@ -100,12 +100,8 @@ _SEVERITY = {FINISHED: OK, "failed": ERROR, HANGING: ERROR, QUEUED: INFO, WAITIN
 SAVES = "checkpoint"  # the kind of report with which a rank announces that it saves
 
 
-_ENDS = {
-    FINISHED: FINISHED,
-    "doubtful": FINISHED,
-    "stopped": "cancelled",
-    "requeue": "cancelled",
-}  # stopped: as 0.1.0 wrote it
+# stopped: as 0.1.0 wrote it
+_ENDS = {FINISHED: FINISHED, "doubtful": FINISHED, "stopped": "cancelled", "requeue": "cancelled"}
 
 
 def end_state(outcome: str) -> str:

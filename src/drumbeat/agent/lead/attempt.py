@@ -63,9 +63,8 @@ class RankEnd:
     of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
     links: Tuple[Tuple[int, int], ...] = ()  # TCP connections that it had, by local and remote port
     closed: Tuple[Tuple[int, int, float], ...] = ()  # those that it closed before its peer did; when both had
-    left: Tuple[
-        Tuple[int, int, float], ...
-    ] = ()  # those that its peer had closed when it raised or exited; for how long
+    # those that its peer had closed when it raised or exited; for how long
+    left: Tuple[Tuple[int, int, float], ...] = ()
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, as it says itself
     since: Optional[float] = None  # when it was last seen to be there

@@ -206,9 +206,8 @@ class Starter:
         if self.order.launcher == "once":
             return jax_identity(known, None, ())
         devices: Sequence[int] = ()
-        if (
-            self.order.launcher == "ranks" and self.order.visibility != "own"
-        ):  # a task may be shown other GPUs than we are
+        # a task may be shown other GPUs than we are
+        if self.order.launcher == "ranks" and self.order.visibility != "own":
             devices = bound.devices(process.local_rank, int(known["NODE_RANK"]) if self.order.emulated else 0)
         return jax_identity(known, process.rank, devices)
 

@@ -178,9 +178,8 @@ NOTICE_EVERY = 30.0
 _RESOLVE_WITHIN = 30.0  # a name of the scheduler's or the user's own that no name server knows for so long is wrong
 _SPELLING = "check its spelling, or give an address (--master, MASTER_ADDR)"
 _ANSWER_WITHIN = 3.0  # seconds for a port's owner to greet us
-_PROVE_WITHIN = (
-    15.0  # seconds for one that has greeted to prove that it is our lead: of a large job it has many to answer
-)
+# seconds for one that has greeted to prove that it is our lead: of a large job it has many to answer
+_PROVE_WITHIN = 15.0
 
 
 def dial(
@@ -226,9 +225,8 @@ def dial(
                 continue
             if channel:
                 return channel
-        for _ in _pauses(
-            0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0
-        ):  # a lead that is late, or no lead at all
+        # a lead that is late, or no lead at all
+        for _ in _pauses(0.3 if time.monotonic() < begin + FIRST_NOTICE else 2.0):
             beat()
     known = "" if resolve(host, beat) else f"; the name {host} does not resolve here"
     raise WireError(

@@ -206,9 +206,8 @@ class Beat:
     step: Optional[int] = None
     t: Optional[float] = None  # of that step's report, on the member's clock
     silent: Optional[float] = None  # seconds since any rank reported anything
-    stale: Optional[float] = (
-        None  # of the rank that is overdue the longest by its own pace: seconds since its last report
-    )
+    # of the rank that is overdue the longest by its own pace: seconds since its last report
+    stale: Optional[float] = None
     stale_rank: Optional[int] = None
     every: Optional[float] = None  # median of the seconds between two steps that a rank reported
     phase: str = ""  # announced by a rank and not over yet: validation, checkpoint
@@ -234,9 +233,8 @@ class RankEnded:
     finding: Optional[Finding] = None
     of_command: bool = False  # not a rank's end, but that of the node's command; `rank` is the node's first
     links: Tuple[Tuple[int, int], ...] = ()  # its TCP connections, by local and remote port
-    closed: Tuple[
-        Tuple[int, int, float], ...
-    ] = ()  # those of them that it closed before its peer did, and when both had
+    # those of them that it closed before its peer did, and when both had
+    closed: Tuple[Tuple[int, int, float], ...] = ()
     left: Tuple[Tuple[int, int, float], ...] = ()  # those that its peer had closed when it raised or exited
     own: bool = False  # it raised, and no lost connection was the reason
     noted: Optional[float] = None  # when it raised or exited, as it says itself
@@ -256,9 +254,8 @@ class Done:
     attempt: int
     progress: Dict[str, Any] = field(default_factory=dict)
     stuck: str = ""  # processes that could not be ended, in words
-    short: Dict[str, int] = field(
-        default_factory=dict
-    )  # rank -> its last step, where its own reports end before its total
+    # rank -> its last step, where its own reports end before its total
+    short: Dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         Progress.from_plain(self.progress)  # RecordError where it is none

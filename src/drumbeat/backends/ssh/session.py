@@ -46,9 +46,8 @@ class Session:
             os.set_blocking(stream.fileno(), False)
         self.outbox = b""
         self.replies: List[Dict[str, Any]] = []
-        self.talking = (
-            True  # lines on standard output are replies, and what login scripts print; after the last reply, output
-        )
+        # lines on standard output are replies, and what login scripts print; after the last reply, output
+        self.talking = True
         self.early: List[Tuple[str, bytes]] = []  # output that came while nobody took it
         self.complaint = ""
         self._partial = {"out": b"", "err": b""}
