@@ -142,7 +142,7 @@ class Submitted:
             name = f"{self.handle}_{self.task}"
             whole = state_of(self._open(self.folder))
             own = [each for each in whole.status.tasks if each.handle == name]
-            return state_of(self.run) if not own else _with_status(whole, own[0])
+            return state_of(self.run) if not own else dataclasses.replace(whole, status=own[0])
         return state_of(self.run)
 
     @property
@@ -331,10 +331,6 @@ def _found(run: RunLike) -> Submitted:
         return run
     found = find_run(run, os.environ)
     return Submitted(found.record.handle, found.path)
-
-
-def _with_status(whole: State, status: Any) -> State:
-    return dataclasses.replace(whole, status=status)
 
 
 def _lines(run: Run, rank: Optional[int], follow: bool) -> Iterator[Line]:

@@ -266,7 +266,7 @@ class Attempt:
         short = progress.short_of_steps
         doubtful = [end for end in self.ends if end.finding and not end.failed]
         doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
-        first = min(doubtful, key=lambda end: (_without_rank(end), end.at), default=None)
+        first = min(doubtful, key=lambda end: ((end.finding is None or end.finding.rank is None), end.at), default=None)
         if first is None and not short:
             return self._left_early(progress)
         if first is None or first.finding is None or first.finding.code != CAUGHT:
@@ -295,11 +295,6 @@ class Attempt:
         if finding is None:
             return ()
         return group((end.rank, end.what) for end in self.ends if end.failed and end.rank != finding.rank)
-
-
-def _without_rank(end: RankEnd) -> bool:
-    """Sort ends that name a rank first: when a launcher fails on one node, those of the others end as well."""
-    return end.finding is None or end.finding.rank is None
 
 
 def _starts_each_rank(order: Order) -> bool:
