@@ -84,19 +84,7 @@ def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Opti
         "ranks-never-joined",
         "" if training else "yet",
         ranks=len(ranks),
-        join={
-            "torch": "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); "
-            f"Lightning: Trainer(devices={max(1, planned.world_size // planned.nodes)}, num_nodes={planned.nodes})",
-            "jax": "call jax.distributed.initialize() before anything else of JAX; Keras: keras.distribution.initialize()",
-            "tensorflow": "train under tf.distribute.MultiWorkerMirroredStrategy; it reads the other ranks' addresses from "
-            "TF_CONFIG",
-            "paddle": "call paddle.distributed.init_parallel_env(); it reads the other ranks' addresses from "
-            "PADDLE_TRAINER_ENDPOINTS",
-        }.get(
-            loaded[0] if len(loaded) == 1 else "",
-            "make one group of them at the start of the program, as its framework does it (torch.distributed.init_process_group, "
-            "jax.distributed.initialize); drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
-        ),
+        join=_join_with(loaded[0] if len(loaded) == 1 else "", planned),
         alone=alone,
         evidence=[
             f"rank {row.rank}: process {row.pid} on node {row.node} is connected to no other rank"
@@ -104,6 +92,23 @@ def copies(rows: Sequence[Row], planned: Planned, training: bool = True) -> Opti
         ],
         confidence=LIKELY,
         seen=(f"the sockets of {_count(len(ranks), 'process', 'processes')}",),
+    )
+
+
+def _join_with(framework: str, planned: Planned) -> str:
+    """The call that makes one world of the ranks."""
+    return {
+        "torch": "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); "
+        f"Lightning: Trainer(devices={max(1, planned.world_size // planned.nodes)}, num_nodes={planned.nodes})",
+        "jax": "call jax.distributed.initialize() before anything else of JAX; Keras: keras.distribution.initialize()",
+        "tensorflow": "train under tf.distribute.MultiWorkerMirroredStrategy; it reads the other ranks' addresses from "
+        "TF_CONFIG",
+        "paddle": "call paddle.distributed.init_parallel_env(); it reads the other ranks' addresses from "
+        "PADDLE_TRAINER_ENDPOINTS",
+    }.get(
+        framework,
+        "make one group of them at the start of the program, as its framework does it (torch.distributed.init_process_group, "
+        "jax.distributed.initialize); drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
     )
 
 

@@ -266,7 +266,7 @@ class Attempt:
         short = progress.short_of_steps
         doubtful = [end for end in self.ends if end.finding and not end.failed]
         doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
-        first = min(doubtful, key=lambda end: ((end.finding is None or end.finding.rank is None), end.at), default=None)
+        first = min(doubtful, key=lambda end: (end.finding is None or end.finding.rank is None, end.at), default=None)
         if first is None and not short:
             return self._left_early(progress)
         if first is None or first.finding is None or first.finding.code != CAUGHT:
