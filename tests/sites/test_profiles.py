@@ -7,7 +7,6 @@ import pytest
 from drumbeat.base.order import HostPath
 from drumbeat.cli import main
 from drumbeat.jobfile.job import Job
-from drumbeat.jobfile.new_site import new_site, site_lines
 from drumbeat.jobfile.resolve import resolve
 from drumbeat.jobfile.resources import Here
 from drumbeat.jobfile.site import (
@@ -18,7 +17,9 @@ from drumbeat.jobfile.site import (
     expand_pattern,
     find_paths,
     load_site,
+    new_site,
     site_from_text,
+    site_lines,
 )
 from drumbeat.jobfile.yamlfile import load_text
 from drumbeat.machine.model import Pool

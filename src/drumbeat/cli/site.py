@@ -71,8 +71,7 @@ def _list(args: Any) -> int:
 
 
 def _show(args: Any) -> int:
-    from drumbeat.jobfile.new_site import site_lines
-    from drumbeat.jobfile.site import built_in_text, load_site, site_from_path, user_profiles
+    from drumbeat.jobfile.site import built_in_text, load_site, site_from_path, site_lines, user_profiles
     from drumbeat.jobfile.yamlfile import read_file
 
     path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
@@ -91,7 +90,7 @@ def _show(args: Any) -> int:
 
 def _new(args: Any) -> int:
     from drumbeat import backends
-    from drumbeat.jobfile.new_site import new_site
+    from drumbeat.jobfile.site import new_site
     from drumbeat.machine.gather import gather
     from drumbeat.machine.replay import open_host
 

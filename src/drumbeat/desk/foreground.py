@@ -32,9 +32,8 @@ from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Identity
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder, ask_to_stop
-from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run, replaced_nodes
-from drumbeat.runfolder.state import Course, hangs_of, ranks_seen, world_of
+from drumbeat.runfolder.state import Course, hangs_of, ledger, ranks_seen, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,
     Observations,

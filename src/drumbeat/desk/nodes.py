@@ -24,7 +24,7 @@ from drumbeat.causes.table import HARDWARE, PROGRAM, cause_of
 from drumbeat.desk.runs import open_run
 from drumbeat.desk.start.create import index_folder
 from drumbeat.findings.model import Finding
-from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.check import parse_duration
 from drumbeat.jobfile.site import Site
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event

@@ -13,9 +13,8 @@ from drumbeat.base.data import names, read
 from drumbeat.base.problem import Problem
 from drumbeat.base.ranges import HostlistError, expand
 from drumbeat.base.regex import regex
-from drumbeat.jobfile.check import Checker, check_variable_name, near
-from drumbeat.jobfile.fields import Key, default_words, keys_of, literal
-from drumbeat.jobfile.fields import expand as fill_in
+from drumbeat.jobfile.check import Checker, Key, check_variable_name, default_words, keys_of, literal, near
+from drumbeat.jobfile.check import expand as fill_in
 from drumbeat.jobfile.job import Job, job_from_file, job_from_text, preset_file
 from drumbeat.jobfile.yamlfile import Text, shown, shown_path
 

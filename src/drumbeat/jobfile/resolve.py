@@ -16,8 +16,7 @@ from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wra
 from drumbeat.base.problem import Problem
 from drumbeat.commands import launchers
 from drumbeat.commands.launch import Found, find_launcher
-from drumbeat.jobfile.check import check_limits, refuse_assignment, refuse_shell
-from drumbeat.jobfile.fields import expand, keys_of, least_of
+from drumbeat.jobfile.check import check_limits, expand, keys_of, least_of, refuse_assignment, refuse_shell
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import Here, container, environment, flag_of, image_of, places, resources
 from drumbeat.jobfile.site import Site

@@ -40,12 +40,11 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import decode
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.lines import count, duration, lasted_words, not_finite_words, trend
 from drumbeat.runfolder.progress import Progress, StepTimes, slowest_rank, stands_out, step_times
 from drumbeat.runfolder.records import Metric, Sample, parse_metric
 from drumbeat.runfolder.run import Run, lead_now
-from drumbeat.runfolder.state import Condition, Hang, hangs_of, ranks_seen, seconds_of
+from drumbeat.runfolder.state import QUEUE, Condition, Hang, hangs_of, ranks_seen, seconds_of, training_share
 
 # Telemetry of a run's GPUs and network ports, added up over all nodes.
 

@@ -14,7 +14,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.problem import Problem
-from drumbeat.jobfile.fields import literal
+from drumbeat.jobfile.check import literal
 from drumbeat.jobfile.resources import DEGREES, fill, places
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.refusal import Refusal

@@ -20,7 +20,7 @@ from drumbeat.base.processes import become_subreaper
 from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.start.create import no_place
-from drumbeat.jobfile.fields import literal
+from drumbeat.jobfile.check import literal
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import NAMES, fill
 from drumbeat.runfolder.files import read_json, replace, replace_json

@@ -21,11 +21,10 @@ from drumbeat.plan.argv import after_setup
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.files import open_to_write
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.run import Run, replaced_nodes
-from drumbeat.runfolder.state import hangs_of, ranks_seen, world_of
+from drumbeat.runfolder.state import hangs_of, ledger, ranks_seen, world_of
 from drumbeat.runfolder.summary import (
     AttemptEnd,
     Observations,

@@ -28,7 +28,7 @@ from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.payload import packed
-from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.check import parse_duration
 from drumbeat.jobfile.site import load_site
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder

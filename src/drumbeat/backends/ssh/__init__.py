@@ -29,7 +29,7 @@ from drumbeat.backends.contract import (
     parse_handle,
 )
 from drumbeat.backends.ssh import connection
-from drumbeat.backends.ssh.request import (
+from drumbeat.backends.ssh.connection import (
     check_container,
     container_script,
     handle_of,

@@ -20,9 +20,8 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping
 
-from drumbeat.backends.ssh import request
+from drumbeat.backends.ssh.connection import container_environ, container_script, unpack
 from drumbeat.backends.ssh.loader import read_bytes, read_line, reply
-from drumbeat.backends.ssh.request import container_environ, container_script
 from drumbeat.base.folders import make_private, unsafe, users_folder
 from drumbeat.base.order import Order, dump_order, load_order
 from drumbeat.base.problem import Problem
@@ -165,7 +164,7 @@ def _open_folder(order: Order, handle: str, node: int) -> bool:
 
 def _take_parcel(order: Order, data: bytes) -> None:
     folder = RunFolder(order.folder)
-    request.unpack(data, folder.path)
+    unpack(data, folder.path)
     if order.code != "sync":
         return
     with open(folder.code_archive, "rb") as file:

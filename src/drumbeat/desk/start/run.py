@@ -20,7 +20,7 @@ from drumbeat import backends
 from drumbeat.backends.contract import FAILED, FINISHED, job_handle
 from drumbeat.backends.local import Queue, own_process
 from drumbeat.backends.ssh import start
-from drumbeat.backends.ssh.request import BEAT_EVERY, handle_of, host_python
+from drumbeat.backends.ssh.connection import BEAT_EVERY, handle_of, host_python
 from drumbeat.backends.ssh.session import Notice, Session, Sessions
 from drumbeat.base.order import Container, Order, load_order
 from drumbeat.base.problem import Problem
