@@ -219,7 +219,7 @@ class LeadSide:
         self.events = EventLog(self.folder.events, 0, child.append)
         self.lead = Lead(
             order,
-            self._pick_port,
+            lambda world, first: self.meeting.pick(self.lead, agent.facts, world, first),
             time.monotonic(),
             earlier=list(earlier.ends),
             requeues=earlier.requeues,
@@ -480,6 +480,3 @@ class LeadSide:
             warn(f"how the run ended could not be written: {error}")
             finding = find("storage", why=str(error), evidence=[str(error)], node=0, host=agent.facts.host)
             agent.report({"failed": 0, "finding": to_plain(finding)})
-
-    def _pick_port(self, world: wire.World, first: int) -> Tuple[str, int]:
-        return self.meeting.pick(self.lead, self.agent.facts, world, first)

@@ -220,15 +220,12 @@ class Connections:
 
     def send_rest(self) -> None:
         """Send what members have not taken yet."""
-        self._unsent = {number for number in self._unsent if self._flush(number)}
-
-    def _flush(self, member: int) -> bool:
-        """Send what a member has not taken yet; whether there is still some left."""
-        connection = self.by_member.get(member)
-        if connection is None:
-            return False
-        connection.channel.flush()
-        return connection.channel.wants_write
+        for number in list(self._unsent):
+            connection = self.by_member.get(number)
+            if connection is not None:
+                connection.channel.flush()
+            if connection is None or not connection.channel.wants_write:
+                self._unsent.discard(number)
 
 
 def _has_come(sock: socket.socket) -> bool:

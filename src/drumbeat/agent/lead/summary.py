@@ -1,4 +1,4 @@
-"""What the lead does about a run besides leading it: its summary and verdict, the on-end command, and the trackers."""
+"""The end of a run: its summary and verdict, and the on-end command; and the trackers that run beside the lead."""
 
 from __future__ import annotations
 

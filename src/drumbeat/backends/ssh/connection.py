@@ -1,4 +1,4 @@
-"""What each host is asked to start, the ssh command line that reaches it, and what ssh's complaints mean.
+"""The request to each host, the ssh command line that reaches it, and the meaning of ssh's complaints.
 
 The user's own configuration counts for everything else.
 """
