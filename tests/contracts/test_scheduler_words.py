@@ -29,7 +29,7 @@ ALLOWED = {
     "plan/masks.py": "reads SLURM_CPU_BIND, which a user may have exported",
     "plan/binding.py": "the binding in the form that srun takes",
     "plan/placement.py": "the fix in the words of the scheduler; who bound the tasks",
-    "plan/node_plan.py": "shows that form",
+    "plan/show.py": "shows that form",
     "plan/exported.py": "questions what a scheduler or user exported",
     "jobfile/site.py": "the example of the key `backend`, and a link to docs/slurm.md",
 }

@@ -236,7 +236,7 @@ def test_doctor_compares_nodes(lumi, capsys):
 @pytest.mark.parametrize("explain", [False, True])
 def test_a_plan_fits_80_columns(name, explain):
     """All but what must stay whole to be copied: a variable with its value, a mask."""
-    from drumbeat.plan.node_plan import plan_lines
+    from drumbeat.plan.show import plan_lines
     from tests.plan.archetype import plans_of
 
     for line in plan_lines(plans_of(name)[0], explain, 80):

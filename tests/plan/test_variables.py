@@ -7,7 +7,7 @@ import pytest
 from drumbeat.base.order import EnvVar, Expect
 from drumbeat.machine.model import Facts, Interface, Library, Peer, Peers
 from drumbeat.plan.environment import decide, environment
-from drumbeat.plan.node_plan import desk_lines
+from drumbeat.plan.show import desk_lines
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, named, order, peers
 

@@ -124,7 +124,7 @@ def _print(args: Any, findings: Judged) -> None:
     if args.json:
         print_json([{"of": name, "findings": found} for name, found in findings])
         return
-    from drumbeat.plan.node_plan import finding_lines
+    from drumbeat.plan.show import finding_lines
 
     for name, found in findings:
         about = [finding for finding in found if finding.code == "looked-at"]

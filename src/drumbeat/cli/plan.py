@@ -50,7 +50,8 @@ def run(args: Any) -> int:
     from drumbeat.findings.model import ERROR, worst
     from drumbeat.jobfile.flags import about_preset, load_job
     from drumbeat.jobfile.site import find_paths
-    from drumbeat.plan.node_plan import differences, plan_node, wrapped
+    from drumbeat.plan.node_plan import differences, plan_node
+    from drumbeat.plan.show import wrapped
 
     if args.against is not None and args.against < 1:
         raise Problem(f"--against {args.against}: a job has at least 1 node")
@@ -103,7 +104,7 @@ def _render(args: Any) -> int:
 
 
 def _print_away(args: Any, order: Any, facts: Any) -> int:
-    from drumbeat.plan.node_plan import desk_lines, exported_variables
+    from drumbeat.plan.show import desk_lines, exported_variables
 
     exported = exported_variables(order, facts)
     if args.json:
@@ -119,7 +120,8 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Di
     from dataclasses import replace
 
     from drumbeat.plan.argv import AT_START
-    from drumbeat.plan.node_plan import difference_lines, differences, finding_lines, passed_lines, plan_lines, wrapped
+    from drumbeat.plan.node_plan import differences
+    from drumbeat.plan.show import difference_lines, finding_lines, passed_lines, plan_lines, wrapped
     from drumbeat.predict.job import line_of_command
     from drumbeat.runfolder.summary import gpus_used
 
@@ -155,7 +157,7 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, beside: Di
 
 
 def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
-    from drumbeat.plan.node_plan import difference_lines
+    from drumbeat.plan.show import difference_lines
 
     if args.json:
         print_json({"from nodes": args.against, "to nodes": order.nodes, "changes": changes})
@@ -168,7 +170,7 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 def _headline(order: Any) -> List[str]:
     from drumbeat.plan.argv import replaced_flags
-    from drumbeat.plan.node_plan import wrapped
+    from drumbeat.plan.show import wrapped
 
     kind = "emulated node" if order.nodes_emulated else "node"
     nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
