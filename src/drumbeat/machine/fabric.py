@@ -21,13 +21,9 @@ from drumbeat.machine.vendors import vendor_of
 _COLLECTIVES = ("libnccl.so*", "librccl.so*")
 _PLUGINS = ("libnccl-net*.so*", "librccl-net*.so*", "librccl-anp*.so*")
 _PROVIDERS = {
-    "mlx5_core": "libmlx5*.so*",
-    "bnxt_re": "libbnxt_re*.so*",
-    "ionic_rdma": "libionic*.so*",
-    "efa": "libefa*.so*",
-    "irdma": "libirdma*.so*",
-    "hfi1": "libhfi1verbs*.so*",
-}
+    "mlx5_core": "libmlx5*.so*", "bnxt_re": "libbnxt_re*.so*", "ionic_rdma": "libionic*.so*", "efa": "libefa*.so*",
+    "irdma": "libirdma*.so*", "hfi1": "libhfi1verbs*.so*",
+}  # fmt: skip
 _PROVIDER_FOLDERS = ("libibverbs",)  # below a library folder, where rdma-core keeps them
 _COMMENTS = {  # what stands before the version among a library's constants
     "libnccl.so": "NCCL version ",
@@ -73,18 +69,15 @@ def read(
 
 def versions(libraries: Sequence[Library]) -> Dict[str, str]:
     """Return versions for Facts.versions: the first of each, which is the one a process would load."""
-    found: Dict[str, str] = {}
-    for start, name in (("libnccl.so", "nccl"), ("librccl.so", "rccl"), ("libfabric.so", "libfabric")):
-        for library in libraries:
-            if library.name.startswith(start) and library.version:
-                found.setdefault(name, library.version)
-    return found
+    starts = {"nccl": "libnccl.so", "rccl": "librccl.so", "libfabric": "libfabric.so"}
+    known = [(library.name, library.version) for library in libraries if library.version]
+    found = {name: next((own for file, own in known if file.startswith(start)), "") for name, start in starts.items()}
+    return {name: version for name, version in found.items() if version}
 
 
 def _named(loader: Loader, folders: Sequence[str], soname: str, expected: bool) -> List[Library]:
-    path = loader.find(soname)
-    for folder in folders:
-        path = path or (f"{folder}/{soname}" if soname in loader.names(folder) else None)
+    elsewhere = (f"{folder}/{soname}" for folder in folders if soname in loader.names(folder))
+    path = loader.find(soname) or next(elsewhere, None)
     if path:
         return [_library(loader, soname, path)]
     return [Library(soname, why_not=_NOT_FOUND)] if expected else []
@@ -123,13 +116,10 @@ def _version(loader: Loader, name: str, path: str) -> Optional[str]:
 
 
 def _own_version(loader: Loader, name: str, path: str) -> Optional[str]:
-    for start, comment in _COMMENTS.items():
-        about = loader.about(path) if name.startswith(start) else None
-        for start_at, size in about.constants if about else ():
-            version = loader.host.version_in(path, comment, start_at, size)
-            if version:
-                return version
-    return None
+    comment = next((comment for start, comment in _COMMENTS.items() if name.startswith(start)), None)
+    about = loader.about(path) if comment else None
+    versions = (loader.host.version_in(path, comment or "", *piece) for piece in (about.constants if about else ()))
+    return next(filter(None, versions), None)
 
 
 def _pkgconfig_version(loader: Loader, name: str, real: str) -> Optional[str]:
@@ -139,24 +129,18 @@ def _pkgconfig_version(loader: Loader, name: str, real: str) -> Optional[str]:
 
 
 def _folder_version(real: str) -> Optional[str]:
-    """`/opt/cray/libfabric/1.22.0/lib64`"""
-    for part in reversed(os.path.dirname(real).split("/")):
-        found = re.fullmatch(r"v?(\d+\.\d+(?:\.\d+)*)(?:[-+].*)?", part)
-        if found:
-            return found.group(1)
-    return None
+    """Read `1.22.0` from /opt/cray/libfabric/1.22.0/lib64."""
+    parts = reversed(os.path.dirname(real).split("/"))
+    found = (re.fullmatch(r"v?(\d+\.\d+(?:\.\d+)*)(?:[-+].*)?", part) for part in parts)
+    return next((match.group(1) for match in found if match), None)
 
 
 def _wheel_version(loader: Loader, real: str) -> Optional[str]:
-    """`site-packages/nvidia_nccl_cu12-2.27.3.dist-info` stands beside `site-packages/nvidia`."""
-    site = real.partition("/nvidia/nccl/")[0]
-    if site == real:
-        return None
-    for name in loader.names(site):
-        found = re.fullmatch(r"nvidia_nccl_cu\d+-(\d+(?:\.\d+)+)\.dist-info", name)
-        if found:
-            return found.group(1)
-    return None
+    """Read it from `site-packages/nvidia_nccl_cu12-2.27.3.dist-info`, which stands beside `site-packages/nvidia`."""
+    site, inside, _ = real.partition("/nvidia/nccl/")
+    names = loader.names(site) if inside else ()
+    found = (re.fullmatch(r"nvidia_nccl_cu\d+-(\d+(?:\.\d+)+)\.dist-info", name) for name in names)
+    return next((match.group(1) for match in found if match), None)
 
 
 # Versions of what Python brings, read from the folders of its packages: nothing is imported.

@@ -18,23 +18,17 @@ SPREAD: Dict[str, float] = {
 def stack(items: Sequence[Any]) -> Any:
     """Turn records of numbers into one record of arrays."""
     numpy = need_numpy()
-    first = items[0]
-    values = {
-        field.name: numpy.array([getattr(item, field.name) for item in items], dtype=float)
-        if not isinstance(getattr(first, field.name), str)
-        else getattr(first, field.name)
-        for field in dataclasses.fields(first)
+    columns = {field.name: [getattr(item, field.name) for item in items] for field in dataclasses.fields(items[0])}
+    kept = {
+        name: each[0] if isinstance(each[0], str) else numpy.array(each, dtype=float) for name, each in columns.items()
     }
-    return type(first)(**values)
+    return type(items[0])(**kept)
 
 
 def take(record: Any, rows: Any) -> Any:
     """Return the rows of a record of arrays."""
-    values = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        values[field.name] = value if isinstance(value, str) or not hasattr(value, "shape") else value[rows]
-    return type(record)(**values)
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return type(record)(**{name: each[rows] if hasattr(each, "shape") else each for name, each in values.items()})
 
 
 def need_numpy() -> Any:

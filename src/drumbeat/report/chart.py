@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import field
 from html import escape
-from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, List, Mapping, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 
@@ -145,8 +145,6 @@ def ticks(low: float, high: float, whole: bool = False) -> List[float]:
 
 
 def number(value: float) -> str:
-    units: Dict[str, float] = {"G": 1e9, "M": 1e6, "k": 1e3}
-    for letter, size in units.items():
-        if abs(value) >= size:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:.4g}"
+    units = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+    letter, size = next(((letter, size) for letter, size in units.items() if abs(value) >= size), ("", 1.0))
+    return f"{value / size:.4g}{letter}"

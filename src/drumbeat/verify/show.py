@@ -20,11 +20,8 @@ def table(results: Mapping[str, Any], judgement: Judgement) -> str:
         f"{size}, {results['library']} on {device or 'the CPU'}, torch {results['torch']}, {results['seconds']:.1f} s"
         f"{', quick' if results['quick'] else ''}"
     ]
-    if judgement.rows:
-        lines += [
-            "",
-            f"{'':16}{'size':>9} {'time':>10} {'algbw':>9} {'busbw':>9} {'ceiling':>9} {'':>6} {'latency':>10}",
-        ]
+    head = f"{'':16}{'size':>9} {'time':>10} {'algbw':>9} {'busbw':>9} {'ceiling':>9} {'':>6} {'latency':>10}"
+    lines += ["", head] if judgement.rows else []
     for row in judgement.rows:
         bound = f"{row.ceiling.bound:.4g}" if row.ceiling.bound else "unknown"
         part = f"{row.ratio:.0%}" if row.ratio is not None else ""
@@ -38,7 +35,8 @@ def table(results: Mapping[str, Any], judgement: Judgement) -> str:
     for verdict in judgement.verdicts:
         severity = worst(verdict.findings)
         mark = "unknown" if verdict.answer == "unknown" and severity == OK else _MARKS.get(severity, severity)
-        lines.append(f"{mark:<8} {verdict.check}: {verdict.answer}. {_sentence(verdict.summary)}")
+        summary = verdict.summary[:1].upper() + verdict.summary[1:]
+        lines.append(f"{mark:<8} {verdict.check}: {verdict.answer}. {summary}")
         for finding in verdict.findings:
             lines += [f"         {finding.title}"] if finding.title != verdict.summary else []
             lines += [f"         {words}" for words in (finding.cause, finding.fix and f"fix: {finding.fix}") if words]
@@ -48,20 +46,14 @@ def table(results: Mapping[str, Any], judgement: Judgement) -> str:
 
 
 def bytes_text(count: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.4g} {name}"
-    return f"{count} B"
+    units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+    return next((f"{count / unit:.4g} {name}" for unit, name in units if count >= unit), "0 B")
 
 
 def duration(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} us"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # The MPI test's figures in words. Pure.
@@ -89,15 +81,11 @@ def mpi_lines(results: Mapping[str, Any]) -> List[str]:
         rate = "-"  # of a few bytes it is latency alone
         if row["bytes"] >= 4096 and row["seconds"] > 0:
             rate = f"{2 * (ranks - 1) / ranks * row['bytes'] / row['seconds'] / 1e9:.3f} GB/s"
-        lines.append(f"{_size(row['bytes']):>10}  {row['seconds'] * 1e6:>7.1f} us  {rate:>14}  {sums}")
+        lines.append(f"{bytes_text(row['bytes']):>10}  {row['seconds'] * 1e6:>7.1f} us  {rate:>14}  {sums}")
     lines.append(NOT_MEASURED)
     if hosts == 1:
         lines.append("all ranks were on one node: nothing of this went over the network")
     return lines
-
-
-def _size(count: int) -> str:
-    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB" if count >= 1 << 10 else f"{count} B"
 
 
 # A small SVG, written by hand: busbw over message size, one line per operation, both axes logarithmic.

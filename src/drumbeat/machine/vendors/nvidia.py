@@ -137,11 +137,8 @@ class Nvml:
             field.scope = _ALL_LINKS if number in (_LINK_SENT, _LINK_RECEIVED) else 0
         if not self._call("nvmlDeviceGetFieldValues", device, c_int(len(wanted)), fields):
             return {}
-        found: Dict[int, int] = {}
-        for field in fields:
-            if field.error == 0 and field.type < len(_TYPES):
-                found[field.id] = int(getattr(field.value, _TYPES[field.type]))
-        return found
+        known = [field for field in fields if field.error == 0 and field.type < len(_TYPES)]
+        return {field.id: int(getattr(field.value, _TYPES[field.type])) for field in known}
 
     def _number(self, name: str, kind: Any, *arguments: Any) -> Optional[int]:
         value = kind()
@@ -149,9 +146,8 @@ class Nvml:
 
     def _call(self, name: str, *arguments: Any) -> bool:
         """Call a function; return true if it worked. An older library may not have it."""
-        try:
-            function = getattr(self._library, name)
-        except AttributeError:
+        function = getattr(self._library, name, None)
+        if function is None:
             return False
         function.restype = c_int
         return bool(function(*arguments) == 0)
@@ -320,8 +316,7 @@ def parse_query(text: str) -> List[Gpu]:
         index = integer(cells[0])
         if index is None:
             continue  # a warning line of the driver, not a GPU
-        memory = integer(cells[4])
-        capability = cells[6]
+        memory, capability = integer(cells[4]), cells[6]
         gpus.append(
             Gpu(
                 index=index,
@@ -348,12 +343,8 @@ def _with_device(gpu: Gpu, minor: Optional[str]) -> Gpu:
 
 
 def _information(host: Host, name: str) -> Dict[str, Optional[str]]:
-    about: Dict[str, Optional[str]] = {}
-    for entry in (host.read(f"{_PROC}/{name}/information") or "").splitlines():
-        key, colon, value = entry.partition(":")
-        if colon:
-            about[key.strip()] = _known(value)
-    return about
+    entries = (entry.partition(":") for entry in (host.read(f"{_PROC}/{name}/information") or "").splitlines())
+    return {key.strip(): _known(value) for key, colon, value in entries if colon}
 
 
 def _from_proc(host: Host) -> List[Gpu]:
@@ -398,8 +389,7 @@ def cuda_version(host: Host) -> Optional[str]:
     named = host.environ.get("CUDA_VERSION", "")  # NVIDIA's images set it
     if re.fullmatch(r"\d+\.\d+(\.\d+)*", named):
         return named
-    real = host.resolve("/usr/local/cuda") or ""
-    folder = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)", real)
+    folder = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)", host.resolve("/usr/local/cuda") or "")
     return folder.group(1) if folder else _compiler_version(host)
 
 
@@ -450,11 +440,8 @@ def _reasons(text: Optional[str]) -> Optional[Tuple[str, ...]]:
 
 
 def _sample_by_tool(host: Host) -> List[GpuSample]:
-    for command in SAMPLE_QUERIES:
-        samples = parse_nvidia_csv(host.command(command, 10.0) or "")
-        if samples:
-            return samples
-    return []
+    answers = (parse_nvidia_csv(host.command(command, 10.0) or "") for command in SAMPLE_QUERIES)
+    return next(filter(None, answers), [])
 
 
 def parse_nvidia_csv(text: str) -> List[GpuSample]:
