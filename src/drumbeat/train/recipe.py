@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from drumbeat.train.checkpoint.generators import seed_generators
+from drumbeat.train.checkpoint.state import seed_generators
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.fit import SAVED_BYTES, Transformer, best_precision, device_bytes, fit
 from drumbeat.train.layers.cross_entropy import IGNORE

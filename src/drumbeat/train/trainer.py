@@ -49,13 +49,12 @@ from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.pipeline import Pipeline
-from drumbeat.train.parallel.statistics import agreed_statistics, mean_statistics
+from drumbeat.train.parallel.replicas import agreed_statistics, mean_statistics
 from drumbeat.train.parallel.uncut import Uncut, refuse_different, sketch
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.step import Outcome, Step, full_tensor, loss_parallelism, refuse_whole_sizes
-from drumbeat.train.stopping import StopTogether
-from drumbeat.train.world import World, leave
+from drumbeat.train.world import StopTogether, World, leave
 
 Mean = Callable[[nn.Module, Any], Any]  # (model, batch) -> mean loss, or (mean loss, {name: mean})
 

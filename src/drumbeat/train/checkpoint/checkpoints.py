@@ -40,8 +40,7 @@ from drumbeat.train.checkpoint.folder import (
     read_marker,
     set_aside,
 )
-from drumbeat.train.checkpoint.generators import generators, restore_generators
-from drumbeat.train.checkpoint.state import TrainingState, own_part
+from drumbeat.train.checkpoint.state import TrainingState, generators, own_part, restore_generators
 from drumbeat.train.refusal import Refusal
 
 T = TypeVar("T")

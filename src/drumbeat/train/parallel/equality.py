@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from drumbeat.train.checkpoint.digest import hash_on_device
-from drumbeat.train.checkpoint.state import named_buffers, named_parameters, own_part
+from drumbeat.train.checkpoint.state import hash_on_device, named_buffers, named_parameters, own_part
 from drumbeat.train.data.loaders import tensors_of
 from drumbeat.train.layers.batch_norm import BATCH_NORMS
 from drumbeat.train.parallel.meshes import Meshes

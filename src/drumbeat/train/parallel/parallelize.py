@@ -30,12 +30,12 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from drumbeat.train.layers.attention import FLASH4
 from drumbeat.train.layers.batch_norm import BATCH_NORMS
-from drumbeat.train.layers.flash4 import FLASH4
 from drumbeat.train.parallel import hooks
+from drumbeat.train.parallel.context import RING_ATTENTION
 from drumbeat.train.parallel.experts import apply_expert_parallelism, cut_experts
 from drumbeat.train.parallel.meshes import Meshes
-from drumbeat.train.parallel.ring import RING_ATTENTION
 from drumbeat.train.parallel.tensor_plan import apply_tensor_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal

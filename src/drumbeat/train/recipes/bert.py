@@ -14,11 +14,10 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 
 from drumbeat.train.data.stream import Samples
-from drumbeat.train.data.text import Masked, byte_text, standard_library
-from drumbeat.train.data.tokens import token_file
+from drumbeat.train.data.text import Masked, byte_text, standard_library, token_file
 from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.mfu import transformer_flops, utilisation
+from drumbeat.train.measure.meter import transformer_flops, utilisation
 from drumbeat.train.models.bert import SHAPES, Bert, BertShape
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.recipe import TOKENS, build, kept_batches, meshes_for, optimizer_of, resolved, set_up

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Dict, Iterator, List
 
 import torch
 
-from drumbeat.train.checkpoint.generators import seed_generators
+from drumbeat.train.checkpoint.state import seed_generators
 from drumbeat.train.data.conversations import Document, Mixture, NamedStream, Packed, document, lines_of, named
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.loop import Result, train

@@ -22,13 +22,12 @@ from torch.distributed.tensor.parallel import (
 
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.data.synthetic import SyntheticTokens
-from drumbeat.train.data.text import byte_text, standard_library
-from drumbeat.train.data.tokens import token_file
+from drumbeat.train.data.text import byte_text, standard_library, token_file
 from drumbeat.train.export import read_config
 from drumbeat.train.fit import Transformer
 from drumbeat.train.layers.attention import attention_kernel
 from drumbeat.train.loop import Result, train
-from drumbeat.train.measure.mfu import transformer_flops, utilisation
+from drumbeat.train.measure.meter import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape, RopeScaling, segments, shape_from
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
