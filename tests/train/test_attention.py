@@ -110,7 +110,9 @@ def test_it_is_chosen_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rank_tries_it_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(attention, "trial", lambda device, *_: float(seen.append((device.index, list(SELECTED))) or 0.0))
+    monkeypatch.setattr(
+        attention, "trial", lambda device, *_: float(seen.append((device.index, list(SELECTED))) or 0.0)
+    )
     assert attention.refused(3, torch.bfloat16, 64, 4) == attention.refused(3, torch.bfloat16, 64, 4) == ""
     assert seen == [(3, [3])], "once, and that GPU is the thread's own then"
 

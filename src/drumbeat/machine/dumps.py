@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import re
 from dataclasses import field, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -169,27 +169,20 @@ def _fields(body: str) -> Dict[str, str]:
 
 
 def _gpu(index: int, bus: str, fields: Dict[str, str]) -> Gpu:
-    ecc = [
-        int(value[:9])
-        for name, value in fields.items()
-        if "ECC Errors/Volatile" in name and "Uncorrectable" in name and value.isdigit()
-    ]
-    reasons = {
-        name.split("/")[-1]: value
-        for name, value in fields.items()
-        if "Throttle Reasons" in name or "Event Reasons" in name
-    }
+    errors = [value for name, value in fields.items() if "ECC Errors/Volatile" in name and "Uncorrectable" in name]
+    ecc = [int(value[:9]) for value in errors if value.isdigit()]
+    told = [name for name in fields if "Throttle Reasons" in name or "Event Reasons" in name]
+    reasons = {name.split("/")[-1]: fields[name] for name in told}
     widths = [fields.get(f"PCI/GPU Link Info/Link Width/{which}", "").rstrip("x") for which in ("Current", "Max")]
     width, most = (int(each[:3]) if each.isdigit() else None for each in widths)
     flags = {"Yes": True, "No": False, "Enabled": True, "Disabled": False}
+    throttle = tuple(words for name, words in _THROTTLE.items() if reasons.get(name) == "Active")
     health = GpuHealth(
         ecc=flags.get(fields.get("ECC Mode/Current", "")),
         uncorrected_errors=sum(ecc) if ecc else None,
         remap_pending=flags.get(fields.get("Remapped Rows/Pending", "")),
         remap_failed=flags.get(fields.get("Remapped Rows/Remapping Failure Occurred", "")),
-        throttle=tuple(words for name, words in _THROTTLE.items() if reasons.get(name) == "Active")
-        if reasons
-        else None,
+        throttle=throttle if reasons else None,
     )
     mig = flags.get(fields.get("MIG Mode/Current", ""))
     link = PciLink(width=width, most_width=most)
@@ -210,9 +203,7 @@ _FIELD = re.compile(
 
 
 def smi(text: Text) -> Iterator[Dump]:
-    found = _topology(text) or _static(text)
-    if found:
-        yield found
+    yield from filter(None, [_topology(text) or _static(text)])
 
 
 def _topology(text: Text) -> Optional[Dump]:
@@ -335,15 +326,11 @@ def _port(number: int, fields: Dict[str, str]) -> RdmaPort:
     width, speed = _number(fields.get("active_width"), "X"), _number(fields.get("active_speed"), " Gbps")
     rate = _number(fields.get("rate")) or (width * speed if width and speed else None)
     mtu = _number(fields.get("active_mtu"))
+    known, physical = word in STATES, fields.get("physical_state", "").rpartition(": ")[2]
     return RdmaPort(
-        number,
-        word if word in STATES else None,
-        fields.get("physical_state", "").rpartition(": ")[2] or None,
-        fields.get("link_layer") or None,
-        rate,
-        mtu=int(mtu) if mtu else None,
-        cut="" if word in STATES else fields["state"],
-    )
+        number, word if known else None, physical or None, fields.get("link_layer") or None, rate,
+        mtu=int(mtu) if mtu else None, cut="" if known else fields["state"],
+    )  # fmt: skip
 
 
 def _number(text: Optional[str], unit: str = "") -> Optional[float]:
@@ -357,11 +344,8 @@ def _rdma_devices(
     found: Dict[str, List[RdmaPort]] = {}
     for (name, _), port in ports.items():
         found.setdefault(name, []).append(port)
-    own = netdevs or {}
-    return tuple(
-        RdmaDevice(name, netdevs=(own[name],) if own.get(name) else (), ports=tuple(each))
-        for name, each in found.items()
-    )
+    own = {name: (netdev,) for name, netdev in (netdevs or {}).items() if netdev}
+    return tuple(RdmaDevice(name, netdevs=own.get(name, ()), ports=tuple(each)) for name, each in found.items())
 
 
 _LISTED = re.compile(r"^\s*device\s+node GUID\s*\n\s*-+\s+-+\s*\n((?:\s*\S+\s+[0-9a-f]{16}\s*(?:\n|$))+)", re.MULTILINE)
@@ -537,10 +521,8 @@ def deepspeed(text: Text) -> Iterator[Dump]:
         return
     size = re.match(r"(\d{1,9}(?:\.\d{1,9})?) GB", fields.get("shared memory (/dev/shm) size", ""))
     limits = Limits(shm_bytes=int(float(size[1]) * (1 << 30)) if size else None)
-    modules = {
-        "torch": {"version": fields.get("torch version", "")},
-        "deepspeed": {"version": fields.get("deepspeed info", "").split(",")[0]},
-    }
+    versions = {"torch": fields.get("torch version", ""), "deepspeed": fields.get("deepspeed info", "").split(",")[0]}
+    modules = {name: {"version": version} for name, version in versions.items()}
     answers = FrameworkAnswers("deepspeed", "ds_report", {"modules": modules}, {"ds_report": text.whole})
     notes = tuple(f"{name}: {value}" for name, value in fields.items())
     lines = {"ds_report": text.at(first.start())}
@@ -567,9 +549,11 @@ READERS: Dict[Callable[[Text], Iterable[Dump]], Tuple[str, ...]] = {
 
 
 def read_dumps(text: str, file: str) -> Tuple[Dump, ...]:
-    """Every dump in this text; one that repeats another is left out."""
+    """Read every dump in this text; one that repeats another is left out."""
     found: Dict[str, Dump] = {}
-    for dump in islice(_read(Text(text[:MAX_BYTES])), MAX_DUMPS):
+    whole = Text(text[:MAX_BYTES])
+    fitting = (reader(whole) for reader, marks in READERS.items() if any(mark in whole.whole for mark in marks))
+    for dump in islice(chain.from_iterable(fitting), MAX_DUMPS):
         lines = {name: replace(line, file=file) for name, line in islice(dump.lines.items(), 2 * MAX_DEVICES)}
         dump = replace(dump, facts=_bounded(dump.facts))
         found.setdefault(f"{dump.kind} {dump.facts!r} {dump.notes}", replace(dump, file=file, lines=lines))
@@ -580,12 +564,6 @@ def _bounded(facts: Facts) -> Facts:
     """No node has more: untrusted text must not cost time that grows with the square of its length."""
     rdma = tuple(replace(device, ports=device.ports[:MAX_PORTS]) for device in facts.rdma[:MAX_DEVICES])
     return replace(facts, gpus=facts.gpus[:MAX_DEVICES], rdma=rdma, interfaces=facts.interfaces[:MAX_DEVICES])
-
-
-def _read(text: Text) -> Iterator[Dump]:
-    for reader, marks in READERS.items():
-        if any(mark in text.whole for mark in marks):
-            yield from reader(text)
 
 
 def together(dumps: Iterable[Dump]) -> Dump:

@@ -12,6 +12,7 @@ from drumbeat.machine import fabric, identity, libraries, network, topology, ven
 from drumbeat.machine.host import Host
 from drumbeat.machine.model import Container, Cpus, CxiDevice, Facts, Gpu, Identity, Kernel, Library, Limits, RdmaDevice
 from drumbeat.machine.parse import cpulist, integer, line, natural
+from drumbeat.machine.sample import memory
 from drumbeat.machine.topology import Device
 from drumbeat.machine.vendors import peer_memory
 
@@ -104,7 +105,7 @@ def gather(host: Host) -> Facts:
         arch=arch,
         os=ask("os", lambda: _os(host), None),
         python=ask("python", host.python, None),
-        memory_bytes=ask("memory", lambda: _memory(host), None),
+        memory_bytes=ask("memory", lambda: memory(host)["total"] or None, None),
         cpus=ask("cpus", lambda: read_cpus(host), Cpus()),
         gpus=found_gpus,
         rdma=found_rdma,
@@ -157,19 +158,9 @@ def gaps(facts: Facts) -> Tuple[str, ...]:
 
 
 def _os(host: Host) -> Optional[str]:
-    for path in ("/etc/os-release", "/usr/lib/os-release"):
-        for entry in (host.read(path) or "").splitlines():
-            if entry.startswith("PRETTY_NAME="):
-                return entry.partition("=")[2].strip().strip("\"'") or None
-    return None
-
-
-def _memory(host: Host) -> Optional[int]:
-    for entry in (host.read("/proc/meminfo") or "").splitlines():
-        if entry.startswith("MemTotal:"):
-            kilobytes = integer(entry.split()[1]) if len(entry.split()) > 1 else None
-            return kilobytes * 1024 if kilobytes else None
-    return None
+    texts = (host.read(path) or "" for path in ("/etc/os-release", "/usr/lib/os-release"))
+    found = (re.search(r"^PRETTY_NAME=(.*)$", text, re.MULTILINE) for text in texts)
+    return next((match.group(1).strip().strip("\"'") or None for match in found if match), None)
 
 
 # CPUs: NUMA nodes, cores that share a level 3 cache, hardware threads, and which of them we may use.
@@ -199,7 +190,7 @@ def read_cpus(host: Host) -> Cpus:
     online = cpulist(line(host, f"{_CPU}/online")) or listed
     allowed = host.affinity()
     l3 = _groups(online, lambda cpu: _l3(host, cpu))
-    siblings = _groups(online, lambda cpu: _siblings(host, cpu))
+    siblings = _groups(online, lambda cpu: _siblings(host, f"{_CPU}/cpu{cpu}/topology"))
     isolated = cpulist(line(host, f"{_CPU}/isolated")) or ()
     return Cpus(
         model=_model(host),
@@ -240,8 +231,7 @@ def _l3(host: Host, cpu: int) -> Optional[Group]:
     return None
 
 
-def _siblings(host: Host, cpu: int) -> Optional[Group]:
-    base = f"{_CPU}/cpu{cpu}/topology"
+def _siblings(host: Host, base: str) -> Optional[Group]:
     return cpulist(line(host, f"{base}/thread_siblings_list") or line(host, f"{base}/core_cpus_list"))
 
 

@@ -236,7 +236,8 @@ class Loader:
                 return False, f"{current} {'cannot be read' if unread else 'is not a 64-bit shared library'}{by}"
             if self.arch and about.machine != self.arch:
                 return False, f"{current} is built for {about.machine}, this machine is {self.arch}{by}"
-            folders = tuple(_origin(part, current) for part in about.runpath)
+            own = os.path.dirname(current)
+            folders = tuple(part.replace("${ORIGIN}", own).replace("$ORIGIN", own) for part in about.runpath)
             for name in about.needed:
                 found = self.find(name, folders)
                 if found is None:
@@ -255,11 +256,6 @@ class Loader:
             return ""  # a library without versions satisfies any, with a warning
         missing = [want for want in about.wants if want.library == name and want.hash not in offered.offers]
         return text_at(self.host, path, missing[0].name_at) if missing else ""
-
-
-def _origin(part: str, path: str) -> str:
-    folder = os.path.dirname(path)
-    return part.replace("${ORIGIN}", folder).replace("$ORIGIN", folder)
 
 
 def parse_cache(data: bytes) -> Dict[str, str]:
@@ -334,14 +330,11 @@ def visible_folders(loader: Loader, prefixes: Sequence[str]) -> List[str]:
     for folder in tuple(found):
         for name in host.list(folder):
             lines = (host.read(f"{folder}/{name}") or "").splitlines() if name.endswith(".pth") else []
-            added = (os.path.normpath(os.path.join(folder, line.strip())) for line in lines if _is_path(line))
+            # The other lines of a .pth file are comments, or code.
+            paths = (line.strip() for line in lines if not line.startswith(("#", "import ", "import\t")))
+            added = (os.path.normpath(os.path.join(folder, path)) for path in paths if path)
             found += [each for each in added if each not in found and host.list(each)]
     return found
-
-
-def _is_path(line: str) -> bool:
-    """The other lines of a .pth file are comments, or code."""
-    return bool(line.strip()) and not line.startswith(("#", "import ", "import\t"))
 
 
 def glob(loader: Loader, pattern: str) -> List[str]:

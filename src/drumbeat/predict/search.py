@@ -95,7 +95,8 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
     seen = set()
     searched = [field.name for field in dataclasses.fields(Layout) if field.name not in ("bubble", "flight")]
     for i in range(len(ranking.seconds)):
-        values = {name: _plain(getattr(ranking.layouts, name)[i]) for name in searched}
+        numbers = {name: float(getattr(ranking.layouts, name)[i]) for name in searched}
+        values = {name: int(number) if number.is_integer() else number for name, number in numbers.items()}
         layout = dataclasses.replace(case.layout, **values)
         key = (layout.tp, layout.pp, layout.ep, layout.vp, layout.zero, layout.recompute, layout.micro / layout.cp)
         if key not in seen:
@@ -154,11 +155,6 @@ def simplest(layouts: Sequence[Layout], seconds: Sequence[float]) -> int:
     """Return which layout to use: of those that cannot be told apart from the fastest, the one that divides the model least."""
     near = [i for i in range(len(layouts)) if seconds[i] <= (1 + SAME) * min(seconds)]
     return min(near, key=lambda i: (layouts[i].pp, layouts[i].tp, layouts[i].cp, layouts[i].micro, seconds[i]))
-
-
-def _plain(value: Any) -> Any:
-    number = float(value)
-    return int(number) if number == int(number) else number
 
 
 def _transformer(case: Case) -> Model:

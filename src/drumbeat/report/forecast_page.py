@@ -7,8 +7,8 @@ from typing import Any, Sequence, Tuple
 
 from drumbeat.predict.forecast import Forecast
 from drumbeat.predict.show import NOT_MODELLED, layout_words, memory_words, model_words, seconds_words
-from drumbeat.report.chart import Look, line_chart
 from drumbeat.report.tables import document, rows_table
+from drumbeat.verify.chart import Look, line_chart
 
 _COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#f0e442", "#999999", "#88aacc", "#a04000",

@@ -15,7 +15,7 @@ from drumbeat.base.record import RecordError
 from drumbeat.base.regex import regex
 from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import state_of
-from drumbeat.findings.model import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.findings.model import INFO, OK, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
 from drumbeat.report.figures import (
@@ -508,7 +508,9 @@ def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[
             mine = [hang for hang in hangs if hang.finding == event.finding and hang.t >= event.t]
             found.append(_note(event.finding, mine[0].seconds if mine else None))
         elif isinstance(event, kinds.VerdictGiven):
-            found.append(Note(INFO, _verdict(event.verdict)))
+            verdict = event.verdict
+            sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
+            found.append(Note(INFO, f"{verdict.check}: {verdict.words}{sure}"))
         elif isinstance(event, kinds.Failed) and event.finding != failure:
             found.append(Note(INFO, f"attempt {event.attempt + 1} ended: {event.finding.title}"))
         elif isinstance(event, kinds.Decided):
@@ -526,11 +528,6 @@ def _note(finding: Finding, hung: Optional[float] = None) -> Note:
     cause = f" ({finding.cause})" if finding.cause else ""
     lasted = "" if hung is None else lasted_words(hung)
     return Note(finding.severity, f"{where}{finding.title}{lasted}{cause}", finding.fix)
-
-
-def _verdict(verdict: Verdict) -> str:
-    sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
-    return f"{verdict.check}: {verdict.words}{sure}"
 
 
 def _curves(reports: Reports, devices: Devices, begin: float, speed: Optional[Speed]) -> Dict[str, List[Point]]:

@@ -11,11 +11,11 @@ from html import escape
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.findings.model import ERROR
-from drumbeat.report.chart import Look, line_chart, share_bar
 from drumbeat.report.figures import LOSS, NOT_RECORDED, VALIDATION, Figures
 from drumbeat.report.scaling import FINISHED, NOT, NOT_KNOWN, STRONG, WEAK, Comparison, Row
 from drumbeat.report.text import end_words, rows, size_words, speed_words
 from drumbeat.runfolder.lines import duration, part_words
+from drumbeat.verify.chart import Look, line_chart, share_bar
 
 # A report as one HTML file: tables and inline SVG. It opens from disk and asks for nothing else.
 

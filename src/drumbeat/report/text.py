@@ -35,7 +35,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
         found.append(("time", ledger_words(figures.ledger, figures.training_share)))
     if figures.training_share is not None:
         found.append(("ETTR", ettr_words(figures)))
-    found.append(("GPU-hours", _gpu_hours(figures)))
+    hours = NOT if figures.gpu_hours is None else f"{figures.gpu_hours:.3g}"
+    found.append(("GPU-hours", "0: no GPU" if figures.gpus == 0 else hours))
     if figures.step is not None:
         steps = f" of {figures.steps:,}" if figures.steps else ""
         counted = f" of this {figures.steps_of}" if figures.steps_of else ""
@@ -120,12 +121,6 @@ def size_words(figures: Figures) -> str:
     parts += [count(figures.ranks, "rank")] if figures.ranks else []
     parts.append("GPUs not known" if figures.gpus is None else count(figures.gpus, "GPU") if figures.gpus else "no GPU")
     return ", ".join(parts) + (" (nodes emulated on one machine)" if figures.emulated else "")
-
-
-def _gpu_hours(figures: Figures) -> str:
-    if figures.gpus == 0:
-        return "0: no GPU"
-    return NOT if figures.gpu_hours is None else f"{figures.gpu_hours:.3g}"
 
 
 def target_words(figures: Figures) -> str:

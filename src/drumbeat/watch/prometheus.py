@@ -26,6 +26,7 @@ from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView
 
 GAUGE, COUNTER = "gauge", "counter"
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 STATES = (*GOING_ON, "finished", "failed", "cancelled", "doubtful", "time-limit", "unknown")
 Samples = List[Tuple[Tuple[str, ...], float]]  # values of the labels, value
 
@@ -146,13 +147,10 @@ def text(found: Iterable[Family], more: Dict[str, str]) -> str:
         lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
         for values, value in family.samples:
             labels = {**more, **dict(zip(family.labels, values))}
-            inside = ",".join(f'{label}="{_escaped(given)}"' for label, given in labels.items())
+            escaped = {label: given.translate(_ESCAPES) for label, given in labels.items()}
+            inside = ",".join(f'{label}="{given}"' for label, given in escaped.items())
             lines.append(f"{name}{{{inside}}} {value!r}")
     return "".join(line + "\n" for line in lines)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 # The run's numbers for readers outside, kept by the lead's monitor on a compute node: the standard library alone. In

@@ -390,15 +390,13 @@ def cuda_version(host: Host) -> Optional[str]:
     if re.fullmatch(r"\d+\.\d+(\.\d+)*", named):
         return named
     folder = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)", host.resolve("/usr/local/cuda") or "")
-    return folder.group(1) if folder else _compiler_version(host)
-
-
-def _compiler_version(host: Host) -> Optional[str]:
-    for folder in ("/usr/local/cuda/bin", *host.environ.get("PATH", "").split(":")[:64]):
-        if folder.startswith("/") and host.resolve(f"{folder}/nvcc"):
-            found = re.search(r"release (\d+\.\d+)", host.command([f"{folder}/nvcc", "--version"]) or "")
-            return found.group(1) if found else None
-    return None
+    if folder:
+        return folder.group(1)
+    folders = ("/usr/local/cuda/bin", *host.environ.get("PATH", "").split(":")[:64])
+    compilers = (f"{each}/nvcc" for each in folders if each.startswith("/") and host.resolve(f"{each}/nvcc"))
+    compiler = next(compilers, None)
+    release = re.search(r"release (\d+\.\d+)", host.command([compiler, "--version"]) or "") if compiler else None
+    return release.group(1) if release else None
 
 
 def driver_cuda(host: Host) -> Optional[str]:
