@@ -407,10 +407,8 @@ def with_arguments(command: Sequence[str], case: Case) -> List[str]:
     """Return a training command with the arguments of a case's layout in place of its own."""
     arguments = arguments_of(case)
     if arguments is None or case.framework.name == "deepspeed":
-        raise Problem(
-            f"{case.framework.name} takes this layout from no argument of its command",
-            f"set it in the program: {arguments or 'degrees as printed'}",
-        )
+        what = f"{case.framework.name} takes this layout from no argument of its command"
+        raise Problem(what, f"set it in the program: {arguments or 'degrees as printed'}")
     new = shlex.split(arguments)
     flags = {_flag(word) for word in new if word.startswith("--") and word != "--set"}
     flags |= {*_VALUED, "--layout"} if case.framework.name != "maxtext" else set()

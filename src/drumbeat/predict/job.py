@@ -211,10 +211,8 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
         found[rest[0]] = gpus // others
     model = found["tp"] * found["pp"] * found["cp"]
     if gpus % model:
-        raise Problem(
-            f"{gpus} GPUs do not divide by tp {found['tp']} x pp {found['pp']} x cp {found['cp']} = {model}",
-            "choose other degrees or another number of nodes",
-        )
+        what = f"{gpus} GPUs do not divide by tp {found['tp']} x pp {found['pp']} x cp {found['cp']} = {model}"
+        raise Problem(what, "choose other degrees or another number of nodes")
     found["dp"] = gpus // model
     if wished.get("dp", -1) not in (-1, found["dp"]):
         raise Problem(
@@ -223,10 +221,8 @@ def _degrees(said: Layout, wished: Dict[str, int], gpus: int) -> Dict[str, int]:
         )
     replicas = found["dp"] * found["cp"]
     if (shard > 0 and replicas % shard) or (replicate > 0 and found["dp"] % replicate):
-        raise Problem(
-            f"{found['dp']} replicas do not divide by dp_replicate {max(1, replicate)} x dp_shard {max(1, shard)}",
-            "choose other degrees or another number of nodes",
-        )
+        what = f"{found['dp']} replicas do not divide by dp_replicate {max(1, replicate)} x dp_shard {max(1, shard)}"
+        raise Problem(what, "choose other degrees or another number of nodes")
     found["shard"] = min(max(0, shard), found["dp"] * found["cp"])
     if wished.get("dp_shard", 1) != 1:
         found["zero_said"] = 3

@@ -47,9 +47,8 @@ def named(name: str) -> Described:
     known = [row["name"] for row in rows] + list(nets) + ["wide-resnet-50-2"]
     near = difflib.get_close_matches(spelled, known, 3)
     hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known)}"
-    raise Problem(
-        f"unknown model {name!r}", f"{hint} Or give a config.json" if near else f"{hint}; or give a config.json"
-    )
+    what = f"unknown model {name!r}"
+    raise Problem(what, f"{hint} Or give a config.json" if near else f"{hint}; or give a config.json")
 
 
 def _model(row: Dict[str, Any]) -> Model:

@@ -70,14 +70,11 @@ def check(model: Model) -> Model:
         if name in ("name", "small", "once"):
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not int(name in needed) <= value <= 10_000_000:
-            raise Problem(
-                f"{model.name}: {name} is {str(value)[:40]}",
-                f"a whole number from {int(name in needed)} to 10,000,000 is needed",
-            )
+            what = f"{model.name}: {name} is {str(value)[:40]}"
+            raise Problem(what, f"a whole number from {int(name in needed)} to 10,000,000 is needed")
     if model.heads % model.kv_heads:
-        raise Problem(
-            f"{model.name}: {model.heads} heads do not divide by {model.kv_heads} key-value heads", "check the config"
-        )
+        what = f"{model.name}: {model.heads} heads do not divide by {model.kv_heads} key-value heads"
+        raise Problem(what, "check the config")
     if not model.ffn and not model.expert_ffn:
         raise Problem(f"{model.name}: the width of its MLP is missing", "check the config")
     if model.experts and not (0 < model.topk <= model.experts and model.dense_layers <= model.layers):

@@ -31,9 +31,8 @@ def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
     if plain is None:
         return None
     learnt = {lora.KEY: model.drumbeat_lora} if hasattr(model, "drumbeat_lora") else {}
-    kind = next(
-        kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule)
-    )  # FSDP makes a class of its own
+    # FSDP makes a class of its own.
+    kind = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
     return {**plain(), "architectures": [kind.__name__], **learnt}
 
 
@@ -54,9 +53,8 @@ def segments_of(model: nn.Module, tensors: Tensors) -> Dict[str, List[Segment]]:
     except ImportError:
         raise Refusal("weights=FOLDER needs transformers 5", "update it, or use from_pretrained(FOLDER)") from None
     changes, own = get_model_conversion_mapping(model), model.state_dict()
-    renamings, converters = (
-        [each for each in changes if isinstance(each, c)] for c in (WeightRenaming, WeightConverter)
-    )
+    renamings = [each for each in changes if isinstance(each, WeightRenaming)]
+    converters = [each for each in changes if isinstance(each, WeightConverter)]
     prefix = model.base_model_prefix or None
     found: Dict[str, Dict[Any, List[str]]] = {}
     for name in sorted(tensors.places, key=dot_natural_key):
@@ -69,9 +67,8 @@ def segments_of(model: nn.Module, tensors: Tensors) -> Dict[str, List[Segment]]:
         kind = [(type(each).__name__, getattr(each, "dim", None)) for each in used.operations] if used else []
         if kind and kind not in (_STACKED, [*_STACKED, ("Concatenate", 1)]):
             words = ", ".join(f"{name} {dim}" for name, dim in kind)
-            raise Refusal(
-                f"weights: transformers changes {target} while it loads ({words})", "use from_pretrained(FOLDER)"
-            )
+            what = f"weights: transformers changes {target} while it loads ({words})"
+            raise Refusal(what, "use from_pretrained(FOLDER)")
         columns = [names.get(pattern, []) for pattern in used.source_patterns] if used else names.values()
         order = [name for together in zip(*columns) for name in together]
         segments[target] = [(name, 0, (tensors.places[name].shape or (1,))[0]) for name in order]
@@ -225,16 +222,14 @@ class Contexts:
             places = self.at(next(tensors_of(batch)).shape[1]).places
             return map_tensors(batch, lambda x: x[:, places])
         known = ("input_ids", "labels", "attention_mask")
-        odd = (
-            [name for name in batch if name not in known] if isinstance(batch, Mapping) else ["a batch that is no dict"]
-        )
+        named = isinstance(batch, Mapping)
+        odd = [name for name in batch if name not in known] if named else ["a batch that is no dict"]
         if odd or "labels" not in batch:
             raise Refusal(f"layout cp: {(odd or ['no labels'])[0]} in the batch", f"it takes {', '.join(known)}")
         mask, ids, labels = batch.get("attention_mask"), batch["input_ids"], batch["labels"]
         if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
-            raise Refusal(
-                "layout cp: a row is padded on its left", "pad on the right: causal attention never looks there"
-            )
+            what = "layout cp: a row is padded on its left"
+            raise Refusal(what, "pad on the right: causal attention never looks there")
         rows, length = ids.shape
         places = self.at(-(-length // (2 * self.mesh.size())) * 2 * self.mesh.size()).places
         shifted = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORE)), 1)

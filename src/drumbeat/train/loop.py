@@ -124,9 +124,8 @@ def _train(
                     continue
             if stopped or last:
                 meter.start()  # the last step is over: a last save is no part of it
-            save = checkpoints is not None and (
-                stopped or (settings.save_every and (last or _due(settings.save_every, done)))
-            )
+            wanted = stopped or (settings.save_every and (last or _due(settings.save_every, done)))
+            save = checkpoints is not None and wanted
             if checkpoints is not None:
                 _saved(reporter, checkpoints.poll())
                 if save:  # before validating: what has been trained is not lost to whatever happens there
@@ -170,9 +169,8 @@ def _train(
     code = 0
     if stopped:
         code = EXIT_REQUEUE if checkpoints is not None else 128 + (stop.number or signal.SIGTERM)
-    return Result(
-        done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms, code, tuple(digests)
-    )
+    figures |= meter.percentiles()
+    return Result(done, losses, checks, stopped, figures, meter.step_ms, code, tuple(digests))
 
 
 def _setup_words(unit: str, trainer: Trainer, utilisation: Optional[Utilisation]) -> Dict[str, Any]:

@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from drumbeat import metrics
-from drumbeat.train.checkpoint.checkpoints import Checkpoints, first_line, gathered, write_state
+from drumbeat.train.checkpoint.checkpoints import Checkpoints, first_line, write_state
 from drumbeat.train.checkpoint.folder import candidates, name_of
 from drumbeat.train.checkpoint.snapshots import VARIABLE, Snapshots
 from drumbeat.train.checkpoint.state import MEAN, TrainingState, named_parameters
@@ -47,7 +47,7 @@ from drumbeat.train.hugging_face import Contexts, FusedLoss, config_of, folder_o
 from drumbeat.train.judge import Judge
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
-from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.meshes import Meshes, gathered
 from drumbeat.train.parallel.pipeline import Pipeline
 from drumbeat.train.parallel.replicas import agreed_statistics, mean_statistics
 from drumbeat.train.parallel.uncut import Uncut, refuse_different, sketch
@@ -415,9 +415,7 @@ class Trainer:
     def _reduced(self, loss: Tensor, divisor: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
         names, pipe = sorted(self._sums), self.meshes.one("pp")
         if pipe is not None:  # only the last stage has seen them
-            every: List[Any] = [None] * pipe.size()
-            dist.all_gather_object(every, names, group=pipe.get_group())
-            names = max(every, key=len)
+            names = max(gathered(names, pipe.get_group()), key=len)
         nothing = torch.zeros((), device=self.world.device)
         values = torch.stack([loss.detach().float(), *(self._sums.get(name, nothing) / divisor for name in names)])
         for mesh in (self.meshes.tokens, pipe):

@@ -136,9 +136,8 @@ def load(parts: Sequence[nn.Module], source: Source, must_have: bool) -> str:
         seen += 1
     if must_have and (missing or resized):
         name = (missing + resized)[0]
-        what = f"{name} is not in {source.tensors.path}" + (
-            " with this shape" if source.shape_of(name, held[name].shape) else ""
-        )
+        shape = " with this shape" if source.shape_of(name, held[name].shape) else ""
+        what = f"{name} is not in {source.tensors.path}{shape}"
         raise Refusal(f"{what}, and a model on the meta device has no values of its own", "build it on the CPU")
     if not seen:
         raise Refusal(f"{source.tensors.path} has no tensor of this model", "give the weights of a model of its kind")

@@ -89,10 +89,8 @@ def _device(local_rank: int, local_size: int) -> torch.device:
     count = torch.accelerator.device_count()
     index = 0 if count == 1 else local_rank  # one visible device a rank is a launcher's way of binding
     if index >= count:
-        raise Refusal(
-            f"local rank {local_rank} of {local_size}, but only {count} devices are visible",
-            "start fewer ranks per node",
-        )
+        what = f"local rank {local_rank} of {local_size}, but only {count} devices are visible"
+        raise Refusal(what, "start fewer ranks per node")
     torch.accelerator.set_device_index(index)
     return torch.device(kind.type, index)
 

@@ -189,10 +189,8 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
     if tunable.recipe:
         total = total or tunable.recipe.batch
     elif "batch" in tunable.places and "batch" not in tunable.given and not total:
-        raise Problem(
-            "{batch} depends on how many ranks share a step's samples, but the number of samples is not known",
-            "add --global-batch N, or --with batch=N for a batch that stays as it is",
-        )
+        what = "{batch} depends on how many ranks share a step's samples, but the number of samples is not known"
+        raise Problem(what, "add --global-batch N, or --with batch=N for a batch that stays as it is")
     if order.launcher == "once":
         raise Problem("the command starts its ranks itself, so which layouts they could have is not known")
     named = [read_layout(text, order.world_size, order.ranks_per_node) for text in asked.layouts]
@@ -239,10 +237,8 @@ def place_here(job: Job, environ: Mapping[str, str]) -> Place:
     """Describe this machine, or the allocation whose shell or batch script this is."""
     place = find_place(LiveHost())
     if place.kind == INSIDE or environ.get("NODE_RANK"):
-        raise Problem(
-            "this is one task or one machine of several: a tuning starts its trials on all nodes itself",
-            "type it once, in the batch script or the shell of the allocation; or drumbeat tune ... --submit",
-        )
+        fix = "type it once, in the batch script or the shell of the allocation; or drumbeat tune ... --submit"
+        raise Problem("this is one task or one machine of several: a tuning starts its trials on all nodes itself", fix)
     site = site_of(job, place, environ)
     check_not_login(place, site, "tune")
     own = [gpu for gpu in detect(LiveHost()) if not gpu.integrated]
@@ -317,10 +313,8 @@ class Asked:
         except re.error as error:
             raise Problem(f"--rate {self.rate!r} is not a regular expression: {error}") from None
         if made.groups != 1:
-            raise Problem(
-                f"--rate {self.rate!r} has {made.groups} groups, and one must hold the number",
-                r"such as --rate '([0-9.]+) samples/s'",
-            )
+            what = f"--rate {self.rate!r} has {made.groups} groups, and one must hold the number"
+            raise Problem(what, r"such as --rate '([0-9.]+) samples/s'")
         return made
 
     @property

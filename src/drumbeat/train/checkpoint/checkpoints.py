@@ -41,6 +41,7 @@ from drumbeat.train.checkpoint.folder import (
     set_aside,
 )
 from drumbeat.train.checkpoint.state import TrainingState, generators, own_part, restore_generators
+from drumbeat.train.parallel.meshes import gathered
 from drumbeat.train.refusal import Refusal
 
 T = TypeVar("T")
@@ -107,9 +108,7 @@ class Checkpoints:
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self.fingerprint = fingerprint(self.parts, self.group)
         self._saving: Optional[Future[Saved]] = None
-        self._copies: Optional[bool] = (
-            None  # whether the state is copied before it is written; not known before it is there
-        )
+        self._copies: Optional[bool] = None  # is the state copied before it is written; not known before it is there
         self._copied = True  # for the last save
         self.snapshots: Optional[Snapshots] = None  # in memory; a save takes one, and reads it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-checkpoint")
@@ -145,9 +144,8 @@ class Checkpoints:
             self.prepare()
         shared = self.shared() if self.shared is not None else {}
         taken = self.snapshots.take(step, more, shared) if self.snapshots is not None and not wait else None
-        slot = (
-            self.snapshots if taken is not None and self.snapshots is not None and self.snapshots.keeps_state else None
-        )
+        keeps = taken is not None and self.snapshots is not None and self.snapshots.keeps_state
+        slot = self.snapshots if keeps else None
         if taken is not None and slot is not None:
             state, arrived = taken
         else:
@@ -161,9 +159,8 @@ class Checkpoints:
             saved = self.finish()
             assert saved is not None
             if saved.error and wait:
-                raise Refusal(
-                    f"{saved.path} cannot be written: {saved.error}", "make room, or give another checkpoint folder"
-                )
+                what = f"{saved.path} cannot be written: {saved.error}"
+                raise Refusal(what, "make room, or give another checkpoint folder")
             ended.append(saved)
         return [saved for saved in ended if saved is not None]
 
@@ -289,15 +286,11 @@ class Checkpoints:
     def _marker(self, path: str) -> Dict[str, Any]:
         marker = read_marker(path)
         if marker["model"] != self.fingerprint:
-            raise Refusal(
-                f"{path} was saved from another model ({marker['parameters']:,} parameters)",
-                "give another checkpoint folder, or the settings it was made with",
-            )
+            what = f"{path} was saved from another model ({marker['parameters']:,} parameters)"
+            raise Refusal(what, "give another checkpoint folder, or the settings it was made with")
         if marker["optimizer"] not in ("", self.optimizer):
-            raise Refusal(
-                f"{path} holds the state of {marker['optimizer']}, and this run uses {self.optimizer}",
-                "resume with the optimizer and precision it was saved with, or give another checkpoint folder",
-            )
+            fix = "resume with the optimizer and precision it was saved with, or give another checkpoint folder"
+            raise Refusal(f"{path} holds the state of {marker['optimizer']}, and this run uses {self.optimizer}", fix)
         return marker
 
     @property
@@ -352,14 +345,6 @@ class Checkpoints:
 
     def told_by_rank_0(self, value: Any) -> Any:
         return self.gathered(value)[0]
-
-
-def gathered(value: Any, group: Optional[dist.ProcessGroup] = None) -> List[Any]:
-    """Return the values of all ranks."""
-    every: List[Any] = [value] * (dist.get_world_size(group) if dist.is_initialized() else 1)
-    if dist.is_initialized():
-        dist.all_gather_object(every, value, group=group)
-    return every
 
 
 def write_state(

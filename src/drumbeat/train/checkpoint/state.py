@@ -16,12 +16,12 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from drumbeat.train.parallel.meshes import gathered
 from drumbeat.train.refusal import Refusal
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # recomputation and torch.compile put these into names
@@ -168,10 +168,8 @@ class TrainingState:
             raise Refusal(f"{key} is in {where} only", "resume with the optimizer and precision it was saved with")
         for key, value in own.items():
             if isinstance(value, Tensor) and saved[key] not in (None, value.dtype):
-                raise Refusal(
-                    f"{key} was saved as {saved[key]} and is {value.dtype} in this run",
-                    "resume with the precision it was saved with",
-                )
+                what = f"{key} was saved as {saved[key]} and is {value.dtype} in this run"
+                raise Refusal(what, "resume with the precision it was saved with")
         return state
 
     def restore(self, state: Dict[str, Any]) -> None:
@@ -375,11 +373,7 @@ class Digest(NamedTuple):
     def of_all_ranks(self) -> str:
         """One hash for the state of all ranks; all ranks must ask together."""
         own = hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()
-        every: List[Any] = [own]
-        if dist.is_initialized():
-            every = [None] * dist.get_world_size()
-            dist.all_gather_object(every, own)
-        return hashlib.sha256("".join(every).encode()).hexdigest()[:16]
+        return hashlib.sha256("".join(gathered(own)).encode()).hexdigest()[:16]
 
 
 def digest(step: int, state: TrainingState, others: Dict[str, Any]) -> Digest:

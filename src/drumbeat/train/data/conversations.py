@@ -32,9 +32,8 @@ def lines_of(folder: str) -> Iterator[Mapping[str, Any]]:
             try:
                 import pyarrow.parquet as parquet
             except ImportError:
-                raise Refusal(
-                    f"{path}: reading parquet needs pyarrow", "pip install pyarrow, or give .jsonl files"
-                ) from None
+                what = f"{path}: reading parquet needs pyarrow"
+                raise Refusal(what, "pip install pyarrow, or give .jsonl files") from None
             for batch in parquet.ParquetFile(path).iter_batches():
                 for row in batch.to_pylist():  # a column that a row has no value in is None
                     yield {name: value for name, value in row.items() if value is not None}

@@ -45,9 +45,7 @@ class ImageFolder:
         classes: Optional[List[str]] = None,
     ) -> None:
         self._decoders = decoders or Decoders()
-        self.readers = (
-            2 if isinstance(self._decoders, DeviceDecoder) else 1
-        )  # processes are busy with one batch, a GPU is not
+        self.readers = 2 if isinstance(self._decoders, DeviceDecoder) else 1  # one batch keeps processes busy, no GPU
         if not os.path.isdir(folder):
             raise Refusal(f"{folder}: no such folder of images")
         found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
@@ -88,10 +86,8 @@ class ImageArray:
         return len(self.pixels)
 
     def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
-        if self.train:
-            pixels = np.stack([self._shifted(i, e) for i, e in zip(indices, epochs)])
-        else:
-            pixels = self.pixels[indices]
+        shifted = [self._shifted(i, e) for i, e in zip(indices, epochs)] if self.train else []
+        pixels = np.stack(shifted) if shifted else self.pixels[indices]
         return torch.from_numpy(np.ascontiguousarray(pixels)), torch.from_numpy(self.labels[indices])
 
     def finish(self, pixels: Tensor) -> Tensor:
@@ -135,10 +131,8 @@ def cifar100(folder: str, train: bool, seed: int = 0, classes: int = 100) -> Ima
     pickled = [os.path.join(folder, name), os.path.join(folder, "cifar-100-python", name)]
     path = next((path for path in (binary, *pickled) if os.path.isfile(path)), None)
     if path is None:
-        raise Refusal(
-            f"{binary}: not there, nor {pickled[1]}",
-            "unpack CIFAR-100's binary or Python version into the folder, or use data=synthetic",
-        )
+        what = f"{binary}: not there, nor {pickled[1]}"
+        raise Refusal(what, "unpack CIFAR-100's binary or Python version into the folder, or use data=synthetic")
     planes, labels = _binary(path) if path == binary else _pickled(path)
     if labels.max() >= classes or labels.min() < 0:
         raise Refusal(f"{path}: class {labels.max()} with classes={classes}", "CIFAR-100 has 100")
@@ -160,9 +154,7 @@ def _pickled(path: str) -> Tuple[Pixels, Labels]:
             found = _ArraysOnly(file).load()
             by_name = {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
             planes, labels = by_name["data"], np.asarray(by_name["fine_labels"], dtype=np.int64)
-            fits = (
-                planes.dtype == np.uint8 and planes.ndim == 2 and planes.shape == (len(labels), _PLANES) and len(labels)
-            )
+            fits = planes.dtype == np.uint8 and planes.shape == (len(labels), _PLANES) and len(labels)
         except Exception as error:  # a damaged pickle can raise anything
             raise Refusal(f"{path}: cannot be read as CIFAR-100's Python version: {error}") from None
     if not fits:

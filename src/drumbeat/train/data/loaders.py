@@ -140,10 +140,8 @@ def _loader(source: Any, batch_size: Optional[int], shuffle: bool) -> Any:
         if batch_size is not None:
             raise Refusal("batch_size belongs to the DataLoader that you gave", "leave it out here")
         if isinstance(source.sampler, DistributedSampler):
-            raise Refusal(
-                "the DataLoader has a DistributedSampler, and batches would be shared between the ranks twice",
-                "give it no sampler (shuffle=True), or pass split=False",
-            )
+            what = "the DataLoader has a DistributedSampler, and batches would be shared between the ranks twice"
+            raise Refusal(what, "give it no sampler (shuffle=True), or pass split=False")
         return source
     if isinstance(source, (Dataset, IterableDataset)) or (hasattr(source, "__getitem__") and batch_size is not None):
         if batch_size is None:
@@ -201,10 +199,8 @@ def _same_on_all_ranks(indices: List[Any]) -> None:
     both = torch.tensor([own, -own])
     dist.all_reduce(both, dist.ReduceOp.MAX)
     if int(both[0]) != -int(both[1]):
-        raise Refusal(
-            "the sampler gives each rank other samples, so batches cannot be shared",
-            "let it draw from a torch generator in its attribute `generator`, or pass split=False",
-        )
+        what = "the sampler gives each rank other samples, so batches cannot be shared"
+        raise Refusal(what, "let it draw from a torch generator in its attribute `generator`, or pass split=False")
 
 
 def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -225,9 +221,8 @@ def rows_of(batch: Any) -> int:
     for tensor in tensors_of(batch):
         if tensor.ndim:
             return len(tensor)
-    raise Refusal(
-        f"a batch of type {type(batch).__name__} holds no tensor", "yield tensors, alone or in dicts or tuples"
-    )
+    what = f"a batch of type {type(batch).__name__} holds no tensor"
+    raise Refusal(what, "yield tensors, alone or in dicts or tuples")
 
 
 def share_of(batch: Any, part: int, parts: int) -> Tuple[Any, bool]:

@@ -204,15 +204,12 @@ def read_megatron_index(path: str) -> MegatronIndex:
     with open(path, "rb") as file:
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size or head[:9] != _MAGIC:
-            raise Refusal(
-                f"{path}: no index of Megatron's",
-                "it lies beside a .bin file, which would be read as bare integers without it: move one of them",
-            )
+            fix = "it lies beside a .bin file, which would be read as bare integers without it: move one of them"
+            raise Refusal(f"{path}: no index of Megatron's", fix)
         _, version, code, sequences, bounds = _HEADER.unpack(head)
         if version != 1 or code not in _CODES:
-            raise Refusal(
-                f"{path}: version {version} with token type {code} is unknown", "version 1 with integers is read"
-            )
+            what = f"{path}: version {version} with token type {code} is unknown"
+            raise Refusal(what, "version 1 with integers is read")
         needed = _HEADER.size + sequences * 12 + bounds * 8
         if os.path.getsize(path) < needed:
             raise Refusal(f"{path}: cut short: {os.path.getsize(path):,} bytes of at least {needed:,}")

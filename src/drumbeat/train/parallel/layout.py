@@ -41,10 +41,8 @@ class Layout:
         for part in re.split(r"[,\s]+", text.strip()):
             name, _, value = part.partition("=")
             if name not in known or not re.fullmatch(r"-?\d+", value):
-                raise Refusal(
-                    f"layout '{text}': cannot read '{part}'",
-                    f"write one of {', '.join(SHORT)}, or degrees such as dp_shard=4,tp=2 (names: {', '.join(known)})",
-                )
+                fix = f"write one of {', '.join(SHORT)}, or degrees such as dp_shard=4,tp=2 (names: {', '.join(known)})"
+                raise Refusal(f"layout '{text}': cannot read '{part}'", fix)
             if name in degrees:
                 raise Refusal(f"layout '{text}': {name} is given twice")
             degrees[name] = int(value)
@@ -66,9 +64,8 @@ class Layout:
         if resolved.ranks != size:
             wanted = f"{product} x n" if rest else f"{product}"
             there = "is 1 rank" if size == 1 else f"are {size} ranks"
-            raise Refusal(
-                f"layout: {self.equation()} = {wanted}, but there {there}", "change a degree or the number of ranks"
-            )
+            what = f"layout: {self.equation()} = {wanted}, but there {there}"
+            raise Refusal(what, "change a degree or the number of ranks")
         return resolved
 
     @property

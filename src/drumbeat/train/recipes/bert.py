@@ -81,10 +81,8 @@ def transformer(shape: BertShape, length: int) -> Transformer:
 def check(shape: BertShape, meshes: Meshes, length: int) -> None:
     tp = meshes.layout.tp
     if meshes.layout.cp > 1:
-        raise Refusal(
-            f"bert with context parallelism: its sequences have {length} tokens, too few to be worth cutting",
-            "use tp, which cuts them between the layers as well, or fsdp",
-        )
+        what = f"bert with context parallelism: its sequences have {length} tokens, too few to be worth cutting"
+        raise Refusal(what, "use tp, which cuts them between the layers as well, or fsdp")
     if shape.heads % tp or shape.inner % tp or length % tp or shape.vocabulary % tp:
         raise Refusal(
             f"tensor parallelism {tp}: it must divide {shape.heads} heads, an inner width of {shape.inner}, {length} "

@@ -63,9 +63,8 @@ def samples(settings: FinetuneSettings, tokenizer: Any, kept: bool) -> Samples:
         try:
             weights.append(float(weight))
         except ValueError:
-            raise Refusal(
-                f"data={text} cannot be read", "write FOLDER, or FOLDER:WEIGHT with a comma between"
-            ) from None
+            what = f"data={text} cannot be read"
+            raise Refusal(what, "write FOLDER, or FOLDER:WEIGHT with a comma between") from None
         documents: List[Document] = []
         for i, row in enumerate(lines_of(os.path.expanduser(folder))):
             if bool(settings.validation and i % _KEPT == _KEPT - 1) == kept:

@@ -93,10 +93,8 @@ def transformer(shape: LlamaShape, length: int) -> Transformer:
 def check(shape: LlamaShape, meshes: Meshes, length: int) -> None:
     tp, own = meshes.layout.tp, length // meshes.layout.cp
     if shape.experts and meshes.layout.pp > 1:
-        raise Refusal(
-            "layout pp with experts: the loss that keeps them evenly used is not carried between stages",
-            "use ep, fsdp, tp or cp",
-        )
+        what = "layout pp with experts: the loss that keeps them evenly used is not carried between stages"
+        raise Refusal(what, "use ep, fsdp, tp or cp")
     if shape.kv_heads % tp or (shape.gate_groups % tp and not shape.experts) or own % tp or shape.vocabulary % tp:
         raise Refusal(
             f"tensor parallelism {tp}: it must divide {shape.kv_heads} key-value heads, {shape.gate_groups} gate "
