@@ -84,7 +84,7 @@ def _named(loader: Loader, folders: Sequence[str], soname: str, expected: bool) 
 
 
 def _matching(loader: Loader, folders: Sequence[str], pattern: str, by_soname: bool = False) -> List[Library]:
-    """Every file once, however many names and links lead to it: the loader's first stays."""
+    """List every matching file once, however many names and links lead to it: under the loader's first name."""
     found: Dict[str, Library] = {}
     for folder in folders:
         for name in sorted(fnmatch.filter(loader.names(folder), pattern), key=natural):
@@ -151,8 +151,8 @@ _DIST = regex(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info
 
 
 def all_versions(host: Host, program: str = "", workdir: str = "/") -> Dict[str, object]:
-    """Every package of the environment that `program` (the first word of a command) belongs to, by its name: what a run
-    records once. Where it is in none, of the folders that `versions` reads."""
+    """List every package of the environment that `program` (the first word of a command) belongs to, by its name: what a run
+    records once. Outside any environment: of the folders that `package_versions` reads."""
     loader = Loader(host, None)
     places = host.environ.get("PATH", "").split(":")[:64] if os.path.basename(program) == program else [""]
     paths = (os.path.normpath(os.path.join(workdir, place, program)) for place in places if program)

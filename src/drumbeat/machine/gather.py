@@ -315,7 +315,7 @@ _ACS_REDIRECTS = 0b11101  # source validation, P2P request and completion redire
 
 
 def read_kernel(host: Host, device_paths: Iterable[Optional[str]] = ()) -> Kernel:
-    """`device_paths` are the PCI paths of GPUs and NICs: their bridges are the ones whose ACS matters."""
+    """Read kernel settings. `device_paths`: the PCI paths of GPUs and NICs, whose bridges are those whose ACS matters."""
     balancing = line(host, "/proc/sys/kernel/numa_balancing")
     return Kernel(
         release=line(host, "/proc/sys/kernel/osrelease"),
@@ -345,7 +345,7 @@ def _iommu(host: Host) -> Optional[str]:
 
 
 def _acs(host: Host, device_paths: Iterable[Optional[str]]) -> Optional[bool]:
-    """Only root may read that far into a bridge's configuration; for others it stays unknown."""
+    """Return true if a bridge redirects with ACS. Only root may read that far into its configuration; else None."""
     bridges = {part for path in device_paths if path for part in path.split("/")[1:-1]}
     configs = (host.data(f"/sys/bus/pci/devices/{bridge}/config", 0, 4096) for bridge in sorted(bridges))
     answers = [acs_on(config) for config in configs if config and len(config) > 256]

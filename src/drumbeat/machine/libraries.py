@@ -97,7 +97,7 @@ def architecture(host: Host, path: str) -> Optional[str]:
 
 
 def parse(host: Host, path: str) -> Optional[Elf]:
-    """None: not a 64-bit little-endian ELF file, or a damaged one."""
+    """Parse an ELF file; None if it is not a 64-bit little-endian one, or damaged."""
     try:
         return _parse(host, path)
     except (struct.error, ValueError, LookupError, OverflowError):
@@ -212,7 +212,7 @@ class Loader:
         return self._elf[path]
 
     def find(self, soname: str, first: Tuple[str, ...] = ()) -> Optional[str]:
-        """`first` are the run paths of who asks."""
+        """Find a library as the loader would; `first` are the run paths of the file that needs it."""
         for folder in (*self.given, *first):
             if soname in self.names(folder):
                 return f"{folder}/{soname}"
@@ -259,7 +259,7 @@ class Loader:
 
 
 def parse_cache(data: bytes) -> Dict[str, str]:
-    """soname -> path. The file begins with the old format's table on some systems; ours is found by its mark."""
+    """Map sonames to paths. The file begins with the old format's table on some systems; ours is found by its mark."""
     start = data.find(_CACHE_MAGIC)
     if start < 0:
         return {}
@@ -338,7 +338,7 @@ def visible_folders(loader: Loader, prefixes: Sequence[str]) -> List[str]:
 
 
 def glob(loader: Loader, pattern: str) -> List[str]:
-    """Folders that fit, the newest version first. They need not be there."""
+    """List folders that match, the newest version first. They need not exist."""
     folders = ["/"]
     for part in pattern.strip("/").split("/"):
         if "*" in part:

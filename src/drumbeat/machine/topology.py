@@ -16,7 +16,7 @@ _FUNCTION = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def pci_path(host: Host, sysfs: str) -> Optional[str]:
-    """`pci0000:40/0000:40:01.1/0000:41:00.0`: root complex, bridges, device; from where a sysfs link ends."""
+    """Return `pci0000:40/0000:40:01.1/0000:41:00.0` (root complex, bridges, device), from where a sysfs link ends."""
     resolved = host.resolve(sysfs)
     if resolved is None:
         return None

@@ -23,7 +23,7 @@ from drumbeat.train.safetensors import Segment, Tensors
 
 
 def config_of(model: nn.Module) -> Optional[Dict[str, Any]]:
-    """As config.json has it; None for a model of another kind."""
+    """Return the config as config.json has it; None for a model of another kind."""
     if hasattr(model, "hugging_face_config"):
         return model.hugging_face_config()  # type: ignore[operator,no-any-return]
     config = getattr(model, "config", None)
@@ -200,7 +200,7 @@ class Contexts:
         return self._known[self.length]
 
     def at(self, length: int) -> Context:
-        """From now on sequences are this long."""
+        """Set the length of the sequences from now on."""
         self.length = length
         if length not in self._known:
             self._known[length] = Context(self.mesh, self.kind, length, self.heads, self.kv_heads)
@@ -268,7 +268,7 @@ class FusedLoss:
 
     @staticmethod
     def of(model: nn.Module) -> Optional[FusedLoss]:
-        """None where a model has no plain head, or a loss that it cannot be given."""
+        """Return the fused loss; None if a model has no plain head, or a loss that cannot be replaced."""
         head: Any = getattr(model, "get_output_embeddings", lambda: None)()
         loss = getattr(model, "loss_function", None)
         fits = is_causal(model) and type(head) is nn.Linear and head.bias is None

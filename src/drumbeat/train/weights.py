@@ -46,7 +46,7 @@ def materialize(part: nn.Module, device: Union[str, torch.device]) -> None:
 
 @torch.no_grad()
 def init_sharded(part: nn.Module, init: Callable[[str, Tensor], None], device: torch.device) -> None:
-    """`init(name, out)` fills one whole parameter, on `device`; this rank keeps its part."""
+    """Draw initial weights. `init(name, out)` fills one whole parameter, on `device`; this rank keeps its part."""
     for name, parameter in named_parameters([part]):
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         init(name, whole)
@@ -78,7 +78,7 @@ class Source:
         self.tensors, self.segments = tensors, segments
 
     def shape_of(self, name: str, here: Sequence[int]) -> Tuple[int, ...]:
-        """Empty: it is not there. `here`: the shape of the model's parameter."""
+        """Return the shape; empty if it is not there. `here`: the shape of the model's parameter."""
         pieces = self.segments.get(name) or [(name, 0, 0)]
         if any(source not in self.tensors for source, _, _ in pieces):
             return ()

@@ -35,7 +35,7 @@ def adapt(module: Any) -> None:
 
 
 def _is_first_rank() -> bool:
-    """Asked when a run begins: a program may have numbered itself by then."""
+    """Return true in the first rank; called when a run begins, as a program may have numbered itself by then."""
     process = sys.modules.get("multiprocessing.process")
     numbers = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
     return set(numbers) == {"0"} and (process is None or process.parent_process() is None)

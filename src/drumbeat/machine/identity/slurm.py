@@ -44,12 +44,12 @@ def read(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
 
 
 def _time(text: str) -> Optional[float]:
-    """Seconds since 1970."""
+    """Parse seconds since 1970."""
     return float(text) if text.isdigit() and len(text) < 12 else None
 
 
 def tasks_per_node(text: str) -> List[int]:
-    """`8(x2),4` is 8, 8, 4."""
+    """Parse `8(x2),4`: 8, 8, 4."""
     counts: List[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})(?:\(x(\d{1,6})\))?\s*", part)

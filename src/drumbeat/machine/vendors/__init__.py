@@ -86,7 +86,7 @@ def with_health(host: Host, gpus: Sequence[Gpu]) -> Tuple[Gpu, ...]:
 
 
 def peer_memory(host: Host) -> Optional[bool]:
-    """True if the module by which a NIC reaches GPU memory is loaded; None where no vendor's driver needs one."""
+    """Return true if the module by which a NIC reaches GPU memory is loaded; None if no vendor's driver needs one."""
     return next((loaded for vendor in VENDORS for loaded in [vendor.peer_memory(host)] if loaded is not None), None)
 
 

@@ -332,7 +332,7 @@ def _health(host: Host, base: str) -> Optional[GpuHealth]:
 
 
 def read_sysfs(host: Host, gpus: Sequence[Gpu], residencies: Dict[str, Dict[str, int]]) -> List[GpuSample]:
-    """`residencies`: throttle counters of the last reading, which newer drivers give instead of a state; they are replaced."""
+    """Read samples. `residencies`: the last throttle counters, which newer drivers give instead of a state; replaced here."""
     samples = []
     for gpu in gpus:
         base = f"{PCI}/{gpu.pci}"
@@ -373,7 +373,7 @@ def _sample_by_tool(host: Host) -> List[GpuSample]:
 
 
 def parse_rocm_smi_table(text: str) -> List[GpuSample]:
-    """`rocm-smi` without options. Columns came and went between versions; cells are told by their units and ends."""
+    """Parse `rocm-smi` without options. Columns came and went between versions; cells are told by their units and ends."""
     samples: List[GpuSample] = []
     for entry in text.splitlines():
         if not re.match(r"\s*\d+\s", entry) or "=" in entry:
@@ -405,7 +405,7 @@ def parse_rocm_smi_table(text: str) -> List[GpuSample]:
 
 
 def parse_amd_smi_monitor(text: str) -> List[GpuSample]:
-    """`amd-smi monitor`: a table, or with --csv the same names in lower case."""
+    """Parse `amd-smi monitor`: a table, or with --csv the same names in lower case."""
     samples: List[GpuSample] = []
     header: List[str] = []
     for entry in text.splitlines():

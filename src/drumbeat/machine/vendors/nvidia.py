@@ -154,7 +154,7 @@ class Nvml:
 
 
 def open_nvml(host: Host) -> Optional[Nvml]:
-    """None where there is no such library, no driver, or no GPU."""
+    """Open NVML; None if there is no such library, no driver, or no GPU."""
     library = host.library("libnvidia-ml.so.1")
     try:
         library.nvmlInit_v2.restype = c_int
@@ -443,7 +443,7 @@ def _sample_by_tool(host: Host) -> List[GpuSample]:
 
 
 def parse_nvidia_csv(text: str) -> List[GpuSample]:
-    """`nvidia-smi --query-gpu=… --format=csv`, with its header, whatever the columns; units are in header or cells."""
+    """Parse `nvidia-smi --query-gpu=… --format=csv`, with its header, whatever the columns; units are in header or cells."""
     header: List[str] = []
     samples: List[GpuSample] = []
     for row in _rows(text):

@@ -247,7 +247,7 @@ class Checkpoints:
         return None
 
     def _set_aside(self, damaged: Sequence[Tuple[int, Unreadable]], step: int) -> List[str]:
-        """After step `step` was loaded in the place of newer ones: what is said of each of them."""
+        """Set aside newer checkpoints in whose place step `step` was loaded; return a line about each."""
         said = []
         for newer, problem in damaged if self.rank == 0 else ():
             path, lost = self.path_of(newer), newer - step
@@ -259,8 +259,8 @@ class Checkpoints:
         return said
 
     def _load(self, path: str, wanted: Sequence[str]) -> Tuple[Dict[str, Any], bool]:
-        """Those of the `wanted` extras that it has, and whether it has checksums. Unreadable on all ranks or none; what
-        was written into the state till then is overwritten by the next that can be loaded."""
+        """Load it; return those of the `wanted` extras that it has, and whether it has checksums. Unreadable on all ranks
+        or none; what was written into the state till then is overwritten by the next that can be loaded."""
         reader = Reader(path)
         marker = self.together(lambda: self._marker(path))
         if marker["files"] is not None:  # each rank checks a share of the files; the load begins once all are whole

@@ -112,7 +112,7 @@ def clear(folder: str) -> None:
 
 
 def _unfinished(folder: str, step: int, latest: Optional[int]) -> bool:
-    """Only if it is sure that there is no marker, not where it cannot be looked at."""
+    """Return true only if there is certainly no marker, not if the marker cannot be looked at."""
     path = os.path.join(folder, name_of(step))
     later = latest is None or step > latest
     return _is_gone(os.path.join(path, MARKER)) and (later or _is_gone(os.path.join(path, ".metadata")))
@@ -202,7 +202,7 @@ def read_marker(path: str) -> Dict[str, Any]:
 
 
 def _write(path: str, text: str) -> None:
-    """Whole or not at all, and on the disk before it has its name."""
+    """Write a file whole or not at all; it is on the disk before it has its name."""
     part = path + ".part"
     with open(part, "w", encoding="utf-8") as file:
         file.write(text)

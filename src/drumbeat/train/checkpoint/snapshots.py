@@ -68,7 +68,8 @@ class File:
         return self._bytes
 
     def pinned(self, size: int) -> Tensor:
-        """As `view`, and a GPU may use it. Memory is touched by several threads first, which takes a quarter of the time."""
+        """Return the same as `view`, usable by a GPU. Memory is touched by several threads first, which takes a quarter of
+        the time."""
         old, memory = os.fstat(self._file).st_size, self.view(size)
         if torch.cuda.is_available() and self._pinned != memory.data_ptr():
             with ThreadPoolExecutor(_THREADS) as pool:
@@ -85,7 +86,7 @@ class File:
         return self.view(first + size)[first : first + size]
 
     def header(self) -> Optional[Header]:
-        """None unless the slot is whole."""
+        """Read the header; None unless the slot is whole."""
         text = os.pread(self._file, _HEADER, 0).rstrip(b"\0")
         try:
             header = open_sealed(text.decode())
@@ -415,7 +416,7 @@ class Snapshots:
         return -1, []
 
     def _parts(self) -> List[Tuple[int, Tuple[str, int]]]:
-        """Every rank's own part, and on every node each state of which its ranks hold one."""
+        """List every rank's own part, and on every node each state of which its ranks hold one."""
         own = [(rank, ("own", rank)) for rank in range(self.size)]
         return own + [(rank, ("state", self.places[rank].key)) for rank in range(self.size) if self._keeps(rank)]
 
@@ -424,7 +425,7 @@ class Snapshots:
         return Need(rank, part[0], [*near, *there][0], bool(near)) if there else None
 
     def _check(self, needs: Sequence[Need]) -> List[Tuple[int, int]]:
-        """Those of this rank's files that are damaged. Slots are made ready for a GPU meanwhile, which takes as long."""
+        """Return those of this rank's files that are damaged. Slots are made ready for a GPU meanwhile, which takes as long."""
         damaged, pinning = [], []
         for need in needs:
             file, section = self.files[need.found.number], need.found.header[need.name]
@@ -437,7 +438,7 @@ class Snapshots:
         return damaged
 
     def _pin(self, file: File, size: int) -> None:
-        """In a thread of its own. A copy from memory that cannot be pinned is only slower."""
+        """Pin memory in a thread of its own. A copy from memory that cannot be pinned is only slower."""
         if self.device is not None:
             torch.cuda.set_device(self.device)
             with suppress(RuntimeError):

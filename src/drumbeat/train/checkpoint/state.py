@@ -89,7 +89,7 @@ class TrainingState:
         return state, self._copy_from_device(slow) if slow else _nothing
 
     def as_it_is(self, shared: Dict[str, Tensor]) -> Tuple[Dict[str, Any], Callable[[], None]]:
-        """As `copied`, without a copy: nothing may change until it is written."""
+        """Return the state as `copied` does, but without a copy: nothing may change until it is written."""
         state = self.now()
         state["model"].update(shared)
         return state, torch.cuda.synchronize if torch.cuda.is_available() else _nothing
@@ -104,7 +104,7 @@ class TrainingState:
             }
 
     def _copy_from_device(self, pairs: List[Tuple[Tensor, Tensor]]) -> Callable[[], None]:
-        """On a stream of its own, beside the next forward and backward pass; the next update waits for it.
+        """Copy on a stream of its own, beside the next forward and backward pass; the next update waits for it.
 
         What more than an update changes (running means) is small: it is copied in the training's own stream.
         """
@@ -138,7 +138,7 @@ class TrainingState:
             self._made_optimizer_state = True
 
     def drop_made_state(self) -> None:
-        """Nothing was loaded into what `make_optimizer_state` made: the first step is still to come."""
+        """Drop what `make_optimizer_state` made and nothing was loaded into: the first step is still to come."""
         if self._made_optimizer_state:
             self._made_optimizer_state = False
             self.optimizer.state.clear()
@@ -377,7 +377,7 @@ class Digest(NamedTuple):
 
 
 def digest(step: int, state: TrainingState, others: Dict[str, Any]) -> Digest:
-    """`others`: what else belongs to the state, such as the loss scale or the position in the data."""
+    """Hash the state. `others`: what else belongs to it, such as the loss scale or the position in the data."""
     now = state.now()
     entries = {f"{kind}.{name}": value for kind in ("model", "optimizer") for name, value in now[kind].items()}
     entries.update({f"group.{name}.{key}": value for name, pairs in now["groups"].items() for key, value in pairs})

@@ -67,8 +67,8 @@ def document(row: Mapping[str, Any], tokenizer: Any) -> Document:
 
 
 def conversation(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Document:
-    """By the tokenizer's chat template. What a template adds to a conversation with an assistant's answer, beyond the prompt for
-    one, is that answer."""
+    """Tokenise by the tokenizer's chat template. What a template adds to a conversation with an assistant's answer, beyond
+    the prompt for one, is that answer."""
     if not getattr(tokenizer, "chat_template", None):
         raise Refusal("the tokenizer has no chat template", "give rows with prompt and completion, or text")
 

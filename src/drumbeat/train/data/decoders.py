@@ -112,7 +112,7 @@ _PROCESSES = 24  # that decode as many images per second as the GPU does (measur
 
 
 def unavailable(device: torch.device) -> Optional[str]:
-    """None, or why images cannot be decoded on this device."""
+    """Return why images cannot be decoded on this device; None if they can."""
     if device.type != "cuda" or torch.version.hip:
         return "it takes an NVIDIA GPU"
     try:
@@ -127,7 +127,7 @@ def unavailable(device: torch.device) -> Optional[str]:
 
 
 def decoders_for(where: str, workers: int, world: World) -> Union[Decoders, DeviceDecoder]:
-    """`where`: gpu, cpu, both at once, or auto, the GPU where it can."""
+    """Choose decoders. `where`: gpu, cpu, both at once, or auto (the GPU if it can)."""
     if where not in ("auto", "gpu", "cpu", "both"):
         raise Refusal(f"decode={where} is unknown", "known: auto, gpu, cpu, both")
     processes = Decoders(workers, world.local_size)

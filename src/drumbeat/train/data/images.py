@@ -125,7 +125,7 @@ Labels = npt.NDArray[np.int64]
 
 
 def cifar100(folder: str, train: bool, seed: int = 0, classes: int = 100) -> ImageArray:
-    """`folder` holds either version; of the Python one also its parent, as torchvision unpacks it."""
+    """Read CIFAR-100. `folder` holds either version; of the Python one also its parent, as torchvision unpacks it."""
     binary = os.path.join(folder, "train.bin" if train else "test.bin")
     name = "train" if train else "test"
     pickled = [os.path.join(folder, name), os.path.join(folder, "cifar-100-python", name)]

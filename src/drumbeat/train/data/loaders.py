@@ -94,7 +94,7 @@ class Batches:
                 yield part, counts, rows_of(batch)
 
     def _as_given(self, done: int) -> Iterator[Tuple[Any, bool, int]]:
-        """Until the first rank's data end: every forward pass of a sharded model needs all ranks."""
+        """Yield batches until the first rank's data end: every forward pass of a sharded model needs all ranks."""
         for batch in _until_one_ends(_after(self.source, done // self.data_ranks)):
             yield batch, True, rows_of(batch) * self.data_ranks
 
@@ -284,7 +284,7 @@ def together(steps: Iterable[List[Batch]]) -> Iterator[List[Batch]]:
 
 
 def _largest(*numbers: int) -> List[int]:
-    """Over all ranks."""
+    """Return the largest of each number over all ranks."""
     agreed = torch.tensor(numbers)  # on the CPU: the device is not waited for
     if dist.is_initialized():
         dist.all_reduce(agreed, dist.ReduceOp.MAX)

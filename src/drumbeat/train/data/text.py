@@ -71,7 +71,7 @@ class TokenWindows:
 
 
 def byte_text(folder: str, length: int, part: str = "train", limit: Optional[int] = None) -> TokenWindows:
-    """Every byte of the text files under `folder` is a token. `limit`: take no more than so many bytes."""
+    """Read text files: every byte of those under `folder` is a token. `limit`: take no more than so many bytes."""
     arrays: List[npt.NDArray[np.generic]] = []
     total = 0
     for path in _text_files(folder):
@@ -146,7 +146,8 @@ class MegatronIndex(NamedTuple):
 def token_file(
     path: str, length: int, part: str = "train", dtype: str = "uint16", vocabulary: Optional[int] = None
 ) -> TokenWindows:
-    """`dtype` is for a `.bin` file that nothing else describes. `vocabulary`: refuse tokens that it does not have."""
+    """Read a token file. `dtype` is for a `.bin` file that nothing else describes. `vocabulary`: refuse tokens that it
+    does not have."""
     if not os.path.isfile(path):
         raise Refusal(f"{path}: no such token file")
     if path.endswith(".npy"):
@@ -200,7 +201,8 @@ def _megatron_file(path: str, index_path: str) -> Tokens:
 
 
 def read_megatron_index(path: str) -> MegatronIndex:
-    """After the header: the length of each sequence, its place in the `.bin` file, the first sequence of each document."""
+    """Read the index. After the header: the length of each sequence, its place in the `.bin` file, the first sequence of
+    each document."""
     with open(path, "rb") as file:
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size or head[:9] != _MAGIC:

@@ -25,7 +25,8 @@ WAITING = ("agree", "waiting")  # phases in which a rank only waits for others
 
 
 def own_seconds(phases: Dict[str, float], watched: Dict[str, float]) -> Dict[str, float]:
-    """`seconds`: what this rank itself needed for a step, without waiting for others: the figure by which a slow rank is
+    """Return `seconds`: the time that this rank itself needed for a step, without waiting for others: the figure by which
+    a slow rank is
     found. DDP's phases tell it in every report; in other layouts a step whose communication was watched does.
     """
     own = 0.0
@@ -194,7 +195,7 @@ class Reporter:
     def figures(
         self, kind: str, step: int, own: Dict[str, Any], shared: Dict[str, Any], steps: Optional[int] = None
     ) -> None:
-        """`own` is this rank's part (tokens, samples); `shared` is the same on all ranks and goes out once."""
+        """Report figures. `own` is this rank's part (tokens, samples); `shared` is the same on all ranks and goes out once."""
         metrics.report(step, kind=kind, steps=steps, **own, **(shared if self.lead else {}))
         for sink in self._sinks:
             sink.write(kind, step, {**own, **shared})

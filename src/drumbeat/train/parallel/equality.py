@@ -83,7 +83,7 @@ class Equality:
 
     @torch.no_grad()
     def weights(self) -> None:
-        """After an update: stop all ranks if a tensor differs between replicas."""
+        """Check the weights after an update: stop all ranks if a tensor differs between replicas."""
         held = self._held()
         problems, notes = [], []
         for name in ("dp_replicate", "dp_shard", "ep", "cp", "tp"):

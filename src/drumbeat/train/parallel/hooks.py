@@ -76,7 +76,7 @@ class PowerSGD:
         return _finished(bucket.buffer())
 
     def _summed(self, tensors: List[Tensor], whole: List[Tensor]) -> List[Tensor]:
-        """`tensors`, and in place `whole`, added up over the ranks in one exchange."""
+        """Add up `tensors`, and in place `whole`, over the ranks in one exchange."""
         every = [*tensors, *whole]
         if not every:
             return []
@@ -133,7 +133,7 @@ def registered(model: nn.Module) -> Optional[Registered]:
 
 
 def register(model: DistributedDataParallel, text: str) -> None:
-    """`text`: all-reduce, fp16, bf16, or powersgd[:rank[:first step]], such as powersgd:2:100."""
+    """Register a hook. `text`: all-reduce, fp16, bf16, or powersgd[:rank[:first step]], such as powersgd:2:100."""
     name, *numbers = text.split(":")
     if name == "powersgd":
         powersgd = _powersgd(model, text, numbers)
@@ -163,7 +163,7 @@ def sum_hook(group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def narrow_hook(dtype: torch.dtype) -> Callable[[Any, GradBucket], torch.futures.Future[Tensor]]:
-    """Half the bytes. torch's own bf16 hook refuses gloo; this one does not."""
+    """Return a hook that sends half the bytes. torch's own bf16 hook refuses gloo; this one does not."""
 
     def hook(group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         wide = bucket.buffer()

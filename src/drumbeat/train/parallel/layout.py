@@ -27,7 +27,8 @@ class Layout:
 
     @staticmethod
     def parse(text: str, ranks_per_node: int = 1) -> Layout:
-        """`dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shards in a node, replicas between), tp, pp, cp, ep."""
+        """Parse `dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shards in a node, replicas between), tp, pp,
+        cp, ep."""
         if text == "ddp":
             return Layout(dp_replicate=-1)
         if text == "fsdp":

@@ -70,8 +70,8 @@ def parallelize(
     sharding: Optional[Sharding] = None,
     hook: str = "all-reduce",
 ) -> nn.Module:
-    """`blocks` names the module whose children are the model's repeated blocks; without it size chooses the units.
-    `recomputed`: the modules whose children `recompute` wraps; without it those of `blocks`.
+    """Prepare a model. `blocks` names the module whose children are the model's repeated blocks; without it size chooses
+    the units. `recomputed`: the modules whose children `recompute` wraps; without it those of `blocks`.
     """
     layout = meshes.layout
     sharded = shards(meshes)

@@ -79,7 +79,7 @@ class _End(Exception):
 
 
 class _Elsewhere(nn.Module):
-    """In the place of a block of another stage."""
+    """Stand-in for a block of another stage."""
 
     def __init__(self, block: nn.Module, role: str, stage: Stage) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class _Elsewhere(nn.Module):
 
 
 class _Missing(nn.Module):
-    """In the place of a layer that another stage holds: NaN of the shape that it would give."""
+    """Stand-in for a layer that another stage holds: NaN of the shape that it would give."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ _BUCKET_BYTES = 64 << 20  # large enough for the network's full rate, small besi
 
 
 def add_gradients(parameters: Sequence[Tensor], mesh: DeviceMesh) -> None:
-    """Every gradient becomes the sum over the ranks of `mesh`."""
+    """Replace every gradient by the sum over the ranks of `mesh`."""
     for bucket in buckets([p.grad for p in parameters if p.grad is not None]):
         flat = torch.cat([x.flatten() for x in bucket])
         dist.all_reduce(flat, group=mesh.get_group())
@@ -29,7 +29,7 @@ def add_gradients(parameters: Sequence[Tensor], mesh: DeviceMesh) -> None:
 
 
 def buckets(gradients: Sequence[Tensor]) -> List[List[Tensor]]:
-    """Of one dtype each, in the same order on every rank. Tensor parallelism: each rank its own slices."""
+    """Group gradients of one dtype, in the same order on every rank. Tensor parallelism: each rank its own slices."""
     full: List[List[Tensor]] = []
     filling: Dict[torch.dtype, List[Tensor]] = {}
     for gradient in gradients:
@@ -45,7 +45,8 @@ def buckets(gradients: Sequence[Tensor]) -> List[List[Tensor]]:
 
 
 def mean_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Dict[str, Tensor]:
-    """Each rank keeps running means of its own images. Where they are used or saved, all ranks take the mean of them; what
+    """Return the running means of all ranks. Each rank keeps those of its own images; where they are used or saved, all
+    ranks take the mean of them; what
     a rank holds stays its own, so neither a save nor a validation changes the training."""
     if meshes.tokens is None:
         return {}
@@ -58,7 +59,7 @@ def mean_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Dict[str, Ten
 
 @contextmanager
 def agreed_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Iterator[None]:
-    """Inside, every rank computes with the mean of all ranks' running means; afterwards each has its own again."""
+    """Let every rank compute, inside, with the mean of all ranks' running means; afterwards each has its own again."""
     own = _statistics(parts)
     before = {name: buffer.clone() for name, buffer in own.items()}
     for name, mean in mean_statistics(parts, meshes).items():
