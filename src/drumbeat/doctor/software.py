@@ -176,9 +176,8 @@ def _deepspeed(answers: FrameworkAnswers) -> Iterator[Finding]:
 def operators(answers: FrameworkAnswers) -> Dict[str, Tuple[bool, bool]]:
     """Operator -> is it built, can it be; from ds_report."""
     found = _OPERATOR.findall(_COLOUR.sub("", answers.tools.get("ds_report") or ""))
-    return {
-        name: (built == "YES", fits == "OKAY") for name, built, fits in found if name != "deepspeed_not_implemented"
-    }
+    rows = {name: (built == "YES", fits == "OKAY") for name, built, fits in found}
+    return {name: row for name, row in rows.items() if name != "deepspeed_not_implemented"}
 
 
 def check_report(answers: FrameworkAnswers) -> Iterator[Finding]:
@@ -211,9 +210,8 @@ def check_report(answers: FrameworkAnswers) -> Iterator[Finding]:
 
 def _toolkit(text: str) -> Iterator[Finding]:
     """The compiler that builds operators at first use must be of torch's own CUDA."""
-    torch, nvcc = (
-        re.search(rf"^{name} version \.+ (\d+)([.\d]*)", text, re.MULTILINE) for name in ("torch cuda", "nvcc")
-    )
+    version = r" version \.+ (\d+)([.\d]*)"
+    torch, nvcc = (re.search(f"^{name}{version}", text, re.MULTILINE) for name in ("torch cuda", "nvcc"))
     if torch and nvcc and torch.groups() != nvcc.groups():
         mine, theirs = "".join(torch.groups()), "".join(nvcc.groups())
         severity = WARNING if torch[1] != nvcc[1] else INFO
@@ -251,9 +249,8 @@ def _megatron(answers: FrameworkAnswers) -> Iterator[Finding]:
     yield _imported(answers, "transformer_engine", WARNING, missing, recipe("transformer-engine", answers))
     fused = "without it: --no-gradient-accumulation-fusion, --no-persist-layer-norm and --no-masked-softmax-fusion"
     yield _imported(answers, "apex", INFO, fused, recipe("apex", answers))
-    yield _imported(
-        answers, "flash_attn", INFO, "Transformer Engine then uses its own attention", "pip install flash-attn"
-    )
+    own = "Transformer Engine then uses its own attention"
+    yield _imported(answers, "flash_attn", INFO, own, "pip install flash-attn")
 
 
 def _plain(answers: FrameworkAnswers) -> Iterator[Finding]:

@@ -61,9 +61,8 @@ def read(
     for driver in sorted({device.driver for device in rdma if device.driver}):
         if driver in _PROVIDERS:
             matching = _matching(loader, (*providers, *folders), _PROVIDERS[driver])
-            found += [dataclasses.replace(one, digest=host.digest(one.path or "")) for one in matching] or [
-                Library(_PROVIDERS[driver].replace("*", ""), why_not=_NOT_FOUND)
-            ]
+            missing = Library(_PROVIDERS[driver].replace("*", ""), why_not=_NOT_FOUND)
+            found += [dataclasses.replace(one, digest=host.digest(one.path or "")) for one in matching] or [missing]
     return tuple(found)
 
 

@@ -67,10 +67,8 @@ def secret(name: str, value: str) -> bool:
 
 def for_capture(environ: Mapping[str, str]) -> Dict[str, str]:
     """Return all that any reader asks for, without what looks secret."""
-    identity = {
-        name: environ[name] for name in environ if name in _IDENTITY_NAMES or name.startswith(_IDENTITY_PREFIXES)
-    }
-    return {**read(environ), **{name: value for name, value in identity.items() if not secret(name, value)}}
+    identity = [name for name in environ if name in _IDENTITY_NAMES or name.startswith(_IDENTITY_PREFIXES)]
+    return {**read(environ), **{name: environ[name] for name in identity if not secret(name, environ[name])}}
 
 
 T = TypeVar("T")

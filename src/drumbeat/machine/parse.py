@@ -19,9 +19,8 @@ _PCI = regex(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 
 def natural(name: str) -> List[Tuple[int, int, str]]:
     """Sort key under which mlx5_2 comes before mlx5_10."""
-    return [
-        (0, int(part[:18]), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", name) if part
-    ]
+    parts = filter(None, re.split(r"([0-9]+)", name))
+    return [(0, int(part[:18]), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def line(host: Host, path: str) -> Optional[str]:

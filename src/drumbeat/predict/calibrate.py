@@ -19,10 +19,9 @@ def stack(items: Sequence[Any]) -> Any:
     """Turn records of numbers into one record of arrays."""
     numpy = need_numpy()
     columns = {field.name: [getattr(item, field.name) for item in items] for field in dataclasses.fields(items[0])}
-    kept = {
-        name: each[0] if isinstance(each[0], str) else numpy.array(each, dtype=float) for name, each in columns.items()
-    }
-    return type(items[0])(**kept)
+    names = [name for name, values in columns.items() if isinstance(values[0], str)]
+    arrays = {name: numpy.array(values, dtype=float) for name, values in columns.items() if name not in names}
+    return type(items[0])(**arrays, **{name: columns[name][0] for name in names})
 
 
 def take(record: Any, rows: Any) -> Any:

@@ -156,7 +156,7 @@ def find_fix(case: Case) -> str:
     share = int(case.work.batch // a.dp)
     sizes = {n for n in (1, 2, 4, int(a.micro) // 2) if 0 < n < a.micro and share % n == 0}
     changes: List[Tuple[str, Dict[str, Any]]] = [
-        (f"micro-batch {micro}", {"micro": micro}) for micro in sorted(sizes, reverse=True)
+        (f"micro-batch {n}", {"micro": n}) for n in sorted(sizes, reverse=True)
     ]
     if not isinstance(case.model, ConvNet):
         for level, name in ((1, "selective"), (2, "full")):

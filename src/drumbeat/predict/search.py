@@ -109,13 +109,11 @@ def best(case: Case, many: int = 10) -> Tuple[List[Case], Ranking]:
 
 def usual(case: Case, winner: float) -> List[str]:
     """Say why the layouts that people try first are not the best. `winner`: seconds of the best."""
-    gpus, node = case.gpus, min(case.gpus, case.cluster.gpus_per_node)
+    gpus, node, zero = case.gpus, min(case.gpus, case.cluster.gpus_per_node), min(1, case.framework.stages[-1])
     tries = {
         "data parallelism alone": Layout(dp=gpus, zero=1 if gpus > 1 and 1 in case.framework.stages else 0),
         "sharded data parallelism (ZeRO-3, FSDP)": Layout(dp=gpus, zero=3),
-        "tensor parallelism over a node": Layout(
-            tp=node, dp=gpus // node, zero=min(1, case.framework.stages[-1]), sp=1
-        ),
+        "tensor parallelism over a node": Layout(tp=node, dp=gpus // node, zero=zero, sp=1),
         "pipeline over nodes, tensor parallelism inside": Layout(tp=node, pp=max(1, gpus // node), dp=1, sp=1),
     }
     return [f"{name}: {_why_not(case, layout, winner)}" for name, layout in tries.items()]

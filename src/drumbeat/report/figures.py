@@ -10,6 +10,7 @@ from drumbeat.base.light_dataclass import dataclass
 Point = Tuple[float, float]  # seconds since the start, value
 Span = Tuple[int, int, float, float, float, int]  # first and last step, least, median, most, slowest rank
 LOSS, VALIDATION = "loss", "validation loss"  # titles of curves that share a chart
+PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 NOT_RECORDED = "how it ended is not recorded"  # the outcome of a log
 
 

@@ -20,6 +20,7 @@ from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
 from drumbeat.report.figures import (
     LOSS,
+    PER,
     VALIDATION,
     Figures,
     GpuUse,
@@ -172,7 +173,6 @@ def _whole(value: object) -> Optional[int]:
 
 
 _AT = RunFolder("")  # names relative to the run folder
-_PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 _LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
 _FEW_SPANS = 3  # in a row: a rank that is slower for less does not count
 _READ_MS = 250.0  # to which the times of printed lines are known
@@ -375,7 +375,7 @@ def _speed(
     if not (progress.tokens or progress.samples) and unit != f"{progress.counts}s/s":
         how, hung = "as the program states it" if reports.stated else "the program's own summary", 0.0
     factor = 1
-    for words, many in zip(_PER, (gpus or ranks, ranks)):
+    for words, many in zip(PER, (gpus or ranks, ranks)):
         if unit.endswith(words) and many:
             factor, unit = many, unit[: -len(words)]
             how = f"the program's own figure{words}, times {many}"

@@ -9,14 +9,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.printed import Reader
-from drumbeat.report.figures import NOT_RECORDED, Figures, Phases, Setting, Speed
+from drumbeat.report.figures import NOT_RECORDED, PER, Figures, Phases, Setting, Speed
 from drumbeat.report.intervals import error_of_mean, quantile
 from drumbeat.report.setting import precision_in
 from drumbeat.runfolder.lines import trend
 
 _CHUNK = 1 << 20
 _LARGEST = 2 << 30  # bytes
-_PER = (" per device", " per rank")
 
 
 def figures_of_log(path: str) -> Figures:
@@ -106,7 +105,7 @@ def _speed(values: Dict[str, List[float]], ends: Dict[str, Any], unit: str, gpus
             return None
         rates, unit = [1 / each for each in times], f"{ends.get('step_is') or 'step'}s/s"
     factor, how = 1, "the program's own summary" if "rate" in ends else "mean of what the program prints"
-    for words in _PER:
+    for words in PER:
         if unit.endswith(words) and gpus:
             factor, unit = gpus, unit[: -len(words)]
             how = f"the program's own figure{words}, times {gpus}"

@@ -57,9 +57,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     ]
     if figures.steps_by_rank:
         found.append(("by rank", steps_words(figures.steps_by_rank)))
-    found.append(
-        ("in an epoch" if figures.step_is == "epoch" else f"in a {figures.step_is or 'step'}", phase_words(figures))
-    )
+    unit = "in an epoch" if figures.step_is == "epoch" else f"in a {figures.step_is or 'step'}"
+    found.append((unit, phase_words(figures)))
     if figures.foreseen:
         found.append(("predicted", foreseen_words(figures.foreseen)))
     notes = figures.notes[:_MOST_NOTES]
@@ -95,9 +94,8 @@ def ettr_words(figures: Figures) -> str:
     """Return the effective training time ratio with its parts; of a job that was queued again, over all of its starts."""
     parts, held = figures.ledger, sum(figures.ledger.values()) - figures.ledger.get(QUEUE, 0.0)
     lost = {name: spent for name, spent in parts.items() if name not in (QUEUE, TRAINING) and spent >= held / 1000}
-    most = ", ".join(
-        f"{part_words(name, parts)} {lost[name] / held:.1%}" for name in sorted(lost, key=lambda n: -lost[n])
-    )
+    longest = sorted(lost, key=lambda name: -lost[name])
+    most = ", ".join(f"{part_words(name, parts)} {lost[name] / held:.1%}" for name in longest)
     words = [f"{figures.training_share:.1%} of the time on its nodes"]
     words += [f"over {figures.starts} starts of the job"] if figures.starts > 1 else []
     words += [f"the rest: {most}"] if most else []

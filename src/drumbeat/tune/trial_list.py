@@ -194,9 +194,8 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
     if order.launcher == "once":
         raise Problem("the command starts its ranks itself, so which layouts they could have is not known")
     named = [read_layout(text, order.world_size, order.ranks_per_node) for text in asked.layouts]
-    both = [
-        (each, _layout_point(each, tunable, total)) for each in named or ranked(order.world_size, order.ranks_per_node)
-    ]
+    layouts = named or ranked(order.world_size, order.ranks_per_node)
+    both = [(layout, _layout_point(layout, tunable, total)) for layout in layouts]
     judged = [(point, why or too_large(each, asked.parameters, gpu_gib)) for each, (point, why) in both]
     points = [point for point, why in judged if not why]
     refused = [Result(point, REFUSED, why, 0.0) for point, why in judged if why]

@@ -120,9 +120,8 @@ def _broken(results: Mapping[str, Any], pairs: List[Mapping[str, Any]], pair: Ma
     hosts, a, b = _hosts(results), pair["a"], pair["b"]
     fine = {rank for one in pairs if "error" not in one for rank in (one["a"], one["b"])}
     works = ", ".join(f"rank {rank}" for rank in (a, b) if rank in fine)
-    return find(
-        "broken-pair", a=a, b=b, here=hosts.get(a), there=hosts.get(b), error=pair["error"], works=works, rank=a
-    )
+    here, there = hosts.get(a), hosts.get(b)
+    return find("broken-pair", a=a, b=b, here=here, there=there, error=pair["error"], works=works, rank=a)
 
 
 def _hosts(results: Mapping[str, Any]) -> Dict[int, str]:

@@ -98,8 +98,7 @@ def plot(results: Mapping[str, Any], judgement: Judgement) -> str:
     bounds = {row.op: row.ceiling.bound for row in judgement.rows if row.ceiling.bound and row.op in series}
     ceilings = {f"{op} ceiling": [(size, bound) for size in ends] for op, bound in bounds.items()}
     lines = {**{op: sorted(points) for op, points in series.items()}, **ceilings}
-    title = (
-        f"{results['world_size']} ranks, {results['library']}: bus bandwidth{' (dashed: ceiling)' if bounds else ''}"
-    )
+    title = f"{results['world_size']} ranks, {results['library']}: bus bandwidth"
+    title += " (dashed: ceiling)" if bounds else ""
     ticks = {size: bytes_text(int(size)) for size in sizes[:: 1 if len(sizes) <= 8 else 2]}
     return standalone(line_chart(title, lines, "message size", "GB/s", Look(dots=True, log=True, ticks=ticks)))

@@ -239,9 +239,9 @@ def rank_rows(node: NodeView, now: float) -> List[Tuple[str, ...]]:
 def matching(nodes: Sequence[NodeView], wanted: str) -> List[NodeView]:
     """Return nodes whose number, host or trouble (`lost`, `temperature`) contains the text."""
     wanted = wanted.strip().lower()
-    lost = {node.node: f"lost: {node.lost}" if node.lost else "" for node in nodes}
-    texts = ((node, (str(node.node), node.host, lost[node.node], node.idle, *node.throttle)) for node in nodes)
-    return [node for node, words in texts if wanted in " ".join(words).lower()]
+    words = ((node, f"lost: {node.lost}" if node.lost else "") for node in nodes)
+    texts = ((node, " ".join((str(node.node), node.host, lost, node.idle, *node.throttle))) for node, lost in words)
+    return [node for node, text in texts if wanted in text.lower()]
 
 
 def percent(value: Optional[float]) -> str:

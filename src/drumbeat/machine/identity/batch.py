@@ -71,9 +71,7 @@ def _hosts(environ: Mapping[str, str], notes: List[str]) -> Tuple[str, ...]:
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     slots = dict(zip(words[::2], words[1::2]))
     if len(words) % 2 or not all(count.isdigit() for count in slots.values()):
-        notes.append(
-            f"identity: LSB_MCPU_HOSTS={environ.get('LSB_MCPU_HOSTS', '')[:60]} is not a list of hosts and slots"
-        )
+        notes.append(f"identity: LSB_MCPU_HOSTS={' '.join(words)[:60]} is not a list of hosts and slots")
         return ()
     if not slots:
         return tuple(dict.fromkeys(environ.get("LSB_HOSTS", "").split()))[:NODES_LIMIT]
@@ -148,6 +146,5 @@ _TASK = dict(zip(_RANKS["openmpi"], ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_
 
 def task_variables(environ: Mapping[str, str]) -> Dict[str, str]:
     """Return a task's variables for one of several ranks that it has started. Those that MPI itself starts with stay."""
-    return {
-        name: environ[ours] for name, ours in _TASK.items() if name in environ and "RANK" in environ and ours in environ
-    }
+    known = _TASK.items() if "RANK" in environ else ()
+    return {name: environ[ours] for name, ours in known if name in environ and ours in environ}

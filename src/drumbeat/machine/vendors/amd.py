@@ -175,9 +175,8 @@ def _own_nodes(host: Host) -> List[Tuple[str, Dict[str, str]]]:
     for node in sorted(host.list(_NODES), key=natural):
         about = properties(host.read(f"{_NODES}/{node}/properties"))
         # CPU nodes have no SIMDs. A GPU that a scheduler's cgroup denies us cannot be read at all: it is not ours.
-        if integer(about.get("simd_count")) and (
-            not device_files or f"renderD{about.get('drm_render_minor')}" in render_files
-        ):
+        ours = not device_files or f"renderD{about.get('drm_render_minor')}" in render_files
+        if integer(about.get("simd_count")) and ours:
             found.append((node, about))
     return found
 

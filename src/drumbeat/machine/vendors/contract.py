@@ -197,9 +197,8 @@ def pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> Lis
     chosen = list(itertools.takewhile(lambda number: number < len(gpus), numbers(value)))
     if len(chosen) < len(wanted):
         device, advice = wanted[len(chosen)], f"use 0 to {len(gpus) - 1}" if gpus else "unset it"
-        findings.append(
-            find("visibility-out-of-range", name=name, device=device, count=len(gpus), advice=advice, evidence=shown)
-        )
+        about = {"name": name, "device": device, "count": len(gpus), "advice": advice}
+        findings.append(find("visibility-out-of-range", evidence=shown, **about))
     return [gpus[number] for number in chosen]
 
 
