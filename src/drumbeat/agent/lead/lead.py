@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import field, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.lead.attempt import NODE_LOST, Attempt, concluded, rank_end
 from drumbeat.agent.lead.decide import Decision, Requeue, Restart, decide, move, without_nodes
@@ -237,10 +237,16 @@ def smaller_words(nodes: int, order: Order) -> str:
 # What follows an attempt, and a node that is lost between two: the decision, and how it is recorded. Pure functions.
 
 
-def after_attempt(order: Order, history: Sequence[Outcome], members: Mapping[int, Member]) -> Tuple[Decision, Record]:
-    """A scheduler that starts the run again leaves out every machine that is unfit, not only those of the last attempt."""
+def after_attempt(
+    order: Order, history: Sequence[Outcome], members: Mapping[int, Member], returned: Collection[int] = ()
+) -> Tuple[Decision, Record]:
+    """A scheduler that starts the run again leaves out every machine that is unfit, not only those of the last attempt.
+    `returned`: members that count as lost in the decision, and are there again."""
     last = history[-1]
     decision = decide(history, members, order.restarts, order.fewest_nodes, _can_requeue(order), order.spares)
+    back = [members[number].words for number in sorted(returned)]
+    if back and isinstance(decision, Restart):
+        decision = replace(decision, why=f"{decision.why}; {', '.join(back)} came back, and may be used again")
     cause = last.cause.name if last.outcome == FAILED else ""
     decided: Dict[str, Any] = {"action": decision.action, "why": decision.why, "cause": cause}
     if isinstance(decision, Restart):
@@ -643,7 +649,7 @@ class Lead:
         self.history.append(outcome)
         if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)
-        decision, record = after_attempt(self.order, self.history, self.members)
+        decision, record = after_attempt(self.order, self.history, self.members, self.returned)
         acts.append(record)
         for number in self.returned:
             self.members[number] = replace(self.members[number], lost=False)
