@@ -53,7 +53,5 @@ def __dir__() -> List[str]:
 def require_torch() -> None:
     for package in ("torch", "numpy"):
         if importlib.util.find_spec(package) is None:
-            raise Problem(
-                f"training needs {package}, which this Python ({sys.executable}) does not have",
-                f"{pip_install('torch')}, or a Python that has it, with drumbeat's src folder on PYTHONPATH",
-            )
+            fix = f"{pip_install('torch')}, or a Python that has it, with drumbeat's src folder on PYTHONPATH"
+            raise Problem(f"training needs {package}, which this Python ({sys.executable}) does not have", fix)

@@ -48,7 +48,7 @@ from drumbeat.desk.start.place import (
 )
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.site import Site
-from drumbeat.machine import container as container_facts
+from drumbeat.machine.gather import read_container
 from drumbeat.machine.host import LiveHost
 from drumbeat.machine.model import Identity
 from drumbeat.machine.vendors import detect, vendor_of
@@ -250,7 +250,7 @@ def join(job: Job, site: Site, place: Place, environ: Mapping[str, str], create:
 def check_inside(order: Order) -> None:
     """Check that a joining node is in the job's container already; else the ranks would silently run outside it."""
     used = order.container
-    if used and container_facts.read(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
+    if used and read_container(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
         raise Problem(
             f"the job names the container {used.image}, but this is not inside it",
             f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
