@@ -40,7 +40,7 @@ from drumbeat.desk.start import submit as desk
 from drumbeat.desk.start.make_order import site_of
 from drumbeat.desk.start.place import check_not_login, find_place, to_queue
 from drumbeat.desk.start.submit import prepare
-from drumbeat.desk.state import State, state_of
+from drumbeat.desk.state import State, state_of, with_ranks
 from drumbeat.desk.status import status as run_status
 from drumbeat.inrank.call.__main__ import read_own
 from drumbeat.jobfile.flags import with_hostfile, with_preset
@@ -143,7 +143,7 @@ class Submitted:
             whole = state_of(self._open(self.folder))
             own = [each for each in whole.status.tasks if each.handle == name]
             return state_of(self.run) if not own else dataclasses.replace(whole, status=own[0])
-        return state_of(self.run)
+        return with_ranks(self.run, state_of(self.run))
 
     @property
     def state(self) -> str:

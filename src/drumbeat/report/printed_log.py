@@ -9,10 +9,11 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.printed import Reader
-from drumbeat.report.figures import NOT_RECORDED, PER, Figures, Phases, Setting, Speed
+from drumbeat.report.figures import MEAN_STATED, NOT_RECORDED, OWN_SUMMARY, PER, Figures, Phases, Setting, Speed
 from drumbeat.report.intervals import error_of_mean, quantile
 from drumbeat.report.setting import precision_in
 from drumbeat.runfolder.lines import trend
+from drumbeat.runfolder.progress import StatedRates
 
 _CHUNK = 1 << 20
 _LARGEST = 2 << 30  # bytes
@@ -22,15 +23,18 @@ def figures_of_log(path: str) -> Figures:
     records = _records(path)
     values: Dict[str, List[float]] = {}
     ends: Dict[str, Any] = {}
-    unit = ""
+    unit, stated, timed = "", StatedRates(), StatedRates()
     for record in records:
         kind = record["kind"]
         if kind in ("step", "throughput") and "rate" in record:
             values.setdefault("rate", []).append(record["rate"])
+            stated.add_rate(record["rate"], record.get("step"))
             unit = record["unit"]
         if kind == "summary":
             ends.update({name: value for name, value in record.items() if isinstance(value, (int, float))})
             unit = record.get("unit", unit)
+        if kind == "step" and record.get("step_time", 0) > 0:
+            timed.add_rate(1 / record["step_time"], record.get("step"))
         for name in ("loss", "accuracy", "step_time"):
             if isinstance(record.get(name), float) and kind in ("step", "validation"):
                 own = "validation" if (kind, name) == ("validation", "loss") else name
@@ -44,7 +48,7 @@ def figures_of_log(path: str) -> Figures:
         fix = "docs/metrics.md says which lines are read; a run folder works too"
         raise Problem(f"{path}: has no line with a metric that drumbeat knows", fix)
     nodes, gpus = ends.get("nodes"), _gpus(ends)
-    speed = _speed(values, ends, unit, gpus)
+    speed = _speed(values, ends, stated if stated.values else timed, unit, gpus)
     steps = values.get("step_time")
     return Figures(
         name=os.path.basename(path),
@@ -97,20 +101,22 @@ def _gpus(ends: Dict[str, Any]) -> Optional[int]:
     return int(both[0] * both[1]) if both[0] and both[1] else None
 
 
-def _speed(values: Dict[str, List[float]], ends: Dict[str, Any], unit: str, gpus: Optional[int]) -> Optional[Speed]:
+def _speed(
+    values: Dict[str, List[float]], ends: Dict[str, Any], stated: StatedRates, unit: str, gpus: Optional[int]
+) -> Optional[Speed]:
     rates = values.get("rate", [])
     if not rates and "rate" not in ends:
         times = [each for each in values.get("step_time", []) if each > 0]
         if not times:
             return None
         rates, unit = [1 / each for each in times], f"{ends.get('step_is') or 'step'}s/s"
-    factor, how = 1, "the program's own summary" if "rate" in ends else "mean of what the program prints"
+    factor, how = 1, OWN_SUMMARY if "rate" in ends else MEAN_STATED
     for words in PER:
         if unit.endswith(words) and gpus:
             factor, unit = gpus, unit[: -len(words)]
             how = f"the program's own figure{words}, times {gpus}"
     rates = [rate * factor for rate in rates]
-    value = factor * ends["rate"] if "rate" in ends else statistics.fmean(rates)
+    value = factor * (ends["rate"] if "rate" in ends else stated.mean)
     if not rates:
         return Speed(value, unit, how)
     low, high = quantile(rates, 0.1), quantile(rates, 0.9)
