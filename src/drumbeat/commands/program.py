@@ -56,7 +56,9 @@ _LIGHTNING = regex(_IMPORTS + r"(?:lightning|pytorch_lightning)\b", re.M)
 _MPI4PY = regex(_IMPORTS + r"mpi4py\b", re.M)
 _RAY = regex(_IMPORTS + r"ray\b", re.M)
 _FRAMEWORK = regex(
-    _IMPORTS + r"(?:torch|jax|flax|tensorflow|keras|lightning|pytorch_lightning|accelerate|deepspeed|transformers|trl)\b", re.M
+    _IMPORTS
+    + r"(?:torch|jax|flax|tensorflow|keras|lightning|pytorch_lightning|accelerate|deepspeed|transformers|trl)\b",
+    re.M,
 )
 _DEVICES = regex(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
 

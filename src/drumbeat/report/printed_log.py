@@ -116,7 +116,7 @@ def _speed(
             factor, unit = gpus, unit[: -len(words)]
             how = f"the program's own figure{words}, times {gpus}"
     rates = [rate * factor for rate in rates]
-    value = factor * (ends["rate"] if "rate" in ends else stated.mean)
+    value = factor * ends.get("rate", stated.mean)
     if not rates:
         return Speed(value, unit, how)
     low, high = quantile(rates, 0.1), quantile(rates, 0.9)

@@ -241,7 +241,7 @@ def end_words(summary: Summary) -> str:
     if summary.outcome == "time-limit":
         return f"time-limit reached after {took}, exit code {summary.exit_code}"
     short = summary.progress.short_words if summary.outcome == "finished" else ""
-    if summary.outcome == "cancelled" and summary.attempts and summary.attempts[-1].saved:
+    if summary.outcome == "cancelled" and summary.attempts and summary.attempts[-1].resumable:
         return f"cancelled after {took}, exit code {summary.exit_code}; its ranks saved and ended with 75: {_GO_ON}"
     after = "after" if summary.outcome == "cancelled" else "in"
     return f"{summary.outcome} {after} {took}, exit code {summary.exit_code}" + (f", but {short}" if short else "")

@@ -112,7 +112,9 @@ def _train(
             if reporting or stopped:
                 spoke = time.monotonic()
                 tokens = stream.tokens(len(gathered))
-                now = _report_step(settings, unit, reporter, meter, trainer, gathered, tokens, utilisation, communication)
+                now = _report_step(
+                    settings, unit, reporter, meter, trainer, gathered, tokens, utilisation, communication
+                )
                 figures |= now
                 losses.append(now["loss"])
                 gathered.clear()

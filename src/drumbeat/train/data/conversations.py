@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drumbeat.train.data.stream import Batch, Pieces, Samples, Stream
+from drumbeat.train.data.stream import Batch, Pieces, Stream
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.refusal import Refusal
 
@@ -105,7 +105,9 @@ class Packed:
         self.inputs = np.zeros((len(rows), 2, length), dtype=np.int64)
         self.inputs[:, 0] = padding
         self.labels = np.full((len(rows), length), IGNORE, dtype=np.int64)
-        self.sizes = np.array([sum(len(tokens) for tokens, _ in row) for row in rows], dtype=np.int64)  # without padding
+        self.sizes = np.array(
+            [sum(len(tokens) for tokens, _ in row) for row in rows], dtype=np.int64
+        )  # without padding
         for i, row in enumerate(rows):
             at = 0
             for tokens, counts in row:

@@ -35,9 +35,7 @@ class FinetuneSettings(Settings):
         reads=(),
         holds="config.json",
     )
-    data: str = option(
-        "", "folders or files of .jsonl and .parquet; several by weight: chat:0.7,code:0.3", reads=()
-    )
+    data: str = option("", "folders or files of .jsonl and .parquet; several by weight: chat:0.7,code:0.3", reads=())
     length: int = option(2048, "tokens per row, into which documents are packed")
     batch: int = option(0, "rows per step, on all ranks together; 0: 32, or all rows where there are fewer")
     steps: int = option(0, "optimizer steps; 0: as many as `epochs` take")
@@ -45,9 +43,7 @@ class FinetuneSettings(Settings):
     lora: int = option(0, "rank of LoRA's matrices; 0: train all weights")
     alpha: float = option(0.0, "LoRA's scale is alpha / rank; 0: twice the rank")
     targets: str = option("", "layers with an adapter, comma between, such as q_proj,v_proj; none: all linear ones")
-    adapter: str = option(
-        "", "folder with an adapter of peft's to go on from", reads=(), holds="adapter_config.json"
-    )
+    adapter: str = option("", "folder with an adapter of peft's to go on from", reads=(), holds="adapter_config.json")
     export: str = option("", "folder for the weights at the end, with what LoRA has learnt added to them")
     rate: str = option("cosine", "learning rate after the warm-up: wsd (level, then down), cosine, linear, constant")
     lr: float = option(0.0, "highest learning rate; 0: 2e-4 with LoRA, 2e-5 without")

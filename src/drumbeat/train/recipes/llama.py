@@ -46,7 +46,10 @@ from drumbeat.train.world import join
 class LlamaSettings(TokenSettings):
     model: str = option("byte-tiny", "shape: byte-tiny, 1b, 3b, 8b, 70b")
     weights: str = option(
-        "", "folder with config.json and safetensors: start from these weights, in their shape", reads=(), holds="config.json"
+        "",
+        "folder with config.json and safetensors: start from these weights, in their shape",
+        reads=(),
+        holds="config.json",
     )
     data: str = option(
         "python",
