@@ -121,7 +121,7 @@ def test_a_plan_for_slurm_says_how_many_gpus_it_asks_for(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch\nfor x in []:\n    loss.backward()\n")
     assert main(["init"]) == 0
-    assert "# gpus: 4  # per node; a Slurm site" in capsys.readouterr().out
+    assert "# gpus: 4  # per node; a scheduler" in capsys.readouterr().out
     for more in ([], ["--render"]):
         assert main(["plan", "--site", "slurm", "job.yaml", *more]) == 0
         out, err = capsys.readouterr()

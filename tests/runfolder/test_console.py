@@ -159,6 +159,6 @@ def test_a_program_gets_each_line_that_the_terminal_would(tmp_path, capsys):
         FindingMade(*common, 0, Finding("world", "warning", "two worlds", "", "read it")),
     ])  # fmt: skip
     assert begun and lines[begun:] == [
-        "one", "[1] two", "waiting    no step for 40 s: rank 0 sleeps", "warning    two worlds: read it",
+        "waiting    no step for 40 s: rank 0 sleeps", "warning    two worlds: read it", "one", "[1] two",
     ]  # fmt: skip
     assert not any(capsys.readouterr())

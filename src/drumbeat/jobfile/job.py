@@ -262,7 +262,7 @@ class JobLaunch:
         None,
         minimum=0,
         flag="N",
-        default_text="all of them; Slurm is asked for the number in the site's profile, and for none if it has no number",
+        default_text="all of them; a scheduler is asked for the number in the site's profile, and for none if that has no number",
     )
     gpus_per_rank: int = key("number", "GPUs per rank.", "2", 1, minimum=1, flag="N")
     ranks_per_gpu: int = key(
