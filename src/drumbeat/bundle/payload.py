@@ -48,7 +48,7 @@ def packed(bundle: str) -> bytes:
                 if name.startswith("drumbeat/logs/rules/") and name.endswith(".json"):
                     text = _without_sources(data)
                 elif name == "drumbeat/logs/meaning/weights.json":  # nodes read by the grammar alone
-                    text = json.dumps(dict.fromkeys(json.loads(data), "")).encode()
+                    text = json.dumps({**json.loads(data), "weights": ""}).encode()
                 target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL + 1)  # gzip without a time
     whole = packer.compress(plain.getvalue()) + packer.flush()
