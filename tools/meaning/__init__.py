@@ -14,7 +14,7 @@ from typing import Iterable, List, Sequence, Set, Tuple
 
 import torch
 
-from drumbeat.logs.meaning.likely import CODES, features
+from drumbeat.logs.meaning.model import CODES, features
 
 HERE = Path(__file__).parent
 TESTED = HERE.parent.parent / "tests" / "logs" / "data"

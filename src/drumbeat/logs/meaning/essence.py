@@ -17,20 +17,20 @@ _DAY = (
     r"|\d{4,6}(?= \d\d:\d\d:))"
 )
 TIME = rf"(?:{_DAY}[T_ ]?)?\d{{1,2}}:\d\d(?::\d\d)?(?:[.,]\d{{1,9}})?(?:Z| ?[+-]\d\d:?\d\d\b)?"
-_LEVEL = (
+LEVEL = (
     r"(?i:debug|info|notice|warn(?:ing)?|err|crit(?:ical)?|fatal|severe|panic|alert|emerg|trace)\b"
     r"|(?:ERROR|error(?=[\]:|]))\b"
 )
 _HEAD = regex(
     rf"\s*(?:[\[(<]?{TIME}[\])>]?|\d{{9,11}}\.\d+|[\[(<]?[tT]?\+?\d+\.\d+s?[\])>]?(?= )"
-    rf"|[\[(<]?(?:{_LEVEL})[\])>]?:?|[DIWEF]\d{{0,4}}(?= +\S*[\w.]*[\d\]:])"
+    rf"|[\[(<]?(?:{LEVEL})[\])>]?:?|[DIWEF]\d{{0,4}}(?= +\S*[\w.]*[\d\]:])"
     r"|[\w./-]+\.(?:cc|cpp|cu|c|h|hpp|py|rs|go|jl|f90|java):\d+\]?"
     r"|\[(?![^\]]*(?i:err))[^\]\s]{0,30}(?: {1,4}[^\]\s]{1,24}){0,3}\]|<[^>\s]{1,24}>"
-    r"|\((?:[\w.-]+ )?[\w.-]*\d\)|\{[^}\s\"]{1,20}\}"
-    r"|(?:ts|time|t|level|lvl|severity|sev|who|rank|node|host|hostname|pid|proc|worker|src|logger|component|name)="
+    r"|\((?:[\w.-]+ )?[\w.-]*\d\)"
+    r"|(?:ts|time|t|level|lvl|sev|who|rank|node|host|pid|src)="
     r"\"?[^\s\"]+\"?(?= \S)"
     r"|[A-Za-z][\w.@/-]*\[\d+\]:?|[A-Za-z][\w@/.-]*\d[\w@/.:-]*(?::|(?= *[|>])|(?<=-\d)(?= ))"
-    r"|(?i:rank|worker|proc|task|trainer|peer|pe|mpi)(?:[/:=.#-]| {1,4})?\d+(?:/\d+)?:?|\d{1,5}(?::|(?= *[|>]))"
+    r"|(?i:rank|worker|task|peer|pe|mpi)(?:[/:=.#-]| {1,4})?\d+(?:/\d+)?:?|\d{1,5}(?::|(?= *[|>]))"
     r"|[a-z][\w-]*\d[\w.-]*(?= [\w.-]+\[\d+\])|[|>:-]+(?= ))\s*"
 )
 _MEMBERS = regex(

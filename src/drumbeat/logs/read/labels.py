@@ -13,7 +13,7 @@ from typing import Dict, FrozenSet, Iterator, Optional, Sequence, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
-from drumbeat.logs.meaning.essence import TIME
+from drumbeat.logs.meaning.essence import LEVEL, TIME
 from drumbeat.logs.meaning.senses import is_about
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
@@ -28,7 +28,7 @@ DENSE = 0.7  # share of the numbers between the lowest and the highest that rank
 SPARSE = 64  # times as many ranks as those that write
 _TIME = regex(rf"[\[(<]?(?:{TIME})(?:[\])>]|(?=[ \]]|$))|^\[? {{0,6}}\+?\d{{1,7}}\.\d{{2,9}}s?\]?")
 # A word of a sentence: no level, name with a number, field or name in brackets.
-_WORD = regex(r"(?<!\S)(?!(?i:debug|info|notice|warn(?:ing)?|err(?:or)?|crit(?:ical)?|fatal)\b)[A-Za-z_]+[:,]?(?!\S)")
+_WORD = regex(rf"(?<!\S)(?!{LEVEL})[A-Za-z_]+[:,]?(?!\S)")
 _TOKEN = regex(
     r"(?<![\w-])(?P<word>[A-Za-z][A-Za-z_]*(?:-[A-Za-z]+)*)(?:[\"']?[:=] ?|[._#/-]|\[ ?| {1,4})?"
     r"(?P<number>\d{1,5})(?![\w%]|[.:,]\d)(?:/(?P<of>\d{1,5})\b)?"

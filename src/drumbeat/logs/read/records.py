@@ -15,7 +15,8 @@ from drumbeat.base.regex import regex
 from drumbeat.causes.events import LOST_PEER, TIMED_OUT
 from drumbeat.causes.table import NOBODYS_FAULT, kind_of
 from drumbeat.logs.meaning.grammar import is_quoted
-from drumbeat.logs.meaning.likely import guess, likely_sense
+from drumbeat.logs.meaning.likely import likely_sense
+from drumbeat.logs.meaning.model import guess
 from drumbeat.logs.meaning.senses import STATUS, sense
 from drumbeat.logs.read.prefixes import Line, clean, decode
 
@@ -340,7 +341,6 @@ _COLUMNS = regex(r"\S(?: {3,}| ?\t)\S")
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
 _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
 _LEAST = 1.0  # points of a line that says why
-_STOPPED = 1.0  # the same, where the run was stopped
 _STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
     r"(?:^|[\s\[(<|:=])(?:ERR(?:OR)?|FATAL|CRIT(?:ICAL)?|SEVERE|PANIC|GRAVE|ALERT|EMERG)(?=[\s\])>:|])(?!\W{1,4}\d)|\bpanic(?:ked)?\b"
@@ -416,7 +416,7 @@ def telling(
         return None
     failed = ended == BAD or ended and (blamed is not None or ended == STOPPED and not worked)
     ended = ended or ("" if blamed is None and began else STOPPED)
-    least = _LEAST if failed else _STOPPED if ended else _STRONG
+    least = _LEAST if failed or ended else _STRONG
     found = list(_words(texts, is_known, speaker, plain, failed or bool(ended and blamed is not None)))
     scored: List[Tuple[float, Words]] = []
     for each in found:
@@ -437,9 +437,9 @@ def telling(
         chosen = next((each for each in own if each.negative), own[-1 if blamed is None else 0])
         return chosen.number, chosen.line, chosen.code or guess(plain(chosen.line.text))
     raised = any("Traceback (" in text for _, text in last_words)  # read by others
-    since = last_words[0][0] if worked and not raised else texts[-LAST_LINES:][0][0]
-    spoken = [each for each in found if each.failing and not each.line.only_warns and each.number >= since]
-    spoken = spoken or [each for each in found if each.failing and each.number >= texts[-LAST_LINES:][0][0]]
+    end = texts[-LAST_LINES:][0][0]
+    since = last_words[0][0] if worked and not raised else end
+    spoken = [each for each in found if each.failing and each.number >= (end if each.line.only_warns else since)]
     if spoken:
         return spoken[-1].number, spoken[-1].line, spoken[-1].code
     if failed:
