@@ -53,9 +53,11 @@ def learn(examples: Sequence[Example]) -> str:
         f"bias: [{', '.join(str(round(10 * each)) for each in bias.tolist())}]",
         "weights: |-",
     ]
+    rows = []
     for name, row in zip(names, weights.tolist()):
         told = "".join(f"{letter}{round(10 * each)}" for letter, each in zip(CODES, row) if abs(each) >= SMALLEST)
-        lines += [f"  {name} {told}"] if told else []
+        rows += [f"{name} {told}"] if told else []
+    lines += ["  " + " ".join(rows[at : at + ROW]) for at in range(0, len(rows), ROW)]
     return "\n".join(lines) + "\n"
 
 

@@ -29,7 +29,7 @@ _BEST_GUESS = 0.5  # share of the causes
 
 @functools.lru_cache(maxsize=4096)
 def features(text: str) -> Tuple[Set[str], int]:
-    """What the model sees of a line, and how many words that are."""
+    """Return the features of a line, and how many words it has."""
     plain = spelt(essence(text[:MAX]))
     found = _LETTERS.findall(plain)
     seen = {(each[:-1] if len(each) > 3 and each.endswith("s") and each[-2] != "s" else each)[:_STEM] for each in found}
@@ -50,7 +50,8 @@ def _weights() -> Tuple[Mapping[str, float], Mapping[str, List[Tuple[str, float]
     data = load("drumbeat.logs.meaning", "weights")
     code_of = dict(zip(CODES, data["codes"]))
     bias = dict(zip(data["codes"], (each / 10 for each in data["bias"])))
-    pairs = (each.split(" ", 1) for each in data["weights"].splitlines())
+    told = data["weights"].split()  # name, weights, name, weights
+    pairs = zip(told[::2], told[1::2])
     return bias, {name: [(code_of[c], int(tenths) / 10) for c, tenths in _WEIGHT.findall(of)] for name, of in pairs}
 
 
