@@ -26,7 +26,7 @@ from drumbeat.logs.nccl.transport import Transport, judge
 from drumbeat.logs.read.attempts import GOOD_ENDS, GoodEnds, Runs, is_good_end, speaker
 from drumbeat.logs.read.attempts import WORDS as RUN_WORDS
 from drumbeat.logs.read.flight import Dump, compare
-from drumbeat.logs.read.launchers import LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
+from drumbeat.logs.read.launchers import FAILURES, LOCAL_RANK, ROOT_CAUSE, ElasticSummary, Timeouts
 from drumbeat.logs.read.prefixes import (
     ESCAPE,
     MAX_LINE,
@@ -83,7 +83,7 @@ _LEVELS = (
     "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred", "Check failed: ",
 )  # fmt: skip
-_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS)
+_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, FAILURES, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS)
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
@@ -180,7 +180,7 @@ class Reader:
             number = first + start
             shapes = b"\n".join(chunk).translate(SHAPE).split(b"\n")
             shapes = shapes if len(shapes) == len(chunk) else [raw.translate(SHAPE) for raw in chunk]
-            for begin in self.runs.look(file, number, shapes) if self.recorded is None else ():
+            for begin in self.runs.look(file, number, shapes, chunk) if self.recorded is None else ():
                 at = max(begin - number, 0)
                 self._feed_chunk(file, number, chunk[:at], shapes[:at], before)
                 self.events.ends_of_run(file)
@@ -246,7 +246,8 @@ class Reader:
 
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
-        if self.recorded is None and self.runs.look(file, number, (raw.rstrip(b"\r\n").translate(SHAPE),)):
+        line = raw.rstrip(b"\r\n")
+        if self.recorded is None and self.runs.look(file, number, (line.translate(SHAPE),), (line,)):
             self.events.ends_of_run(file)
         self._chunk = number, ()
         self._feed_line(file, number, raw)
@@ -361,9 +362,14 @@ class Reader:
         self.runs.finish(self._ends)
         for file, first in self.elastic.begins.items():
             self.runs.starts.setdefault(file, []).append(first)
-        for file in {file for file, _ in self.runs.by_opening}:
-            if not self._stands_alone(file, self.runs.begins[file]):
-                self.runs.withdraw(file)
+        for file, closed in self.elastic.closed.items():
+            if closed < self._ends.get(file, 0):
+                self.runs.guess(file, closed + 1)
+        for file in {file for file, _ in self.runs.guessed}:
+            while (file, begin := self.runs.begins.get(file, 0)) in self.runs.guessed:
+                if self._stands_alone(file, begin):
+                    break
+                self.runs.withdraw(file, begin)
         begins, earlier = self.runs.begins, self._earlier()
         for file, first in begins.items():
             self.events.drop(file, first)
@@ -379,9 +385,11 @@ class Reader:
         if self._good_ends.last(file) >= first or self.steps.goes_on(file, first):
             return True
         own = [event for event in self.events.kept if event.evidence.file == file and is_own_failure(event)]
+        after = [event for event in own if event.number >= first]
+        if self.elastic.closed.get(file) == first - 1:  # behind a launcher's last word only a rank's own traceback counts
+            after = [event for event in after if not event.match]
         before = {_shape(event) for event in own if event.number < first}
-        after = {_shape(event) for event in own if event.number >= first}
-        return bool(after) and not after & before
+        return bool(after) and (self.runs.guessed.get((file, first), False) or _shape(after[0]) not in before)
 
     def _earlier(self) -> Tuple[Finding, ...]:
         """A line about each earlier run, newest last."""
@@ -450,6 +458,11 @@ class Reader:
         self.events.labels.note(file, number, decode(raw), line)
         matched = False
         quoted = bool(COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
+        was_open = self.elastic.open
+        self.elastic.feed(text, file, number)
+        entry = self.elastic.entry
+        if entry is not None:  # a line of a launcher's table is about its entry's rank
+            line = replace(line, rank=entry.rank, host=entry.host, time=entry.seconds)
         if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
             self._good_ends.add(file, number, speaker(text, line.rank, line.host))
         if found and not quoted:
@@ -466,8 +479,6 @@ class Reader:
             self.events.add_marks(self.rules.marks(text, found), file, number)
             self.timeouts.feed(line, evidence)
             self._test_rank(text)
-        was_open = self.elastic.open
-        self.elastic.feed(text, file, number)
         if self.runs.feed(without_colour(decode(raw)), file, number) or (was_open and not self.elastic.open):
             self._end_of_run(file, number)
         logged = line.level in ("E", "F") and not matched and not quoted and file in self._ends
