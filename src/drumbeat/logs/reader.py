@@ -15,7 +15,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Evidence, Finding, PastedDump, clipped, worst
 from drumbeat.logs.events import Event, Events, RankOf
-from drumbeat.logs.failure import EARLIER, NO_FAILURE, NOT_KNOWN, with_unseen
+from drumbeat.logs.failure import AT_THE_END, EARLIER, NO_FAILURE, NOT_KNOWN, with_unseen
 from drumbeat.logs.judge import finding_of
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.logs.meaning.rules import CAUSE, NOTE, REPORT, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
@@ -60,13 +60,14 @@ from drumbeat.logs.tiers import is_own_failure
 # Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
 
 
-def add_cut_tracebacks(events: Events, rules: Rulebook, sequence: int, file: str, tracebacks: Tracebacks) -> None:
-    """Add them as events, likely at best: their messages were never seen."""
+def add_cut_tracebacks(events: Events, rules: Rulebook, sequence: int, file: str, end: int, tracebacks: Tracebacks) -> None:
+    """Add them as events, likely at best: their messages were never seen. What stands at the `end` of a file was not caught."""
     for rank, number, raised in tracebacks.unfinished():
         frame, _, at = raised.frame.rpartition(":")
         place = f'File "{frame}", line {at}' if frame else HEADER
         evidence = Evidence(place if CUT_OFF in raised.text else raised.text, file, number)
         line = Line("", rank)
+        raised = replace(raised, caught=raised.caught and number + AT_THE_END < end)
         matches = [match for match in rules.match(raised.text) if match.rule.role in (CAUSE, SYMPTOM)]
         for match in matches:
             events.add_match(sequence, replace(match, mention=True), line, evidence)
@@ -408,7 +409,7 @@ class Reader:
 
     def _finish_tracebacks(self) -> None:
         for file, tracebacks in self._tracebacks.items():
-            add_cut_tracebacks(self.events, self.rules, self.lines, file, tracebacks)
+            add_cut_tracebacks(self.events, self.rules, self.lines, file, self._ends.get(file, 0), tracebacks)
         self._tracebacks.clear()
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
@@ -472,7 +473,8 @@ class Reader:
                 matched = matched or (match.rule.role != NOTE and not match.rule.conditional)
                 if match.rule.role == REPORT and (match.rule.id, file) not in self.events.reported:
                     self._look_above(file, number)
-                self.events.add_match(self.lines, match, line, evidence, host, pid, device)
+                of_table = entry is not None and not self.elastic.root
+                self.events.add_match(self.lines, match, line, evidence, host, pid, device, of_table)
                 if match.rule.code == NAN_LOSS:
                     self.losses.nan(file, evidence)
             self.losses.value(file, evidence)

@@ -111,7 +111,7 @@ class Opening:
         if not begins and (len(places) < needed or min(places) > size // 3):
             return []
         pause, behind = _pause(lines)
-        if opening and not begins and (pause < PAUSE if pause is not None else len(places) < 3):
+        if opening and not begins and (pause or 0) < PAUSE:
             self._ended = pause is None  # else it is the same run that goes on
             return []
         paused = (pause or 0) >= PAUSE

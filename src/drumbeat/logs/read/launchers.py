@@ -87,7 +87,7 @@ class ElasticSummary:
         self.closed: Dict[str, int] = {}  # file -> the line that closes its last table
         self.open = 0  # lines of the entry still to come
         self.entry: Optional[FirstFailure] = None  # of the table, to which the last line that was fed belongs
-        self._root = False  # the open entry is the root cause
+        self.root = False  # the open entry is the root cause
         self._headless = False  # the table's beginning is not here: its last entry is the root cause
         self._fields: Dict[str, str] = {}
         self._evidence = Evidence("")
@@ -96,18 +96,18 @@ class ElasticSummary:
         start = text.find(ROOT_CAUSE)
         match = _FIELD.match(text)
         next_one = bool(_ENTRY.match(text)) or bool(match and match[1] in self._fields)
-        if self.open and self._root and (start >= 0 or next_one and "rank" in self._fields):
+        if self.open and self.root and (start >= 0 or next_one and "rank" in self._fields):
             self._close()
         if start >= 0 or not self.open and (FAILURES in text or _RANK_FIELD.match(text)):
-            self._root, self._headless, next_one = start >= 0, start < 0 and bool(match), True
+            self.root, self._headless, next_one = start >= 0, start < 0 and bool(match), True
             self.open = _MAX_LINES
         if not self.open:
             self.entry = None
             return
         if next_one:  # the fields of two entries must not mix
-            self._evidence = Evidence(text.strip()[:200], file, number) if not self._root or start >= 0 else self._evidence
+            self._evidence = Evidence(text.strip()[:200], file, number) if not self.root or start >= 0 else self._evidence
             self._fields = {}
-        self.open = _MAX_LINES if match and not self._root else self.open - 1
+        self.open = _MAX_LINES if match and not self.root else self.open - 1
         self._inline(text[max(start, 0) :])
         if match:
             self._fields[match[1]] = match[2].strip()
@@ -149,7 +149,7 @@ class ElasticSummary:
 
     def _close(self) -> None:
         self.open = 0
-        found = self._read() if self._root or self._headless else None
+        found = self._read() if self.root or self._headless else None
         if found is None:
             return
         if len(self._tables) < _MAX_TABLES:
