@@ -39,7 +39,7 @@ from drumbeat.logs.read.prefixes import (
 )
 from drumbeat.logs.read.progress import CODE as NAN_LOSS
 from drumbeat.logs.read.progress import Losses, Steps
-from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, Tails, Work, last_work, telling
+from drumbeat.logs.read.records import COMMAND, KEPT, OF_A_RUN, TWICE, Tails, Work, last_work, once, telling
 from drumbeat.logs.read.templates import Dull
 from drumbeat.logs.read.tracebacks import (
     ARROW,
@@ -60,7 +60,9 @@ from drumbeat.logs.tiers import is_own_failure
 # Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
 
 
-def add_cut_tracebacks(events: Events, rules: Rulebook, sequence: int, file: str, end: int, tracebacks: Tracebacks) -> None:
+def add_cut_tracebacks(
+    events: Events, rules: Rulebook, sequence: int, file: str, end: int, tracebacks: Tracebacks
+) -> None:
     """Add them as events, likely at best: their messages were never seen. What stands at the `end` of a file was not caught."""
     for rank, number, raised in tracebacks.unfinished():
         frame, _, at = raised.frame.rpartition(":")
@@ -84,12 +86,24 @@ _LEVELS = (
     "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred", "Check failed: ",
 )  # fmt: skip
-_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, FAILURES, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS)
+_OWN = (
+    HEADER,
+    _FRAME,
+    _IPYTHON_FRAME,
+    FAILURES,
+    ROOT_CAUSE,
+    LOCAL_RANK,
+    _TEST_TABLE,
+    *_ENQUEUED,
+    FATAL,
+    STACK,
+    *_LEVELS,
+)
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
 # Of lines that tell something without any word of a rule.
-_SIGNS = (ESCAPE, *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
+_SIGNS = (ESCAPE, b"EErrrroorr", *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 4_000  # lines of one shape from which something is still learnt
@@ -387,7 +401,9 @@ class Reader:
             return True
         own = [event for event in self.events.kept if event.evidence.file == file and is_own_failure(event)]
         after = [event for event in own if event.number >= first]
-        if self.elastic.closed.get(file) == first - 1:  # behind a launcher's last word only a rank's own traceback counts
+        if (
+            self.elastic.closed.get(file) == first - 1
+        ):  # behind a launcher's last word only a rank's own traceback counts
             after = [event for event in after if not event.match]
         before = {_shape(event) for event in own if event.number < first}
         return bool(after) and (self.runs.guessed.get((file, first), False) or _shape(after[0]) not in before)
@@ -413,6 +429,7 @@ class Reader:
         self._tracebacks.clear()
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
+        raw = once(raw) if b"rr" in raw and TWICE.search(raw) else raw
         found = self._prefilter(raw)
         few = self._dull is self._dull_at_first
         found = found if few else tuple(number for number in found if number < len(self.rules.literals))

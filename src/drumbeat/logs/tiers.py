@@ -140,7 +140,8 @@ class Tiers:
         if record and kind == order.OUTSIDE and file == record.source and 0 <= event.sequence - record.order <= TABLE:
             return replace(record, order=event.sequence)
         place = order.Place(self.ranks.rank(event) if not self.ranks.local(event) else None, host=event.host or "")
-        return order.Event(kind, place, event.time, event.time, event.sequence, file)
+        when = None if _ELASTIC_FAILED.search(event.evidence.text) else event.time  # torchrun says so in the end
+        return order.Event(kind, place, when, when, event.sequence, file)
 
     def _tier(self, event: Event) -> str:
         if event.number <= self._restarted.get(event.evidence.file, 0):
@@ -458,12 +459,13 @@ def explained(exception: Event, known: Nearby) -> bool:
 
 
 def without_reraised(causes: List[Event]) -> List[Event]:
-    """An exception that only passes on what a worker or replica raised: the worker's own stands below it."""
+    """An exception that only passes on what a worker or replica raised, or has no words of its own before those that it quotes:
+    the worker's own stands below it."""
     near = Nearby(causes)
     return [
         event
         for event in causes
-        if not (event.match is None and _RERAISED.search(event.exception))
+        if not (event.match is None and (_RERAISED.search(event.exception) or event.exception.rstrip().endswith(":")))
         or not near.between(event.evidence.file, event.number + 1, event.number + 299)
     ]
 

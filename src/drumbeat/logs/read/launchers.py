@@ -105,7 +105,9 @@ class ElasticSummary:
             self.entry = None
             return
         if next_one:  # the fields of two entries must not mix
-            self._evidence = Evidence(text.strip()[:200], file, number) if not self.root or start >= 0 else self._evidence
+            self._evidence = (
+                Evidence(text.strip()[:200], file, number) if not self.root or start >= 0 else self._evidence
+            )
             self._fields = {}
         self.open = _MAX_LINES if match and not self.root else self.open - 1
         self._inline(text[max(start, 0) :])
