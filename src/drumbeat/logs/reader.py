@@ -15,7 +15,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Evidence, Finding, PastedDump, clipped, worst
 from drumbeat.logs.events import Event, Events, RankOf
-from drumbeat.logs.failure import AT_THE_END, EARLIER, NO_FAILURE, NOT_KNOWN, with_unseen
+from drumbeat.logs.failure import EARLIER, NO_FAILURE, NOT_KNOWN, with_unseen
 from drumbeat.logs.judge import finding_of
 from drumbeat.logs.meaning.grammar import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.logs.meaning.rules import CAUSE, NOTE, REPORT, SHAPE, SYMPTOM, Prefilter, Rulebook, rulebook
@@ -60,6 +60,9 @@ from drumbeat.logs.tiers import is_own_failure
 # Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
 
 
+SOURCE = 3  # lines below a frame that belong to it
+
+
 def add_cut_tracebacks(
     events: Events, rules: Rulebook, sequence: int, file: str, end: int, tracebacks: Tracebacks
 ) -> None:
@@ -69,7 +72,7 @@ def add_cut_tracebacks(
         place = f'File "{frame}", line {at}' if frame else HEADER
         evidence = Evidence(place if CUT_OFF in raised.text else raised.text, file, number)
         line = Line("", rank)
-        raised = replace(raised, caught=raised.caught and number + AT_THE_END < end)
+        raised = replace(raised, caught=raised.caught and number + SOURCE < end)
         matches = [match for match in rules.match(raised.text) if match.rule.role in (CAUSE, SYMPTOM)]
         for match in matches:
             events.add_match(sequence, replace(match, mention=True), line, evidence)
@@ -377,9 +380,6 @@ class Reader:
         self.runs.finish(self._ends)
         for file, first in self.elastic.begins.items():
             self.runs.starts.setdefault(file, []).append(first)
-        for file, closed in self.elastic.closed.items():
-            if closed < self._ends.get(file, 0):
-                self.runs.guess(file, closed + 1)
         for file in {file for file, _ in self.runs.guessed}:
             while (file, begin := self.runs.begins.get(file, 0)) in self.runs.guessed:
                 if self._stands_alone(file, begin):
@@ -401,10 +401,6 @@ class Reader:
             return True
         own = [event for event in self.events.kept if event.evidence.file == file and is_own_failure(event)]
         after = [event for event in own if event.number >= first]
-        if (
-            self.elastic.closed.get(file) == first - 1
-        ):  # behind a launcher's last word only a rank's own traceback counts
-            after = [event for event in after if not event.match]
         before = {_shape(event) for event in own if event.number < first}
         return bool(after) and (self.runs.guessed.get((file, first), False) or _shape(after[0]) not in before)
 

@@ -8,7 +8,7 @@ the two. The last run of a file is judged, and the others are listed.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 WORDS = (
     "nohup: ignoring input", "runner.py", "LSF System", "The output (if any)", "has been allocated resources",
@@ -160,13 +160,9 @@ class Runs:
             opening = self._openings[file] = Opening()
         starts = opening.look(first, shapes, lines)
         for start, likely in starts:
-            self.guess(file, start, likely)
+            if start not in self.starts.get(file, ()) and self._begin(file, start):
+                self.guessed[(file, start)] = likely
         return [start for start, _ in starts]
-
-    def guess(self, file: str, number: int, likely: bool = False) -> None:
-        """Another run may begin on this line."""
-        if number not in self.starts.get(file, ()) and self._begin(file, number):
-            self.guessed[(file, number)] = likely
 
     @property
     def is_guess(self) -> bool:

@@ -84,7 +84,6 @@ class ElasticSummary:
         self._ended: Dict[Tuple[str, str], FirstFailure] = {}  # file and host -> its torchrun's last end
         self._hosts: Dict[str, str] = {}  # host -> time of its torchrun's first end
         self.begins: Dict[str, int] = {}  # file -> first line behind the end of an earlier run in it
-        self.closed: Dict[str, int] = {}  # file -> the line that closes its last table
         self.open = 0  # lines of the entry still to come
         self.entry: Optional[FirstFailure] = None  # of the table, to which the last line that was fed belongs
         self.root = False  # the open entry is the root cause
@@ -114,10 +113,7 @@ class ElasticSummary:
         if match:
             self._fields[match[1]] = match[2].strip()
         self.entry = self._read() if match else None
-        ended = text.startswith("====")
-        if ended:
-            self.closed[file] = number
-        if ended or not self.open:
+        if text.startswith("====") or not self.open:
             self._close()
         elif self._headless and not match and not next_one and text.strip("-"):
             self.open = 0
