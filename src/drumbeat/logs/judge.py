@@ -540,6 +540,7 @@ class _Judge:
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
         named = named and not self.tiers.trained_behind() and not found.unexplained
+        named = named and not all(map(self.tiers.may_have_been_outlived, alike))
         return replace(
             rest,
             answer=finding.code,

@@ -60,6 +60,7 @@ from drumbeat.logs.tiers import is_own_failure
 # Tracebacks whose end is not in the log: read by what their last frame was about to raise, where that is shown.
 
 
+PIECES = 3  # lines below an exception's name in which its message may follow
 SOURCE = 3  # lines below a frame that belong to it
 
 
@@ -523,6 +524,9 @@ class Reader:
         if raised is not None and raised.ignored and "SignalException" not in raised.text:
             self.events.forget(file, evidence.line or 0)
         elif raised is not None:
+            if raised.text.isidentifier():
+                raised = replace(raised, text=raised.text + self._message_below(line, evidence.line or 0))
+                evidence = replace(evidence, text=clipped(raised.text, MAX_TEXT))
             self.events.add_traceback(raised, line, file, evidence.line or 0)
             if raised.own_frame:  # a place inside a library alone helps nobody
                 self.events.locate(file, evidence.line or 0, raised.where)
@@ -534,6 +538,19 @@ class Reader:
         if (matched or bare or raised is not None) and file in self._ends:
             self.steps.error(file, evidence.line or 0, evidence.text)
         return bare or raised is not None
+
+    def _message_below(self, named: Line, number: int) -> str:
+        """The message of an exception that was written in pieces, each of which came as a line: its name, a colon, and the rest."""
+        first, chunk = self._chunk
+        message = ""
+        for raw in chunk[number - first + 1 : number - first + 1 + PIECES] if number >= first else ():
+            line = clean(decode(raw))
+            if line.rank != named.rank or not (message or line.text.startswith(":")):
+                break
+            message += line.text
+            if len(message.strip(": ")) > 0:
+                break
+        return message if message.strip(": ") else ""
 
     def _test_rank(self, text: str) -> None:
         """nccl-tests prints which rank runs where, whatever NCCL itself logs."""

@@ -122,6 +122,10 @@ class Tiers:
                 self.tiers[NOTE].append(event)
                 self.lived_through = True
 
+    def may_have_been_outlived(self, event: Event) -> bool:
+        """Hundreds of lines follow a death that nobody reports of a rank."""
+        return event.code in _DEATHS and self.log.after(event) > CAUGHT_LINES and not self._of_a_rank(event)
+
     def _of_a_rank(self, event: Event) -> bool:
         """Return True if a launcher or scheduler says so of a rank, or the line names it."""
         first = self.first is not None and self.first.evidence.file == event.evidence.file
