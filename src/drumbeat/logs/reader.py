@@ -540,7 +540,7 @@ class Reader:
         return bare or raised is not None
 
     def _message_below(self, named: Line, number: int) -> str:
-        """The message of an exception that was written in pieces, each of which came as a line: its name, a colon, and the rest."""
+        """The message of an exception that was written in pieces, each of which came as a line: name, colon, and the rest."""
         first, chunk = self._chunk
         message = ""
         for raw in chunk[number - first + 1 : number - first + 1 + PIECES] if number >= first else ():
