@@ -134,12 +134,14 @@ def _pause(lines: Sequence[bytes]) -> Tuple[Optional[int], int]:
     where fewer than two have one."""
     times = [(place, match) for place, match in enumerate(map(_TIME.search, lines)) if match]
     seconds = [(place, int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])) for place, match in times]
-    pauses = [((later - one) % 86_400, place) for (_, one), (place, later) in zip(seconds, seconds[1:])]
+    pauses = [
+        ((later - one + 43_200) % 86_400 - 43_200, place) for (_, one), (place, later) in zip(seconds, seconds[1:])
+    ]
     return max(pauses, default=(None, 0))
 
 
 def _has_end(text: bytes) -> bool:
-    for words in _ENDS:  # quicker than any()
+    for words in _ENDS:  # noqa: SIM110 (quicker than any)
         if words in text:
             return True
     return False
