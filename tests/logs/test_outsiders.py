@@ -64,7 +64,7 @@ def test_what_ranks_of_one_run_print_as_they_end_begins_no_run():
         + timed(1, 3)
         + NAME
     )
-    assert first_of(late)[::2] == ("exception", 0), "seconds apart"
+    assert first_of(late)[::2] == ("gpu-out-of-memory", 0), "seconds apart"
     again = OPENING + OOM + OPENING  # the last run has said nothing yet that could be judged
     assert first_of(again)[0] == "gpu-out-of-memory"
 
@@ -138,7 +138,7 @@ def test_entries_of_a_table_do_not_mix(others, root, answer, rank):
 
 
 def test_the_innermost_complete_exception_of_a_cut_chain_stands():
-    inner = 'Traceback (most recent call last):\n  File "/x/site-packages/torch/elastic.py", line 3, in store\n    store = TCPStore(\n'
+    inner = 'Traceback (most recent call last):\n  File "/x/site-packages/torch/a.py", line 3, in f\n    store = TCPStore(\n'
     inner += "RuntimeError: connect() timed out. Original timeout was 60000 ms.\n"
     between = "\nThe above exception was the direct cause of the following exception:\n\n"
     failure = read(f"{inner}{between}{RAISED}").failure
