@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 TESTED = HERE.parent.parent / "tests" / "logs" / "data"
 WEIGHTS = HERE.parent.parent / "src" / "drumbeat" / "logs" / "meaning" / "weights.yaml"
 STEPS, RATE, DECAY, SMALLEST, FEWEST = 150, 0.2, 3e-6, 0.3, 2
+ROW = 150  # features per line of weights.yaml
 
 Example = Tuple[str, str]
 

@@ -28,6 +28,7 @@ DENSE = 0.7  # share of the numbers between the lowest and the highest that rank
 SPARSE = 64  # times as many ranks as those that write
 _TIME = regex(rf"[\[(<]?(?:{TIME})(?:[\])>]|(?=[ \]]|$))|^\[? {{0,6}}\+?\d{{1,7}}\.\d{{2,9}}s?\]?")
 # A word of a sentence: no level, name with a number, field or name in brackets.
+_THREAD = regex(r":\d{1,8}:\d{1,8} $")
 _WORD = regex(rf"(?<!\S)(?!{LEVEL})[A-Za-z_]+[:,]?(?!\S)")
 _TOKEN = regex(
     r"(?<![\w-])(?P<word>[A-Za-z][A-Za-z_]*(?:-[A-Za-z]+)*)(?:[\"']?[:=] ?|[._#/-]|\[ ?| {1,4})?"
@@ -215,8 +216,11 @@ def _in_head(text: str) -> Iterator[Tuple[str, int, int, str]]:
     """Words and their numbers in the head of a line, without its time, with what stands behind a slash, and what follows them."""
     text = _TIME.sub("", text, 2).lstrip()[:HEAD]
     for token in _TOKEN.finditer(text):
-        if len(_WORD.findall(text[: token.start()])) > MOST_WORDS:
+        before = text[: token.start()]
+        if len(_WORD.findall(before)) > MOST_WORDS:
             return
+        if token["inside"] and _THREAD.search(before):
+            continue  # NCCL's host:pid:tid [device]
         yield (*_read(token), int(token["of"] or 0), text[token.end() :])
 
 
