@@ -213,7 +213,8 @@ class _Residue:
     def _emit(self, kept: List[Event]) -> None:
         batch = [event for event in kept if self.once and self._outside(event)]
         setup = [event for event in kept if event not in batch or event.words[:1] and event.words[0] in _LIMITS or
-                 event.kind == "shell" and event.soft and event.writes]  # fmt: skip
+                 event.text.startswith("unset ") and not any(
+                     event.writes & each.writes for each in self.launch.events[self.places[id(event)] + 1 :])]  # fmt: skip
         batch = [event for event in batch if event.words[:1] == () or event.words[0] not in _LIMITS]
         place = self._workdir(batch, any(event.kind == "cd" for event in setup))
         self.draft.on_start = self._written(batch, self.elsewhere)
