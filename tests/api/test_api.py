@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from drumbeat import api, inrank
-from drumbeat.api import runs as functions
+from drumbeat import api as functions
 from drumbeat.backends.slurm import Slurm
 from drumbeat.backends.ssh import Ssh
 from drumbeat.base.problem import Problem

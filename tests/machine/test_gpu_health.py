@@ -7,8 +7,7 @@ import pytest
 
 from drumbeat.doctor.examine import examine
 from drumbeat.machine import fabric
-from drumbeat.machine.container import read as read_container
-from drumbeat.machine.gather import gather
+from drumbeat.machine.gather import gather, read_container
 from drumbeat.machine.model import Gpu
 from drumbeat.machine.replay import FolderHost
 from drumbeat.machine.table import table

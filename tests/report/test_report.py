@@ -14,10 +14,10 @@ from drumbeat.report.gather import Devices, figures_of
 from drumbeat.report.scaling import compare
 from drumbeat.report.text import gpu_rows, lines_of, rows, speed_words
 from drumbeat.runfolder.files import replace_json
-from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Sample, parse_metric, so_far_line
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.state import ledger
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
 from tests.runfolder.folders import events, make_run, metrics, order
 

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from drumbeat.base.problem import Problem
-from drumbeat.report.chart import line_chart, ticks
 from drumbeat.report.figures import Figures, Phases, Setting, Speed
 from drumbeat.report.scaling import compare
 from drumbeat.report.tables import charts_of_comparison, csv_text, latex, markdown, page, said, text
+from drumbeat.verify.chart import line_chart, ticks
 
 
 def run(gpus, rate, batch=4096.0, error=None, phases=None, seconds=600.0, name=None, **setting):

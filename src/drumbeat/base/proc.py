@@ -4,6 +4,7 @@ belongs to another user."""
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 Ports = Tuple[int, int]  # local and remote port of a TCP socket; the remote one of a socket that listens is 0
@@ -71,12 +72,10 @@ def children(of: Optional[int] = None) -> List[int]:
 def children_now() -> List[int]:
     """Our own children in microseconds, but it may miss some; none where the kernel does not offer it."""
     found: List[int] = []
-    try:
+    with suppress(OSError):
         for task in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
                 found += map(int, file.read().split())
-    except OSError:
-        pass
     return found
 
 
@@ -146,10 +145,8 @@ def open_files(pid: int) -> Optional[List[str]]:
     found = []
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
+            with suppress(FileNotFoundError):  # closed meanwhile
                 found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-            except FileNotFoundError:
-                pass  # closed meanwhile
     except OSError:
         return None
     return found

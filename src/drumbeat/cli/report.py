@@ -83,7 +83,7 @@ def _several(args: Any) -> int:
 
 
 def _write_charts(folder: str, charts: Dict[str, str]) -> None:
-    from drumbeat.report.chart import standalone
+    from drumbeat.verify.chart import standalone
 
     try:
         os.makedirs(folder, exist_ok=True)

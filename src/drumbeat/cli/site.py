@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import socket
 from typing import Any
 
@@ -72,16 +71,14 @@ def _list(args: Any) -> int:
 
 
 def _show(args: Any) -> int:
-    from drumbeat.jobfile.new_site import site_lines
-    from drumbeat.jobfile.site import load_site, site_from_path, user_profiles
+    from drumbeat.jobfile.site import built_in_text, load_site, site_from_path, site_lines, user_profiles
     from drumbeat.jobfile.yamlfile import read_file
 
     path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
     path = path or user_profiles(os.environ).get(args.site)
     site = site_from_path(path, "site show") if path else load_site(args.site, os.environ, "site show")
     if args.source:
-        built_in = None if path else pkgutil.get_data("drumbeat.jobfile.sites", f"{args.site}.yaml")
-        print(built_in.decode() if built_in else read_file(path or "", "a site profile"), end="")
+        print(read_file(path, "a site profile") if path else built_in_text(args.site), end="")
     elif args.json:
         plain = to_plain(site)
         plain.pop("origins")
@@ -93,7 +90,7 @@ def _show(args: Any) -> int:
 
 def _new(args: Any) -> int:
     from drumbeat import backends
-    from drumbeat.jobfile.new_site import new_site
+    from drumbeat.jobfile.site import new_site
     from drumbeat.machine.gather import gather
     from drumbeat.machine.replay import open_host
 

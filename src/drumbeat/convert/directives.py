@@ -8,7 +8,7 @@ from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.commands.script import Directive
 from drumbeat.convert.draft import Difference, Draft, Notice
-from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.check import parse_duration
 
 _SAME = {
     "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint", "mail-user": "mail",

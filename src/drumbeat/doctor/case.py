@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import FrozenSet, Iterable, Iterator, List, Optional
+from typing import FrozenSet, Iterable, Iterator, List, Optional, Sequence
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import Order
@@ -69,7 +69,7 @@ def stand_in(facts: Facts) -> Order:
 
 
 def seen(what: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings of one check, each with what the check looked at: what names nothing is not certain."""
+    """Add to each finding of a check what the check looked at: a finding that names nothing is not certain."""
     return (finding if finding.seen else replace(finding, seen=(what,)) for finding in findings)
 
 
@@ -78,6 +78,11 @@ def gib(size: int) -> str:
         return "unlimited"
     amount, unit = (size / GIB, "GiB") if size >= GIB else (size / (1 << 20), "MiB")
     return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+
+
+def some(words: Sequence[str], most: int, between: str = ", ") -> str:
+    """List the first `most` words, and count the others."""
+    return between.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def worst_first(findings: List[Finding]) -> List[Finding]:

@@ -38,7 +38,8 @@ def judge(dumps: Sequence[Dump]) -> List[Tuple[Dump, Finding]]:
     for finding in _found(together(dumps)) if dumps else ():
         sources = [dump for dump, codes in alone if finding.code in codes] or list(dumps)
         dump = next((dump for dump in sources if _named(dump, finding)), sources[0])
-        evidence = tuple(_named(dump, finding)[:3]) or _first(dump) or (Evidence(finding.title, dump.file),)
+        lines = _named(dump, finding)[:3] or sorted(dump.lines.values(), key=lambda line: line.line or 0)[:1]
+        evidence = tuple(lines) or (Evidence(finding.title, dump.file),)
         judged.append((dump, replace(finding, evidence=evidence, seen=(f"{dump.kind}: {dump.file}",), host=None)))
     return judged
 
@@ -53,10 +54,6 @@ def _named(dump: Dump, finding: Finding) -> List[Evidence]:
     """Return the lines that name what the title names; one that names more of it stands for the others of its device."""
     named = [name for name in dump.lines if re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", finding.title)]
     return [dump.lines[name] for name in named if not any(more.startswith(f"{name} ") for more in named)]
-
-
-def _first(dump: Dump) -> Tuple[Evidence, ...]:
-    return tuple(sorted(dump.lines.values(), key=lambda line: line.line or 0)[:1])
 
 
 def _words(dump: Dump) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
-from drumbeat.doctor.case import Case, find, seen
+from drumbeat.doctor.case import Case, find, seen, some
 from drumbeat.findings.model import WARNING, Finding
 from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice
 from drumbeat.machine.topology import distance, nearest
@@ -43,24 +43,21 @@ def _check(case: Case) -> Iterator[Finding]:
 
 
 def _twice(gpus: List[Gpu]) -> Iterator[Finding]:
-    for what in ("pci", "uuid"):
-        seen: Dict[str, int] = {}
-        for gpu in gpus:
-            identity = getattr(gpu, what)
-            if identity is not None and identity in seen and gpu.partition in WHOLE:
-                yield find("gpu-twice", first=seen[identity], second=gpu.index, evidence=[identity])
-                return
-            if identity is not None:
-                seen[identity] = gpu.index
+    first: Dict[str, int] = {}  # PCI address or UUID -> index
+    for identity, gpu in [*((gpu.pci, gpu) for gpu in gpus), *((gpu.uuid, gpu) for gpu in gpus)]:
+        if identity in first and gpu.partition in WHOLE:
+            yield find("gpu-twice", first=first[identity], second=gpu.index, evidence=[identity])
+            return
+        if identity is not None:
+            first[identity] = gpu.index
 
 
 def _in_use(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     known = [gpu for gpu in gpus if gpu.pids is not None]
-    busy = [gpu for gpu in known if gpu.pids]
-    for gpu in busy:
-        pids, kind = gpu.pids or (), "processes" if len(gpu.pids or ()) > 1 else "process"
-        words = ", ".join(map(str, pids))
-        yield find("gpu-in-use", gpu=gpu.index, processes=kind, pids=words, host=case.facts.host)
+    busy = [(gpu, gpu.pids) for gpu in known if gpu.pids]
+    for gpu, pids in busy:
+        kind = "processes" if len(pids) > 1 else "process"
+        yield find("gpu-in-use", gpu=gpu.index, processes=kind, pids=", ".join(map(str, pids)), host=case.facts.host)
     if known and not busy:
         yield find("gpus-free")
 
@@ -83,11 +80,9 @@ def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
-    looked = [gpu for gpu in gpus if gpu.health is not None and gpu.health.ecc is not None]
-    for gpu in gpus:
-        health = gpu.health
-        if health is None:
-            continue
+    known = [(gpu, gpu.health) for gpu in gpus if gpu.health is not None]
+    looked = [health for _, health in known if health.ecc is not None]
+    for gpu, health in known:
         identity, host = gpu.uuid or gpu.pci, case.facts.host
         if health.remap_failed or health.uncorrected_errors:
             what = "could not replace a bad row" if health.remap_failed else f"{health.uncorrected_errors} errors"
@@ -96,16 +91,13 @@ def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
             yield find("gpu-remap-pending", gpu=gpu.index, id=identity, host=host)
         if health.ecc is False:
             yield find("ecc-off", gpu=gpu.index)
-    if looked and all(gpu.health and gpu.health.ecc and not gpu.health.uncorrected_errors for gpu in looked):
+    if looked and all(health.ecc and not health.uncorrected_errors for health in looked):
         yield find("ecc", count=len(looked))
 
 
 def _slowed(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     """A power limit is only low beside the GPU's own default, and throttling counts where it is not the limit itself."""
-    for gpu in gpus:
-        health = gpu.health
-        if health is None:
-            continue
+    for gpu, health in ((gpu, gpu.health) for gpu in gpus if gpu.health is not None):
         limit, usual = health.power_limit_w, health.power_default_w
         if limit and usual and limit < 0.95 * usual:
             yield find("power-limit-low", gpu=gpu.index, limit=limit, usual=usual, host=case.facts.host)
@@ -118,9 +110,8 @@ def _divided(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     divided = [gpu for gpu in gpus if gpu.mig or gpu.partition not in WHOLE]
     if divided:
         ways = ", ".join(sorted({"MIG" if gpu.mig else str(gpu.partition) for gpu in divided}))
-        mig = bool(divided[0].mig)
-        severity = case.breaking if mig else WARNING
-        yield find("gpu-divided", "mig" if mig else "", gpus=_names(divided), ways=ways, severity=severity)
+        variant, severity = ("mig", case.breaking) if divided[0].mig else ("", WARNING)
+        yield find("gpu-divided", variant, gpus=_names(divided), ways=ways, severity=severity)
 
 
 def _names(gpus: Sequence[Gpu]) -> str:
@@ -142,8 +133,7 @@ def _between(gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _pairs(pairs: Sequence[Tuple[Gpu, Gpu]]) -> str:
-    some = ", ".join(f"GPU {one.index}-GPU {other.index}" for one, other in pairs[:6])
-    return some + (f" and {len(pairs) - 6} more" if len(pairs) > 6 else "")
+    return some([f"GPU {one.index}-GPU {other.index}" for one, other in pairs], 6)
 
 
 def _numa(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -225,7 +226,7 @@ def _tcp_sockets() -> Dict[str, Tuple[int, int]]:
     """Bytes that each TCP connection of this network namespace has sent and received, and packets that are on their way, by
     inode; empty where nobody tells. Data that waits because its receiver does not read is not on its way."""
     found = {}
-    try:
+    with suppress(OSError, struct.error):
         for family in (socket.AF_INET, socket.AF_INET6):
             asked = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), 0xFFFFFFFF)
             for message in netlink(_SOCK_DIAG, _BY_FAMILY, asked):
@@ -233,8 +234,6 @@ def _tcp_sockets() -> Dict[str, Tuple[int, int]]:
                 if len(about) >= 136 and message[1] != _LISTENS:
                     (inode,), (under_way,) = struct.unpack_from("=I", message, 68), struct.unpack_from("=I", about, 24)
                     found[str(inode)] = sum(struct.unpack_from("=QQ", about, 120)), under_way
-    except (OSError, struct.error):
-        pass
     return found
 
 

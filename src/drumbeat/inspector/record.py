@@ -61,9 +61,8 @@ class RankLook:
     raised: str = ""  # the exception of a traceback that is the last thing it wrote
     raised_for: float = 0.0  # seconds since then
     ras: str = ""  # what NCCL's RAS says of it
-    behind: Optional[bool] = (
-        None  # by RAS: it has launched fewer collectives than others of its communicator; False: more
-    )
+    # by RAS: it has launched fewer collectives than others of its communicator; False: more
+    behind: Optional[bool] = None
 
     @property
     def key(self) -> Tuple[int, int]:

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.base.ranges import Places, merged
-from drumbeat.causes.events import OUTSIDE, RECORD, WAITS
-from drumbeat.causes.first import First
-from drumbeat.causes.first import first as earliest
+from drumbeat.causes.events import OUTSIDE, RECORD, WAITS, First
+from drumbeat.causes.events import first as earliest
 from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 from drumbeat.logs.events import Event, RankOf

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.causes import events as order
-from drumbeat.causes.events import may_follow
-from drumbeat.causes.first import consequences
+from drumbeat.causes.events import consequences, may_follow
 from drumbeat.causes.table import NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import ERROR, Finding
 from drumbeat.logs.events import Event, RankOf

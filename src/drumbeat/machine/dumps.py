@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import re
 from dataclasses import field, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
@@ -64,7 +64,7 @@ MAX_TABLES = 8
 
 
 def topology(text: Text) -> Iterator[Dump]:
-    """nvidia-smi topo -m; of many tables the last."""
+    """Read nvidia-smi topo -m; of many tables the last ones."""
     heads = [number for number, line in enumerate(text.lines) if "GPU0" in line and not _CELL.search(line)]
     spans = [*zip(heads, [*heads[1:], len(text.lines)])]
     yield from [dump for head, end in spans if (dump := _table(text, head, end))][-MAX_TABLES:]
@@ -93,7 +93,7 @@ def _table(text: Text, head: int, end: int) -> Optional[Dump]:
 def _rows(
     text: Text, start: int, end: int, columns: List[str], affinities: bool
 ) -> Tuple[Dict[str, List[str]], Dict[str, int], Dict[str, Evidence]]:
-    """Whole rows, NUMA nodes, and the line of each."""
+    """Return whole rows, NUMA nodes, and the line of each."""
     rows: Dict[str, List[str]] = {}
     numa: Dict[str, int] = {}
     lines: Dict[str, Evidence] = {}
@@ -128,7 +128,7 @@ _THROTTLE = {
 
 
 def query(text: Text) -> Iterator[Dump]:
-    """nvidia-smi -q. Of its XML form (-x) names only are read, and that is said."""
+    """Read nvidia-smi -q. Of its XML form (-x) only names are read, which a note says."""
     xml = "<nvidia_smi_log>" in text.whole
     heads = [*(_XML_GPU if xml else _GPU).finditer(text.whole)]
     if not heads and text.whole.count("GPU UUID") == 1:
@@ -151,7 +151,7 @@ def query(text: Text) -> Iterator[Dump]:
 
 
 def _fields(body: str) -> Dict[str, str]:
-    """`Section/Key` -> value; sections are told by their indentation."""
+    """Map `Section/Key` to its value; sections are told by their indentation."""
     path: List[Tuple[int, str]] = []
     fields: Dict[str, str] = {}
     for line in body.splitlines()[:2000]:
@@ -169,27 +169,20 @@ def _fields(body: str) -> Dict[str, str]:
 
 
 def _gpu(index: int, bus: str, fields: Dict[str, str]) -> Gpu:
-    ecc = [
-        int(value[:9])
-        for name, value in fields.items()
-        if "ECC Errors/Volatile" in name and "Uncorrectable" in name and value.isdigit()
-    ]
-    reasons = {
-        name.split("/")[-1]: value
-        for name, value in fields.items()
-        if "Throttle Reasons" in name or "Event Reasons" in name
-    }
+    errors = [value for name, value in fields.items() if "ECC Errors/Volatile" in name and "Uncorrectable" in name]
+    ecc = [int(value[:9]) for value in errors if value.isdigit()]
+    told = [name for name in fields if "Throttle Reasons" in name or "Event Reasons" in name]
+    reasons = {name.split("/")[-1]: fields[name] for name in told}
     widths = [fields.get(f"PCI/GPU Link Info/Link Width/{which}", "").rstrip("x") for which in ("Current", "Max")]
     width, most = (int(each[:3]) if each.isdigit() else None for each in widths)
     flags = {"Yes": True, "No": False, "Enabled": True, "Disabled": False}
+    throttle = tuple(words for name, words in _THROTTLE.items() if reasons.get(name) == "Active")
     health = GpuHealth(
         ecc=flags.get(fields.get("ECC Mode/Current", "")),
         uncorrected_errors=sum(ecc) if ecc else None,
         remap_pending=flags.get(fields.get("Remapped Rows/Pending", "")),
         remap_failed=flags.get(fields.get("Remapped Rows/Remapping Failure Occurred", "")),
-        throttle=tuple(words for name, words in _THROTTLE.items() if reasons.get(name) == "Active")
-        if reasons
-        else None,
+        throttle=throttle if reasons else None,
     )
     mig = flags.get(fields.get("MIG Mode/Current", ""))
     link = PciLink(width=width, most_width=most)
@@ -210,9 +203,7 @@ _FIELD = re.compile(
 
 
 def smi(text: Text) -> Iterator[Dump]:
-    found = _topology(text) or _static(text)
-    if found:
-        yield found
+    yield from filter(None, [_topology(text) or _static(text)])
 
 
 def _topology(text: Text) -> Optional[Dump]:
@@ -257,7 +248,7 @@ _ROW = re.compile(r"^GPU(\d{1,6})\s+(.*)$", re.MULTILINE)
 
 
 def rocm_topology(text: Text) -> Iterator[Dump]:
-    """rocm-smi --showtopo: links between the GPUs, and the NUMA node of each."""
+    """Read rocm-smi --showtopo: links between the GPUs, and the NUMA node of each."""
     gpus: Dict[int, Gpu] = {}
     lines = {}
     table = _LINKS.search(text.whole)
@@ -291,7 +282,7 @@ _BLOCK = re.compile(
 
 
 def ports(text: Text) -> Iterator[Dump]:
-    """ibstat, ibstatus and ibv_devinfo: fields below a port, below a device. A port named again is another node's."""
+    """Read ibstat, ibstatus and ibv_devinfo: fields below a port, below a device. A port named again is another node's."""
     groups: List[Tuple[str, Dict[Tuple[str, int], Dict[str, str]], Dict[str, Evidence]]] = []
     device = ""
     fields: Dict[str, str] = {}
@@ -335,15 +326,11 @@ def _port(number: int, fields: Dict[str, str]) -> RdmaPort:
     width, speed = _number(fields.get("active_width"), "X"), _number(fields.get("active_speed"), " Gbps")
     rate = _number(fields.get("rate")) or (width * speed if width and speed else None)
     mtu = _number(fields.get("active_mtu"))
+    known, physical = word in STATES, fields.get("physical_state", "").rpartition(": ")[2]
     return RdmaPort(
-        number,
-        word if word in STATES else None,
-        fields.get("physical_state", "").rpartition(": ")[2] or None,
-        fields.get("link_layer") or None,
-        rate,
-        mtu=int(mtu) if mtu else None,
-        cut="" if word in STATES else fields["state"],
-    )
+        number, word if known else None, physical or None, fields.get("link_layer") or None, rate,
+        mtu=int(mtu) if mtu else None, cut="" if known else fields["state"],
+    )  # fmt: skip
 
 
 def _number(text: Optional[str], unit: str = "") -> Optional[float]:
@@ -357,18 +344,15 @@ def _rdma_devices(
     found: Dict[str, List[RdmaPort]] = {}
     for (name, _), port in ports.items():
         found.setdefault(name, []).append(port)
-    own = netdevs or {}
-    return tuple(
-        RdmaDevice(name, netdevs=(own[name],) if own.get(name) else (), ports=tuple(each))
-        for name, each in found.items()
-    )
+    own = {name: (netdev,) for name, netdev in (netdevs or {}).items() if netdev}
+    return tuple(RdmaDevice(name, netdevs=own.get(name, ()), ports=tuple(each)) for name, each in found.items())
 
 
 _LISTED = re.compile(r"^\s*device\s+node GUID\s*\n\s*-+\s+-+\s*\n((?:\s*\S+\s+[0-9a-f]{16}\s*(?:\n|$))+)", re.MULTILINE)
 
 
 def devices(text: Text) -> Iterator[Dump]:
-    """ibv_devices: names alone."""
+    """Read ibv_devices: names alone."""
     match = _LISTED.search(text.whole)
     if match and "hca_id" not in text.whole:
         names = [line.split()[0] for line in match[1].splitlines() if line.split()]
@@ -392,7 +376,7 @@ _JSON = re.compile(
 
 
 def links(text: Text) -> Iterator[Dump]:
-    """`rdma link` (old and new forms, JSON) and ibdev2netdev: the interface of each device, and its state."""
+    """Read `rdma link` (old and new forms, JSON) and ibdev2netdev: the interface of each device, and its state."""
     matches = [*_LINK.finditer(text.whole), *_JSON.finditer(text.whole)]
     kind = "rdma link" if matches else "ibdev2netdev"
     matches = matches or [*_IBDEV.finditer(text.whole)]
@@ -421,7 +405,7 @@ _GID_ROW = re.compile(
 
 
 def gids(text: Text) -> Iterator[Dump]:
-    """show_gids. An empty table is an answer: typical of a pod whose network namespace has no RDMA address."""
+    """Read show_gids. An empty table is an answer: typical of a pod whose network namespace has no RDMA address."""
     tables: Dict[Tuple[str, int], List[Gid]] = {}
     own: Dict[str, str] = {}
     lines: Dict[str, Evidence] = {}
@@ -445,7 +429,7 @@ _INET = re.compile(r"^\s*inet6? ([0-9a-f.:]{2,40}(?:/\d+)?)", re.MULTILINE)
 
 
 def interfaces(text: Text) -> Iterator[Dump]:
-    """`ip addr`."""
+    """Read `ip addr`."""
     heads = [*_INTERFACE.finditer(text.whole)]
     found = []
     for head, end in text.sections(heads):
@@ -508,7 +492,7 @@ def nccl_file(text: Text) -> Iterator[Dump]:
 
 
 def _tags(text: str, start: int) -> Iterator[Tuple[str, Dict[str, str], List[Tuple[str, str]], bool, int]]:
-    """Each opening tag, with its attributes, what it stands in, whether it holds nothing, and its position."""
+    """Yield each opening tag, with its attributes, what it stands in, whether it holds nothing, and its position."""
     path: List[Tuple[str, str]] = []  # tag, busid or NUMA node
     for count, match in enumerate(_TAG.finditer(text, start)):
         closing, tag, rest, empty = match.groups()
@@ -530,17 +514,15 @@ _OPERATOR = re.compile(r"^\w+ \.+ \S*\[(?:YES|NO)\]\S* \.+ \S*\[(?:OKAY|NO)\]\S*
 
 
 def deepspeed(text: Text) -> Iterator[Dump]:
-    """ds_report: what `doctor --framework deepspeed` asks for on a live node."""
+    """Read ds_report: what `doctor --framework deepspeed` asks for on a live node."""
     fields: Dict[str, str] = dict(_DS_FIELD.findall(text.whole))
     first: Optional[re.Match[str]] = _OPERATOR.search(text.whole) or _DS_FIELD.search(text.whole)
     if first is None:
         return
     size = re.match(r"(\d{1,9}(?:\.\d{1,9})?) GB", fields.get("shared memory (/dev/shm) size", ""))
     limits = Limits(shm_bytes=int(float(size[1]) * (1 << 30)) if size else None)
-    modules = {
-        "torch": {"version": fields.get("torch version", "")},
-        "deepspeed": {"version": fields.get("deepspeed info", "").split(",")[0]},
-    }
+    versions = {"torch": fields.get("torch version", ""), "deepspeed": fields.get("deepspeed info", "").split(",")[0]}
+    modules = {name: {"version": version} for name, version in versions.items()}
     answers = FrameworkAnswers("deepspeed", "ds_report", {"modules": modules}, {"ds_report": text.whole})
     notes = tuple(f"{name}: {value}" for name, value in fields.items())
     lines = {"ds_report": text.at(first.start())}
@@ -567,9 +549,11 @@ READERS: Dict[Callable[[Text], Iterable[Dump]], Tuple[str, ...]] = {
 
 
 def read_dumps(text: str, file: str) -> Tuple[Dump, ...]:
-    """Every dump in this text; one that repeats another is left out."""
+    """Read every dump in this text; one that repeats another is left out."""
     found: Dict[str, Dump] = {}
-    for dump in islice(_read(Text(text[:MAX_BYTES])), MAX_DUMPS):
+    whole = Text(text[:MAX_BYTES])
+    fitting = (reader(whole) for reader, marks in READERS.items() if any(mark in whole.whole for mark in marks))
+    for dump in islice(chain.from_iterable(fitting), MAX_DUMPS):
         lines = {name: replace(line, file=file) for name, line in islice(dump.lines.items(), 2 * MAX_DEVICES)}
         dump = replace(dump, facts=_bounded(dump.facts))
         found.setdefault(f"{dump.kind} {dump.facts!r} {dump.notes}", replace(dump, file=file, lines=lines))
@@ -577,19 +561,13 @@ def read_dumps(text: str, file: str) -> Tuple[Dump, ...]:
 
 
 def _bounded(facts: Facts) -> Facts:
-    """No node has more: untrusted text must not cost time that grows with the square of its length."""
+    """Limit what one node can have: untrusted text must not cost time that grows with the square of its length."""
     rdma = tuple(replace(device, ports=device.ports[:MAX_PORTS]) for device in facts.rdma[:MAX_DEVICES])
     return replace(facts, gpus=facts.gpus[:MAX_DEVICES], rdma=rdma, interfaces=facts.interfaces[:MAX_DEVICES])
 
 
-def _read(text: Text) -> Iterator[Dump]:
-    for reader, marks in READERS.items():
-        if any(mark in text.whole for mark in marks):
-            yield from reader(text)
-
-
 def together(dumps: Iterable[Dump]) -> Dump:
-    """Several dumps of one node as one: each device as all of them describe it."""
+    """Combine several dumps of one node: each device as all of them describe it."""
     found: Dump = Dump("", Facts(""))
     for dump in dumps:
         facts = _merged(found.facts, dump.facts)
@@ -601,7 +579,7 @@ def together(dumps: Iterable[Dump]) -> Dump:
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """Records field by field, devices by their name or number; the first that knows something is believed."""
+    """Merge records field by field, devices by their name or number; the first that knows something is believed."""
     changes: Dict[str, Any] = {}
     for each in fields(one):
         mine, theirs = getattr(one, each.name), getattr(other, each.name)

@@ -182,7 +182,7 @@ class Limits:
 @dataclass(frozen=True)
 class Container:
     inside: Optional[bool] = None
-    runtime: Optional[str] = None  # as machine/container.py names it
+    runtime: Optional[str] = None  # as machine/gather.py names it
     image: Optional[str] = None
     image_arch: Optional[str] = None
 

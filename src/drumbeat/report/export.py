@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from typing import Iterator, List
+from typing import List
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.trackers import MODULES, open_tracker
@@ -22,23 +22,20 @@ def export(run: Run, where: str) -> List[str]:
         raise Problem(f"--export {where}: unknown", _PLACES)
     count = _csv(run, place) if kind == "csv" else _export(run, kind, place)
     if not count:
-        raise Problem(
-            f"{run.run_id} has no metrics: nothing was written", "docs/metrics.md says how a program reports some"
-        )
+        words = f"{run.run_id} has no metrics: nothing was written"
+        raise Problem(words, "docs/metrics.md says how a program reports some")
     return [f"{count:,} records of {run.run_id} written to {kind} {place}"]
 
 
-def metrics_in_order(run: Run) -> Iterator[Metric]:
+def _metrics_in_order(run: Run) -> List[Metric]:
     """Return the metrics of all nodes, by the lead's clock."""
     offsets = run.clock_offsets()
-    found = [
-        metric._replace(t=metric.t + offsets.get(node, 0.0)) for node in run.nodes() for metric in run.metrics(node)
-    ]
-    return iter(sorted(found, key=lambda metric: metric.t))
+    both = ((offsets.get(node, 0.0), metric) for node in run.nodes() for metric in run.metrics(node))
+    return sorted((metric._replace(t=metric.t + offset) for offset, metric in both), key=lambda metric: metric.t)
 
 
 def _csv(run: Run, path: str) -> int:
-    metrics = list(metrics_in_order(run))
+    metrics = _metrics_in_order(run)
     if not metrics:
         return 0
     more = sorted({name for metric in metrics for name in metric.more})
@@ -56,7 +53,7 @@ def _csv(run: Run, path: str) -> int:
 
 def _export(run: Run, kind: str, place: str) -> int:
     """Export the lowest rank's metrics: it reports what all ranks share."""
-    metrics = list(metrics_in_order(run))
+    metrics = _metrics_in_order(run)
     lowest = min((metric.rank for metric in metrics), default=0)
     metrics = [metric for metric in metrics if metric.rank == lowest and metric.step is not None and figures(metric)]
     if metrics:

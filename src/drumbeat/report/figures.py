@@ -8,7 +8,9 @@ from typing import Dict, List, Optional, Tuple
 from drumbeat.base.light_dataclass import dataclass
 
 Point = Tuple[float, float]  # seconds since the start, value
+Span = Tuple[int, int, float, float, float, int]  # first and last step, least, median, most, slowest rank
 LOSS, VALIDATION = "loss", "validation loss"  # titles of curves that share a chart
+PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 NOT_RECORDED = "how it ended is not recorded"  # the outcome of a log
 
 
@@ -84,9 +86,7 @@ class Steps:
     least: float
     median: float
     most: float
-    spans: Tuple[
-        Tuple[int, int, float, float, float, int], ...
-    ]  # first and last step, least, median, most, slowest rank
+    spans: Tuple[Span, ...]
     slowest: Optional[int] = None
     first: int = 0  # to
     last: int = 0  # it stands out in these steps,
@@ -189,9 +189,7 @@ class Figures:
     notes: Tuple[Note, ...] = ()
     setting: Setting = field(default_factory=Setting)
     curves: Dict[str, List[Point]] = field(default_factory=dict)  # title with its unit -> points
-    steps_at: List[Point] = field(
-        default_factory=list
-    )  # seconds as those of the curves, step made then; empty: not known
+    steps_at: List[Point] = field(default_factory=list)  # seconds as in the curves, step made then; empty: not known
 
     @property
     def size(self) -> Optional[int]:

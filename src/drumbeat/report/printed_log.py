@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import statistics
+from itertools import takewhile
 from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.printed import Reader
-from drumbeat.report.figures import NOT_RECORDED, Figures, Phases, Setting, Speed
+from drumbeat.report.figures import NOT_RECORDED, PER, Figures, Phases, Setting, Speed
 from drumbeat.report.intervals import error_of_mean, quantile
 from drumbeat.report.setting import precision_in
 from drumbeat.runfolder.lines import trend
 
 _CHUNK = 1 << 20
 _LARGEST = 2 << 30  # bytes
-_PER = (" per device", " per rank")
 
 
 def figures_of_log(path: str) -> Figures:
@@ -33,19 +33,16 @@ def figures_of_log(path: str) -> Figures:
             unit = record.get("unit", unit)
         for name in ("loss", "accuracy", "step_time"):
             if isinstance(record.get(name), float) and kind in ("step", "validation"):
-                values.setdefault("validation" if (kind, name) == ("validation", "loss") else name, []).append(
-                    record[name]
-                )
+                own = "validation" if (kind, name) == ("validation", "loss") else name
+                values.setdefault(own, []).append(record[name])
         for name in ("step", "steps"):
             if kind == "step" and isinstance(record.get(name), int):
                 ends[name], ends["step_is"] = record[name], record.get("step_is", "")
         if "target_reached" in record:
             ends["target_reached"] = record["target_reached"]
     if not values and not ends and not _not_finite(records, "step"):
-        raise Problem(
-            f"{path}: has no line with a metric that drumbeat knows",
-            "docs/metrics.md says which lines are read; a run folder works too",
-        )
+        fix = "docs/metrics.md says which lines are read; a run folder works too"
+        raise Problem(f"{path}: has no line with a metric that drumbeat knows", fix)
     nodes, gpus = ends.get("nodes"), _gpus(ends)
     speed = _speed(values, ends, unit, gpus)
     steps = values.get("step_time")
@@ -108,7 +105,7 @@ def _speed(values: Dict[str, List[float]], ends: Dict[str, Any], unit: str, gpus
             return None
         rates, unit = [1 / each for each in times], f"{ends.get('step_is') or 'step'}s/s"
     factor, how = 1, "the program's own summary" if "rate" in ends else "mean of what the program prints"
-    for words in _PER:
+    for words in PER:
         if unit.endswith(words) and gpus:
             factor, unit = gpus, unit[: -len(words)]
             how = f"the program's own figure{words}, times {gpus}"
@@ -123,15 +120,11 @@ def _speed(values: Dict[str, List[float]], ends: Dict[str, Any], unit: str, gpus
 def _not_finite(records: List[Dict[str, Any]], kind: str) -> str:
     """Return the last loss if it is nan or infinite (a string: JSON has neither), and the first step from which it was."""
     losses = [record for record in records if record["kind"] == kind and "loss" in record]
-    if not losses or not isinstance(losses[-1]["loss"], str):
+    bad = list(takewhile(lambda record: isinstance(record["loss"], str), reversed(losses)))
+    if not bad:
         return ""
-    first = losses[-1]
-    for record in reversed(losses):
-        if not isinstance(record["loss"], str):
-            break
-        first = record
-    since = f" since step {first['step']}" if isinstance(first.get("step"), int) else ""
-    return f"{losses[-1]['loss']}{since}"
+    since = f" since step {bad[-1]['step']}" if isinstance(bad[-1].get("step"), int) else ""
+    return f"{bad[0]['loss']}{since}"
 
 
 def _both(values: Optional[List[float]]) -> Optional[Tuple[float, float]]:

@@ -10,9 +10,9 @@ from typing import Collection, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.ranges import named_ranks, numbers
 from drumbeat.findings.model import Finding, shown
-from drumbeat.runfolder.ledger import TRAINING, UNKNOWN
 from drumbeat.runfolder.progress import AS_PRINTED, Progress
 from drumbeat.runfolder.run import Log, Run, lost_spares
+from drumbeat.runfolder.state import TRAINING, UNKNOWN
 from drumbeat.runfolder.summary import Affected, Summary
 
 # Current use of a run's GPUs: one line for `status`.

@@ -105,7 +105,7 @@ class TokenSettings(Settings):
 
 
 def fill(kind: Type[T], texts: List[str]) -> T:
-    """`["steps=20", "lr=1e-3"]` -> settings; an unknown key or a wrong value is one clear line."""
+    """Turn `["steps=20", "lr=1e-3"]` into settings; an unknown key or a wrong value is refused in one line."""
     kinds = get_type_hints(kind)
     known = [f.name for f in dataclasses.fields(kind)]
     values = {}

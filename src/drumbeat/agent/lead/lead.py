@@ -292,13 +292,11 @@ class Lead:
     members: Dict[int, Member] = field(default_factory=dict)
     attempts: List[Attempt] = field(default_factory=list)
     history: List[Outcome] = field(default_factory=list)
-    phase: str = (
-        "muster"  # muster, trying (do members reach each other), running, stopping, waiting (for the next), ended
-    )
+    # muster, trying (do members reach each other), running, stopping, waiting (for the next), ended
+    phase: str = "muster"
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
-    answers: Dict[int, Dict[str, str]] = field(
-        default_factory=dict
-    )  # member -> subnets that do not lead to its partner
+    # member -> subnets that do not lead to its partner
+    answers: Dict[int, Dict[str, str]] = field(default_factory=dict)
     requests: StopRequests = field(default_factory=StopRequests)
     held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when it is passed on to the ranks
     grace: float = 0.0  # seconds that the ranks which are being ended were given
@@ -311,9 +309,8 @@ class Lead:
     requeues: int = 0  # how often drumbeat has queued this job again before, as far as it counts
     first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
-    port_taken: Callable[[], bool] = lambda: (
-        False
-    )  # whether somebody else has the port that the last attempt's ranks got
+    # whether somebody else has the port that the last attempt's ranks got
+    port_taken: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.muster = Muster(self.order, self.members)
@@ -481,9 +478,8 @@ class Lead:
                 "node-lost", node=number, host=member.host, why=why, evidence=[why]
             )
             with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
-            if (
-                silent or self.held
-            ):  # perhaps somebody has asked the run to stop: then its ranks have their time to save
+            # perhaps somebody has asked the run to stop: then its ranks have their time to save
+            if silent or self.held:
                 with_signal, grace = self.order.stop_signal, self.order.stop_grace
             acts += self._stop_ranks("a node was lost", with_signal, grace)
         return acts + (self._conclude(now) if attempt.is_over else [])

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import FAILED, UNKNOWN, Backend, Request, Status
@@ -174,10 +175,8 @@ class PodFiles:
         lead = [source for source in self.found if not source.under]
         for source in lead:
             source.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')  # it may go now
-        try:
+        with suppress(Problem):  # the job stays until its time is over
             remove(self.job.cluster, self.job.name)
-        except Problem:
-            pass  # the job stays until its time is over
 
     def _name_end(self) -> None:
         """Record the exit code of a lead that left no summary, and what the cluster says of the pods: nothing else is

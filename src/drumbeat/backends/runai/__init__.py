@@ -11,6 +11,7 @@ import secrets
 import shlex
 import subprocess
 import time
+from contextlib import suppress
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import __version__
@@ -27,7 +28,7 @@ from drumbeat.base.redact import printable
 from drumbeat.base.regex import regex
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.payload import packed
-from drumbeat.jobfile.fields import parse_duration
+from drumbeat.jobfile.check import parse_duration
 from drumbeat.jobfile.site import load_site
 from drumbeat.runfolder.files import replace
 from drumbeat.runfolder.layout import RunFolder
@@ -341,10 +342,8 @@ class RunaiPodFiles:
         """Remove everything from Run:ai: the run has ended and all its files are here."""
         lead = self._exchange(client.pods_of(self.job.name, self.order.nodes)[0], 0)
         lead(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')
-        try:
+        with suppress(Problem):  # it stays until somebody deletes it
             self.job.remove()
-        except Problem:
-            pass  # it stays until somebody deletes it
 
 
 def _part_of_a_node(order: Order) -> List[str]:

@@ -86,9 +86,8 @@ class Slurm(Backend):
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         script = os.path.join(request.order.folder, SCRIPT)
-        replace(
-            script, request.text
-        )  # for the reader: sbatch gets the text itself, which nobody can have changed meanwhile
+        # for the reader: sbatch gets the text itself, which nobody can have changed meanwhile
+        replace(script, request.text)
         env = client.sbatch_environment(environ, tuple(self.exported.values()))
         handle = client.submit(request.text, env, [node.host for node in request.order.resources.avoided])
         hopeless = client.hopeless(handle, environ)

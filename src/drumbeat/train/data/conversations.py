@@ -32,9 +32,8 @@ def lines_of(folder: str) -> Iterator[Mapping[str, Any]]:
             try:
                 import pyarrow.parquet as parquet
             except ImportError:
-                raise Refusal(
-                    f"{path}: reading parquet needs pyarrow", "pip install pyarrow, or give .jsonl files"
-                ) from None
+                what = f"{path}: reading parquet needs pyarrow"
+                raise Refusal(what, "pip install pyarrow, or give .jsonl files") from None
             for batch in parquet.ParquetFile(path).iter_batches():
                 for row in batch.to_pylist():  # a column that a row has no value in is None
                     yield {name: value for name, value in row.items() if value is not None}
@@ -68,8 +67,8 @@ def document(row: Mapping[str, Any], tokenizer: Any) -> Document:
 
 
 def conversation(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Document:
-    """By the tokenizer's chat template. What a template adds to a conversation with an assistant's answer, beyond the prompt for
-    one, is that answer."""
+    """Tokenise by the tokenizer's chat template. What a template adds to a conversation with an assistant's answer, beyond
+    the prompt for one, is that answer."""
     if not getattr(tokenizer, "chat_template", None):
         raise Refusal("the tokenizer has no chat template", "give rows with prompt and completion, or text")
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Dict, Iterator, List
 
 import torch
 
-from drumbeat.train.checkpoint.generators import seed_generators
+from drumbeat.train.checkpoint.state import seed_generators
 from drumbeat.train.data.conversations import Document, Mixture, NamedStream, Packed, document, lines_of, named
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.loop import Result, train
@@ -63,9 +63,8 @@ def samples(settings: FinetuneSettings, tokenizer: Any, kept: bool) -> Samples:
         try:
             weights.append(float(weight))
         except ValueError:
-            raise Refusal(
-                f"data={text} cannot be read", "write FOLDER, or FOLDER:WEIGHT with a comma between"
-            ) from None
+            what = f"data={text} cannot be read"
+            raise Refusal(what, "write FOLDER, or FOLDER:WEIGHT with a comma between") from None
         documents: List[Document] = []
         for i, row in enumerate(lines_of(os.path.expanduser(folder))):
             if bool(settings.validation and i % _KEPT == _KEPT - 1) == kept:
