@@ -8,7 +8,7 @@ from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence,
 
 from drumbeat.base.problem import Problem
 from drumbeat.base.redact import is_secret, redact
-from drumbeat.commands.interpret import Event, Shell, Started, options_at
+from drumbeat.commands.interpret import Event, Shell, Started, Trap, options_at
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
@@ -314,6 +314,8 @@ def _traps(draft: Draft, batch: Shell) -> None:
             if found:
                 number = found["name"] or "TERM"
                 stop_with(draft, signal.Signals(int(number)).name[3:] if number.isdigit() else number)
+        if _on_end(draft, trap, acts):
+            continue
         for each in acts:
             if re.search(r"\bscontrol\s.*requeue|\bsbatch\b", each.text):
                 draft.question(each.line, each.text, _COMES_BACK)
@@ -324,6 +326,22 @@ def _traps(draft: Draft, batch: Shell) -> None:
     if draft.notice and draft.notice.batch and not handled:
         given = f"{draft.notice.signal} for the batch script, nothing for the ranks"
         draft.differences.append(Difference("before the time limit", given, draft.keys.get("stop-signal", "TERM")))
+
+
+_REPORTS = re.compile(r"[\w./-]+(?: (?:-[\w=-]+|/[\w./-]+|\"?\$\{?SLURM_\w+\}?\"?))*")
+
+
+def _on_end(draft: Draft, trap: Trap, acts: Sequence[Event]) -> bool:
+    """Write `on-end` for what the script does when it ends, if that needs only the job's number and no folder of its own."""
+    if trap.signals != ("EXIT",) or not acts or {"container", "on-end"} & set(draft.keys):
+        return False
+    if not all(_REPORTS.fullmatch(each.text) for each in acts):
+        return False
+    text = "; ".join(re.sub(r"\$\{(\w+)\}", r"$\1", each.text) for each in acts)
+    draft.set("on-end", ["bash", "-c", text], trap.line)
+    draft.carried |= {each.line for each in acts}
+    draft.question(trap.line, trap.text, "on-end does it on the first node, and has 15 s", advice=True)
+    return True
 
 
 def _check_sourced(draft: Draft, launch: Launch, line: int, words: str, used: Set[str]) -> None:

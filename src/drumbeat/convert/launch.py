@@ -558,25 +558,7 @@ def _shell(draft: Draft, launch: Launch, started: Started) -> bool:
     return True
 
 
-_NOT_STARTED = frozenset(
-    (
-        "module",
-        "ml",
-        "conda",
-        "mamba",
-        "ulimit",
-        "umask",
-        "source",
-        "set",
-        "trap",
-        "hostname",
-        "date",
-        "sleep",
-        "continue",
-        "break",
-        "sbatch",
-    )
-)
+_NOT_STARTED = _each("module ml conda mamba ulimit umask source set trap hostname date sleep continue break sbatch", "")
 
 
 def _anything(words: List[str]) -> bool:
