@@ -129,7 +129,7 @@ def test_a_variable_that_is_set_again_after_unset_reaches_the_ranks():
 
 def test_a_secret_of_the_command_is_handed_on_by_name():
     text = script("export API_TOKEN=5241590000000000", "srun python t.py --key $API_TOKEN")
-    assert "524159" not in job_file(convert(text), "x") and "--key $API_TOKEN" in job_file(convert(text), "x")
+    assert "524159" not in job_file(convert(text), "x") and "--key $${API_TOKEN}" in job_file(convert(text), "x")
     assert job_from_text(job_file(convert(text), "x")).env == {"API_TOKEN": None}
 
 
@@ -145,3 +145,24 @@ def test_what_only_reports_at_the_end_is_on_end():
     assert job(text).on_end == ("bash", "-c", "seff $$SLURM_JOB_ID") and not convert(text).to_check
     asked = convert(script("trap 'rm -rf scratch' EXIT", "python t.py"))
     assert [note.text for note in asked.to_check] == ["rm -rf scratch"] and "on-end" not in asked.keys
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["run() { srun python p.py $1; }\nrun 8 && run 4", "if ! srun python check.py; then exit 1; fi",
+     "srun python p.py || { echo failed; exit 3; }", "(cd x && srun python sub.py)"],
+)  # fmt: skip
+def test_a_step_stays_in_the_statement_that_it_is_part_of(statement):
+    draft = convert(script("set -e", statement, "srun python t.py", sbatch=("--nodes=2",)))
+    assert statement in "\n".join(draft.on_start) and "\n".join(draft.on_start).count("srun") == 1
+    assert draft.keys["command"] == ["python", "t.py"] and not draft.differences
+
+
+def test_a_training_in_a_subshell_or_a_condition():
+    draft = convert(script("(cd x && srun python t.py)", sbatch=("--nodes=2",)))
+    assert (draft.keys["workdir"], draft.keys["command"]) == ("x", ["python", "t.py"]) and not draft.differences
+    draft = convert(script("if srun python t.py; then cp out /x; else touch FAILED; fi", sbatch=("--nodes=2",)))
+    assert draft.keys["command"] == ["python", "t.py"] and {note.text for note in draft.to_check} == {
+        "cp out /x",
+        "touch FAILED",
+    }

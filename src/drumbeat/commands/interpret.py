@@ -52,7 +52,7 @@ class Variable(NamedTuple):
 @dataclass
 class Event:
     """One statement. `kind`: assign, export, cd, print (nothing to keep), started (asked for by
-    the caller), shell (changes the shell), once (all else)."""
+    the caller), shell (changes the shell), part (of another one that is kept whole), once (all else)."""
 
     kind: str
     line: int
@@ -63,6 +63,7 @@ class Event:
     words: Tuple[str, ...] = ()
     soft: bool = False  # shell: brings an environment, and leaves the script's own variables alone
     starts: Sequence[Started] = ()  # what the caller asked for, inside a statement that is kept as it stands
+    around: str = ""  # the list or condition that it is part of, where that starts something
 
 
 class Statement(NamedTuple):
@@ -467,9 +468,18 @@ class Shell:
         return result
 
     def _subshell(self, node: Node) -> Optional[bool]:
-        started = len(self.started)
-        self._look_inside(*_bodies(node))
-        if len(self.started) == started:
+        before, events, started = self._apart(), len(self.events), len(self.started)
+        try:
+            for body in _bodies(node):
+                self._body(body)
+        except (_Exit, _Return):
+            pass
+        found = len(self.started) > started
+        kept = self.events if found else self.events[:events]
+        self.__dict__.update({**before.__dict__, "events": kept, "started": self.started, "words": self.words})
+        if found:
+            self._part_of(node, events)
+        else:
             self._keep(node)
         return None
 
@@ -523,7 +533,14 @@ class Shell:
             taken = result is not False
             if (joint == "&&") == taken:
                 result = self._command(node.bodies[place + 1][0])
+        if len(self.started) > started:
+            self._part_of(node, events)
         return result
+
+    def _part_of(self, node: Node, events: int) -> None:
+        """Remember the whole statement with each of its events, of which it decides which one follows which."""
+        for event in self.events[events:]:
+            event.around = self._written(node)
 
     def _if(self, node: Node) -> Optional[bool]:
         before, events = self._apart(), len(self.events)
@@ -532,7 +549,10 @@ class Shell:
             started, defaults = len(self.started), set(self.defaults)
             result = self._body(condition)
             if len(self.started) > started:
+                for rest in node.bodies[1:]:
+                    self.events += self.effects(self.text[rest[0].start : rest[-1].end], rest[0].line) if rest else []
                 self._look_inside(*node.bodies[1:])
+                self._part_of(node, events)
                 return None
             fresh = set(self.defaults) - defaults
             if result and fresh and _ends(body):  # it does not go on without them
@@ -622,11 +642,12 @@ class Shell:
             for each in trial.started:
                 each.certain = False
         if decided or trial.started:
+            result = None if trial.started else True
             self.started += trial.started
             self.__dict__.update(
                 {**trial.__dict__, "started": self.started, "certain": self.certain, "words": self.words}
             )
-            return True
+            return result
         self._keep(node, trial)
         return None
 

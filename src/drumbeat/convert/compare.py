@@ -8,7 +8,7 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequenc
 from drumbeat.base.problem import Problem
 from drumbeat.commands.interpret import Shell, Variable
 from drumbeat.commands.launch import find_launcher, runs_text
-from drumbeat.commands.values import MARK, SUBMIT, Marks, Unknown, whole_marks
+from drumbeat.commands.values import JOB, MARK, SUBMIT, Marks, Unknown, whole_marks
 from drumbeat.convert.draft import Difference
 from drumbeat.convert.job_shell import JobShell
 from drumbeat.convert.launch import (
@@ -61,7 +61,8 @@ def from_job(job: Job, marks: Marks, launch: Launch, known: Mapping[str, str]) -
     shell.cwd, shell.foreign = workdir, launch.shell.foreign
     shell.variables = _handed_on(batch, launch)
     for name, value in job.env.items():
-        shell.variables[name] = Variable(_expanded(value, marks) if value is not None else f"pass {name}", True)
+        passed = marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,))))
+        shell.variables[name] = Variable(_expanded(value, marks) if value is not None else passed, True)
     shell.run(job.setup)
     words, variables = [_expanded(word, marks) for word in job.command], shell.variables
     if launch.whole is not None:

@@ -12,7 +12,7 @@ from drumbeat.commands.interpret import Event, Shell, Started, Trap, options_at
 from drumbeat.commands.program import read_script
 from drumbeat.commands.script import Script, foreign_directives, read
 from drumbeat.commands.syntax import names_read
-from drumbeat.commands.values import SUBMIT, Unknown, at_submission, without_marks
+from drumbeat.commands.values import JOB, SUBMIT, Unknown, at_submission, without_marks
 from drumbeat.convert.compare import Reached, absolute, differences, from_job, from_script, world, world_of_job
 from drumbeat.convert.directives import (
     exported,
@@ -153,7 +153,7 @@ def _chosen(draft: Draft, batch: Shell) -> Optional[Started]:
     seen = [(chosen.line, list(map(draft.marks.resolved, chosen.words)))]
     for other in batch.started:
         if other.before < chosen.before + (not other.certain) and chosen.certain and not other.background:
-            _run_before(other, batch)
+            _run_before(other, batch, chosen)
             if unwrapped(other.words)[0].rsplit("/", 1)[-1] in STARTERS or ranks_of_launchers([other], 1):
                 why = "a step before the last one: on-start runs it, and drumbeat watches only the last"
                 draft.question(other.line, other.text, why, advice=True)
@@ -192,7 +192,7 @@ def _whole(chosen: Started, batch: Shell, draft: Draft) -> Optional[Started]:
         draft.set("launcher", "once", first.line)  # each launcher starts as many ranks as it is asked for
     for other in batch.started:
         if other.before < first.events:
-            _run_before(other, batch)
+            _run_before(other, batch, chosen)
     del batch.events[first.events :]
     said = f"all from line {first.line} on"
     return Started(first.line, ["bash", "-c", text], first.variables, first.cwd, first.events, True, said, whole=True)
@@ -209,9 +209,21 @@ def _is_event(started: Started, batch: Shell) -> bool:
     return any(each.line == started.line and each.words in ((), tuple(started.words)) for each in events)
 
 
-def _run_before(started: Started, batch: Shell) -> None:
-    if _is_event(started, batch):
-        batch.events[started.before].kind = "once"
+def _run_before(started: Started, batch: Shell, chosen: Started) -> None:
+    """Let on-start run it, with the list or condition that it is part of if the training is no part of that."""
+    if not _is_event(started, batch):
+        return
+    event = batch.events[started.before]
+    if event.kind == "part":
+        return
+    if not event.around or chosen.text in event.around:
+        event.kind = "once"
+        return
+    for other in batch.events:
+        if other is not event and other.around == event.around:
+            event.writes, other.kind, other.around = event.writes | other.writes, "part", ""
+    event.kind, event.text, event.reads = "once", event.around, batch._reads(event.around)
+    event.around = ""
 
 
 def _program(started: Started) -> str:
@@ -287,7 +299,7 @@ def _secrets(draft: Draft, launch: Launch) -> None:
             and not marks.kind(value)
             and is_secret(name, value)
         ):
-            mark = marks.mark(Unknown(f"${{{name}}}", SUBMIT, frozenset((name,))))
+            mark = marks.mark(Unknown(f"${{{name}}}", JOB, frozenset((name,))))
             launch.words = [word.replace(value, mark) for word in launch.words]
             launch.in_rank = [word.replace(value, mark) for word in launch.in_rank]
 
@@ -598,12 +610,18 @@ def _compare_steps(draft: Draft, launch: Launch, batch: Shell, chosen: Started, 
     if launch.whole is not None:
         return
     of_job = [list(map(draft.marks.resolved, each)) for each in here.before]
+    of_script = [list(map(draft.marks.resolved, each.words)) for each in batch.started]
     told = {each.what for each in draft.differences}
     for each in batch.started:
         words = list(map(draft.marks.resolved, each.words))
         seen = of_job.count(words)
         if each is chosen and seen:
             draft.differences.append(Difference(f"line {each.line}", "started once", "started by on-start too"))
+        elif each is not chosen and seen > of_script.count(words):
+            found = Difference(
+                f"line {each.line}", f"started {of_script.count(words)} times", f"{seen} times by on-start"
+            )
+            draft.differences += [found] if found not in draft.differences else []
         elif each is not chosen and not seen and f"line {each.line}" not in told and each.line != chosen.line:
             draft.differences.append(
                 Difference(f"line {each.line}", draft.marks.shown(" ".join(each.words)), "not started")

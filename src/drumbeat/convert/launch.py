@@ -194,7 +194,8 @@ def peel(draft: Draft, started: Started, batch: Shell) -> Launch:
         elif unwrapped(launch.words) != launch.words:
             inner = unwrapped(launch.words)
             around = " ".join(launch.words[: -len(inner)])
-            draft.drop(launch.line, around, f"stands around {inner[0]}, whose place drumbeat takes")
+            fate = "" if "timeout" in around else f"stands around {inner[0]}, whose place drumbeat takes"
+            _other_option(draft, launch, around, fate)
             launch.words = inner
         else:
             break

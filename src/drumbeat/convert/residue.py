@@ -147,7 +147,7 @@ class _Residue:
         for place in range(len(self.launch.events) - 1, -1, -1):
             event = self.launch.events[place]
             ours = self.once and place < self.launch.outside  # written down with all that it needs
-            if event.kind in ("print", "started"):
+            if event.kind in ("print", "started", "part"):
                 continue
             if event.kind in ("assign", "export"):
                 names = event.writes & needed - {name for name, value in self.draft.env.items() if value == "pass"}
