@@ -129,7 +129,7 @@ def test_a_variable_that_is_set_again_after_unset_reaches_the_ranks():
 
 def test_a_secret_of_the_command_is_handed_on_by_name():
     text = script("export API_TOKEN=5241590000000000", "srun python t.py --key $API_TOKEN")
-    assert "524159" not in job_file(convert(text), "x") and "--key $${API_TOKEN}" in job_file(convert(text), "x")
+    assert "524159" not in job_file(convert(text), "x") and '--key "$${API_TOKEN}"' in job_file(convert(text), "x")
     assert job_from_text(job_file(convert(text), "x")).env == {"API_TOKEN": None}
 
 
