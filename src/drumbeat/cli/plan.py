@@ -110,7 +110,8 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
     if args.json:
         print_json({"order": order, "decided here": [*order.env, *exported], "nodes": []})
         return 0
-    print("\n".join(_headline(order)))
+    print("\n".join([*_headline(order), *_gpus_requested(order)]))
+    warn(order)
     print("\n".join(desk_lines(order, exported, _width())))
     return 0
 
@@ -185,6 +186,15 @@ def _headline(order: Any) -> List[str]:
         said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
         lines.append(f"replaced  {said}: each node gets its own from the muster")
     return [part for line in lines for part in wrapped(line, _width())]
+
+
+def _gpus_requested(order: Any) -> List[str]:
+    from drumbeat import backends
+
+    if backends.get(order.backend).takes_hosts:
+        return []
+    count = order.resources.gpus
+    return [f"GPUs      {count} per node requested" if count else "GPUs      none requested"]
 
 
 def _width() -> int:

@@ -101,6 +101,11 @@ def state_of(run: Run, now: Optional[float] = None, parts: Optional[Mapping[int,
     )  # fmt: skip
 
 
+def with_ranks(run: Run, state: State) -> State:
+    """Add the ranks of a run that has ended, for which the events of all its nodes are read."""
+    return state if state.goes_on else replace(state, ranks=run.ranks())
+
+
 def _elapsed(run: Run, state: str, now: float) -> Optional[float]:
     started = [event.t for event in run.run_events() if isinstance(event, kinds.RunStarted)]
     if state == "running" and started:
