@@ -38,8 +38,7 @@ def figures_of_log(path: str) -> Figures:
     ends: Dict[str, Any] = {}
     rates: List[float] = []
     times: List[float] = []
-    timed = StatedRates()  # the speed of a program that prints only how long a step took
-    unit = ""
+    unit, stated, timed = "", StatedRates(), StatedRates()
     for metric in metrics:
         progress.add(metric)
         if metric.kind == "summary":
@@ -48,6 +47,7 @@ def figures_of_log(path: str) -> Figures:
             unit = metric.unit or unit
         elif metric.kind in ("step", "throughput") and metric.rate is not None:
             rates.append(metric.rate)
+            stated.add_rate(metric.rate, metric.step)
             unit = metric.unit
         took = metric.more.get("step_time")
         if metric.kind == "step" and isinstance(took, float) and took > 0:
@@ -61,6 +61,9 @@ def figures_of_log(path: str) -> Figures:
             "docs/metrics.md says which lines are read; a run folder works too",
         )
     gpus = _gpus(ends)
+    if not (rates or "rate" in ends):
+        rates, stated, unit = [1 / each for each in times], timed, f"{progress.step_is or 'step'}s/s"
+    has_speed = (rates or "rate" in ends) and (trained or ends or _all_ranks(unit))
     numbered = [(at, metric) for at, metric in enumerate(metrics) if metric.step is not None and metric.kind == "step"]
     return Figures(
         name=os.path.basename(path),
@@ -82,7 +85,7 @@ def figures_of_log(path: str) -> Figures:
         validation_not_finite=progress.validation_not_finite,
         accuracy=progress.accuracy,
         target_reached=progress.target_reached,
-        speed=_speed(rates, times, timed, ends, unit, gpus, progress) if trained or ends or _all_ranks(unit) else None,
+        speed=_speed(rates, ends, stated, unit, gpus) if has_speed else None,
         no_utilisation="FLOPs are not in the output",
         phases=Phases(step=1e3 * statistics.fmean(times) if times else None),
         setting=Setting(precision=precision_in(_head(path))),
@@ -139,27 +142,14 @@ def _gpus(ends: Dict[str, Any]) -> Optional[int]:
     return int(both[0] * both[1]) if both[0] and both[1] else None
 
 
-def _speed(
-    rates: List[float],
-    times: List[float],
-    timed: StatedRates,
-    ends: Dict[str, Any],
-    unit: str,
-    gpus: Optional[int],
-    progress: Progress,
-) -> Optional[Speed]:
-    mean = progress.stated.mean if rates else timed.mean
-    if not rates and "rate" not in ends:
-        if not times:
-            return None
-        rates, unit = [1 / each for each in times], f"{progress.step_is or 'step'}s/s"
+def _speed(rates: List[float], ends: Dict[str, Any], stated: StatedRates, unit: str, gpus: Optional[int]) -> Speed:
     factor, how = 1, OWN_SUMMARY if "rate" in ends else MEAN_STATED
     for words in PER:
         if unit.endswith(words) and gpus:
             factor, unit = gpus, unit[: -len(words)]
             how = f"the program's own figure{words}, times {gpus}"
     rates = [rate * factor for rate in rates]
-    value = factor * ends.get("rate", mean)
+    value = factor * ends.get("rate", stated.mean)
     if not rates:
         return Speed(value, unit, how)
     low, high = quantile(rates, 0.1), quantile(rates, 0.9)
