@@ -82,6 +82,7 @@ def run(args: Any) -> int:
 
 def _render(args: Any) -> int:
     from drumbeat import backends
+    from drumbeat.backends.contract import Unreachable
     from drumbeat.base.order import dump_order
     from drumbeat.desk.start.submit import queued_order
     from drumbeat.jobfile.flags import load_job
@@ -90,7 +91,15 @@ def _render(args: Any) -> int:
     warn(order)
     if args.save:
         write_file(args.save, dump_order(order))
-    request = backends.get(order.backend).render(order)
+    backend = backends.get(order.backend)
+    try:
+        request = backend.render(order)
+    except Unreachable as unreachable:
+        request = backend.draft(order, unreachable)
+        print(
+            f"drumbeat plan: {backend.title} was not asked ({unreachable.what}): submit may render it otherwise",
+            file=sys.stderr,
+        )
     if order.backend == "local" and not args.json:
         print(
             "drumbeat plan: no scheduler here; this is the order that submit would start on this machine",

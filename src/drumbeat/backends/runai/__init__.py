@@ -14,7 +14,7 @@ import time
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import __version__
-from drumbeat.backends.contract import QUEUED, Backend, Request, Status, parse_handle
+from drumbeat.backends.contract import QUEUED, Backend, Request, Status, Unreachable, parse_handle
 from drumbeat.backends.kubernetes.client import Cluster
 from drumbeat.backends.kubernetes.pod import FETCHED, node_script, python_of
 from drumbeat.backends.kubernetes.submit import check as check_pod
@@ -147,6 +147,15 @@ class RunAi(Backend):
         return said
 
     def render(self, order: Order) -> Request:
+        self._check_pods(order)
+        cli, why = client.find_cli(os.environ)
+        return render(order, client.with_flags(cli, os.environ), why)
+
+    def draft(self, order: Order, unreachable: Unreachable) -> Request:
+        self._check_pods(order)
+        return render(order, client.CLI_2, f"not asked, CLI 2 is assumed: {unreachable.what}")
+
+    def _check_pods(self, order: Order) -> None:
         check_pod(order)
         if order.code == "sync":
             raise Problem(
@@ -158,8 +167,6 @@ class RunAi(Backend):
                 "a function is not sent to pods of Run:ai: a secret that its pods read has no room for it",
                 "put it into a script on a claim or in the image, and submit the script as the job's command",
             )
-        cli, why = client.find_cli(os.environ)
-        return render(order, client.with_flags(cli, os.environ), why)
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
         return f"runai://{order.resources.account}/{object_name(order.run_id)}"
