@@ -87,7 +87,9 @@ def _dumps(args: Any) -> Judged:
     from drumbeat.logs.read.pasted_jobs import read_pasted_jobs
     from drumbeat.machine.dumps import read
 
-    found, jobs, unread = [], [], []
+    found: List[Any] = []
+    jobs: List[Any] = []
+    unread: List[Any] = []
     sources = find(args.dumps)
     for source in sources.files:
         text = short_text(source)

@@ -67,6 +67,7 @@ def run(args: Any) -> int:
             "this machine is not a node of the job, so the changes there are unknown", "add --root or --from-run"
         )
     if ready.away:
+        warn(order)
         return _print_away(args, order, ready.facts[0])
     plans = [judged_plan(order, each, ready.peers, node) for node, each in enumerate(ready.facts)]
     if args.against is not None:
@@ -179,7 +180,7 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 def _headline(order: Any) -> List[str]:
     from drumbeat.plan.argv import replaced_flags
-    from drumbeat.plan.show import wrapped
+    from drumbeat.plan.show import request_words, wrapped
 
     kind = "emulated node" if order.nodes_emulated else "node"
     nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
@@ -193,6 +194,7 @@ def _headline(order: Any) -> List[str]:
     if replaced:
         said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
         lines.append(f"replaced  {said}: each node gets its own from the muster")
+    lines += [f"{name:<9} {words}" for name, words in request_words(order).items()]
     return [part for line in lines for part in wrapped(line, _width())]
 
 

@@ -10,7 +10,8 @@ from drumbeat.doctor.case import find
 from drumbeat.doctor.examine import examine
 from drumbeat.doctor.software import check_report, operators
 from drumbeat.findings.model import OK, Evidence, Finding, PastedDump
-from drumbeat.machine.dumps import Dump, together
+from drumbeat.machine.dumps import together
+from drumbeat.machine.dumps.text import Dump
 from drumbeat.machine.model import Facts, Gpu, RdmaDevice
 from drumbeat.machine.topology import distance, nearest
 from drumbeat.plan.network import candidates, ipv4_of, usable_gids
@@ -59,7 +60,8 @@ def _sources(dumps: Sequence[Dump]) -> Iterator[Tuple[Finding, Sequence[Dump]]]:
     if len(dumps) == 1:
         yield from ((finding, dumps) for finding in found)
         return
-    alone, without = [_titles(dump) for dump in dumps], []
+    alone = [_titles(dump) for dump in dumps]
+    without: List[Set[Tuple[str, str]]] = []
     for finding in found:
         this = (finding.code, finding.title)
         sources = [dump for dump, shown in zip(dumps, alone) if this in shown]

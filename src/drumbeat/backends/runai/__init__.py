@@ -129,7 +129,8 @@ class RunAi(Backend):
             raise Problem(f"{where('partition')}: {order.resources.partition[:80]!r} cannot be the name of a node pool")
         for option in order.resources.options:
             if not option.text.startswith("-") or not option.text.isprintable():
-                raise Problem(f"{where('submit-options')}: {option.text[:80]!r} is not an option of runai")
+                place = option.place or where("submit-options")
+                raise Problem(f"{place}: {option.text[:80]!r} is not an option of runai")
 
     def notes(self, order: Order) -> List[str]:
         said = [*_part_of_a_node(order)]
