@@ -12,7 +12,10 @@ from drumbeat.findings.model import Evidence
 from drumbeat.machine.frameworks import FrameworkAnswers
 from drumbeat.machine.model import Facts
 
-_PROMPT = re.compile(r"\s*(?:\[[^\]\n]{1,80}\]|[\w.@~-]{0,60}(?::[^\s#$]{0,80})?)[$#] \S")
+# A shell's prompt, or a title between signs, begins a new paragraph.
+_BREAK = re.compile(
+    r"\s*(?:(?:\[[^\]\n]{1,80}\]|[\w.@~-]{0,60}(?::[^\s#$]{0,80})?)[$#] \S|={3,} *[A-Za-z][^=]*={3,}\s*$)"
+)
 _KEY = re.compile(r"^( +)(\S.*?)\s*(?::\s*(.*?))?\s*$")
 _FLAGS = {"Yes": True, "No": False, "Enabled": True, "Disabled": False, "On": True, "Off": False}
 
@@ -46,13 +49,13 @@ class Text:
         return Evidence(self.lines[number].strip()[:200], None, number + 1)
 
     def _mark(self, number: int) -> None:
-        """Mark the paragraph around a line as read; a shell's prompt begins a new one."""
+        """Mark the paragraph around a line as read."""
         if self._read[number]:
             return
         first = last = number
-        while first and self.lines[first - 1].strip() and not _PROMPT.match(self.lines[first]):
+        while first and self.lines[first - 1].strip() and not _BREAK.match(self.lines[first]):
             first -= 1
-        while last + 1 < len(self.lines) and self.lines[last + 1].strip() and not _PROMPT.match(self.lines[last + 1]):
+        while last + 1 < len(self.lines) and self.lines[last + 1].strip() and not _BREAK.match(self.lines[last + 1]):
             last += 1
         self.claim(first, last + 1)
 
