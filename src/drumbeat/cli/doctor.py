@@ -25,7 +25,7 @@ def add_arguments(parser: Any) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="instead: what was pasted of one node (nvidia-smi, rocm-smi, ibstat, ip addr, scontrol, ...), judged together",
+        help="instead: what was pasted of one node (nvidia-smi, rocm-smi, ibstat, ip addr, ...), judged together",
     )
     parser.add_argument(
         "--host-facts",

@@ -107,7 +107,7 @@ def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
             what = (
                 "could not replace a bad row or page" if health.remap_failed else f"{health.uncorrected_errors} errors"
             )
-            yield find("gpu-memory-errors", gpu=gpu.index, what=what, id=identity, host=host)
+            yield find("gpu-memory-errors", gpu=gpu.index, what=what, id=identity, host=host, severity=case.unfit)
         elif health.remap_pending:
             yield find("gpu-remap-pending", gpu=gpu.index, id=identity, host=host)
         if health.ecc is False:

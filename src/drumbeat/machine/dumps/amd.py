@@ -9,7 +9,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps.text import Dump, Text, Tree
 from drumbeat.machine.model import Facts, Gpu, GpuHealth, PciLink
-from drumbeat.machine.vendors.amd import parse_rocm_smi_table
+from drumbeat.machine.vendors.amd import Amd, parse_rocm_smi_table
 from drumbeat.machine.vendors.contract import names
 
 _ADDRESS = r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d"
@@ -151,7 +151,7 @@ def _concise(text: Text, first: int, last: int) -> Iterator[Dump]:
     for number in range(first, last):
         for use in parse_rocm_smi_table(text.lines[number]):
             identity, partition = _DEVICE_ID.search(text.lines[number]), _PARTITION.search(text.lines[number])
-            name = names()["amd"].get(identity[0].lower()) if identity else None
+            name = names()[Amd.name].get(identity[0].lower()) if identity else None
             health = GpuHealth(power_limit_w=use.power_cap) if use.power_cap else None
             gpus.append(Gpu(use.index, "amd", name, partition=partition[1] if partition else None, health=health))
             lines[f"GPU {use.index}"] = text.line(number)

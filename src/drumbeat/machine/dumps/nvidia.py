@@ -11,6 +11,7 @@ from drumbeat.findings.model import Evidence
 from drumbeat.machine.dumps.text import Dump, Text, Tree
 from drumbeat.machine.model import Facts, Gpu, GpuHealth, PciLink, RdmaDevice
 from drumbeat.machine.parse import pci_address
+from drumbeat.machine.vendors.nvidia import Nvidia
 
 _NAME = r"GPU\d+|NIC\d+|(?:mlx|ib|roce|bnxt|ionic|hfi|irdma|rdmap|efa|cxi)\w*"
 _CELL = re.compile(r"(?<![\w-])(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)(?![\w-])")
@@ -129,7 +130,7 @@ def query(text: Text) -> Iterator[Dump]:
         if _PREAMBLE.match(text.lines[number]):
             text.claim(number, number + 1)
     attached = _ATTACHED.search(text.whole)
-    count = {"nvidia": int(attached[1])} if attached else {}
+    count = {Nvidia.name: int(attached[1])} if attached else {}
     if attached and int(attached[1]) > len(heads):
         unknown.append(f"gpus: {len(heads)} of the {attached[1]} attached GPUs are shown")
         lines["Attached GPUs"] = text.at(attached.start())
