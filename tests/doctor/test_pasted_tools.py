@@ -323,6 +323,10 @@ def test_doctor_names_the_files_that_it_could_not_read(drumbeat, tmp_path):
     (tmp_path / "ras.txt").write_text(CONCISE + "=== Fan Metric ===\nGPU[0]\t\t: Fan Level: 0\n")
     done = drumbeat.here("doctor", "--from", tmp_path / "ras.txt")
     assert done.returncode == 0 and "were not understood: 2 from line" in done.stdout
+    assert "looked at rocm-smi: GPU 1: 97 % of its memory in use" in done.stdout
+    (tmp_path / "ras.txt").write_text(query("01", attached=2))
+    done = drumbeat.here("doctor", "--from", tmp_path / "ras.txt")
+    assert "not looked at nvidia-smi -q: 1 of the 2 attached GPUs are shown" in done.stdout
 
 
 def test_jobs_cite_the_line_of_the_field():

@@ -101,7 +101,9 @@ def _dumps(args: Any) -> Judged:
         raise Problem("nothing in these files is known", "docs/diagnose.md lists the commands whose output is read")
     kinds = ", ".join(dict.fromkeys(dump.kind for dump in [*found, *jobs]))
     limits = ("whatever these lines do not show: drumbeat doctor on the node looks at all of it",)
-    about = find_of("looked-at", count=len(found) + len(jobs), seen=(kinds,), unseen=limits)
+    notes = tuple(f"{dump.kind}: {note}" for dump in found for note in dump.notes)
+    lacking = tuple(f"{dump.kind}: {words.partition(': ')[2]}" for dump in found for words in dump.facts.unknown)
+    about = find_of("looked-at", count=len(found) + len(jobs), seen=(kinds, *notes), unseen=(*lacking, *limits))
     findings = [*(each for _, each in judge(found)), *(each for job in jobs for each in job.findings), *unread]
     return [(kinds, [*worst_first(findings), about])]
 
