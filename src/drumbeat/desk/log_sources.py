@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from drumbeat.logs.own_verdicts import OwnVerdicts
     from drumbeat.logs.reader import Reader
     from drumbeat.logs.report import Report
-    from drumbeat.machine.dumps import Dump
+    from drumbeat.machine.dumps.text import Dump
     from drumbeat.runfolder.run import Run
 
 BLOCK = 1 << 20
