@@ -18,6 +18,7 @@ from drumbeat.machine.host import netlink, netlink_values
 
 _SOCK_DIAG, _BY_FAMILY, _TCP_INFO, _LISTENS = 4, 20, 2, 10  # netlink's numbers
 _SHOW_PEER, _UNIX_PEER = 4, 2
+_TO_CONNECT = 64  # bytes of each connection by which its ends know each other; gloo needs 8
 _MOST_ENDS = 8  # connections that leave this node, of which the lead is told
 # Devices that every program may have open. Through any other one (a GPU, an RDMA port) data may pass unseen.
 _PLAIN = ("null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "console", "shm", "mqueue", "fuse", "log")
@@ -74,9 +75,10 @@ def with_exchange(rows: Sequence[Row], ports: Mapping[int, Optional[int]], seen:
         leaving: List[Tuple[int, Ports]] = []
         uncounted = row.joined and not any(inode in counted for inode in held[row.pid])
         for inode, (here, there) in held[row.pid].items():
-            carried, others = counted.get(inode, (0, 0))[0], holders.get((there, here), set())
+            whole = counted.get(inode, (0, 0))[0]
+            carried, others = max(0, whole - _TO_CONNECT), holders.get((there, here), set())
             if ports[row.pid] in (here, there):
-                met += carried
+                met += whole
             elif others - {row.pid}:
                 sent += carried
             elif not others:

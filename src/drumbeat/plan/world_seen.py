@@ -78,9 +78,9 @@ def _one_world(members: Sequence[Row], seen: Tuple[str, ...]) -> Verdict:
     if inner:
         summary += f"; {inner} processes below it are connected to each other, and may be ranks of their own"
     seen += ("bytes of the TCP connections between them",) if proven and total > 1 else ()
-    return Verdict(
-        "world", AS_PLANNED, CERTAIN if proven and met and not inner else LIKELY, summary, seen=seen, count=total
-    )
+    sure = CERTAIN if proven and met and not inner else LIKELY
+    unseen = (f"what they exchange: {hidden}",) if hidden else ()
+    return Verdict("world", AS_PLANNED, sure, summary, seen=seen, unseen=unseen, count=total)
 
 
 def _exchanging(rows: Sequence[Row]) -> Callable[[Row], bool]:

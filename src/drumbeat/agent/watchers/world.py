@@ -12,7 +12,7 @@ from drumbeat.base.proc import start_time
 from drumbeat.base.processes import Asked
 from drumbeat.base.record import from_plain
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import CERTAIN, ERROR, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.inspector.ranks import MOST_LINKS, added, look
 from drumbeat.inspector.record import Row
 from drumbeat.plan.world_seen import AS_PLANNED, Planned, copies, ended_early, judge, silence, silent
@@ -232,7 +232,7 @@ class WorldCount:
         self.last_step: Optional[float] = None
         self._alone: Optional[Alone] = None
         self._mute: Optional[Mute] = None
-        self._mute_told: Optional[Mute] = None
+        self._mute_told = self._moved = False  # it was said, and bytes went since then
         self._same: Dict[int, int] = {}  # node -> how many of its last reports showed the same ranks
         self._said = ""  # the answer that was given already
         self._count = 0  # ranks that it named
@@ -268,8 +268,13 @@ class WorldCount:
         mute = self._exchange_nothing(rows)
         if mute is not None:
             verdict = silence(mute)
-        elif self._mute_told is not None and self._mute_told.bytes == (self._mute.bytes if self._mute else ()):
-            verdict = None if verdict is not None and verdict.answer == AS_PLANNED else verdict
+        elif (
+            self._mute_told
+            and not self._moved
+            and verdict
+            and (verdict.answer, verdict.confidence) == (AS_PLANNED, LIKELY)
+        ):
+            verdict = None  # that they have met is no news
         lonely = copies(rows, self.planned, training)
         if not self._train_alone(rows, lonely is not None, training):
             if lonely and verdict is not None and verdict.answer == UNKNOWN:
@@ -308,7 +313,7 @@ class WorldCount:
         before = "separate copies" if self._copies_said else self._said if self._said != UNKNOWN else ""
         if verdict.answer != AS_PLANNED or before in ("", AS_PLANNED):
             return verdict
-        self._copies_said, self._mute_told = False, None
+        self._copies_said = self._mute_told = False
         return replace(verdict, summary=f"{verdict.summary}; the earlier warning ({before}) no longer holds")
 
     def _train_alone(self, rows: Sequence[Row], alone: bool, training: bool) -> bool:
@@ -342,14 +347,11 @@ class WorldCount:
             tuple(row.met for row in rows), tuple(row.mapped for row in rows), at, tuple(row.cpu for row in rows),
         )  # fmt: skip
         before = self._mute
-        if (
-            before is None
-            or before.processes != now.processes
-            or before.bytes != now.bytes
-            or self._speak(rows, before, at)
-        ):
-            self._mute = now
+        same = before is not None and before.processes == now.processes
+        if before is None or not same or self._speak(now, before, rows):
+            self._mute, self._moved = now, self._moved or same
             return None
+        before = replace(before, bytes=now.bytes)  # fewer where a connection was closed
         if before.mapped != now.mapped:
             before = replace(before, mapped=now.mapped, loaded=at, cpu=now.cpu)
         steps = (
@@ -359,16 +361,18 @@ class WorldCount:
         seconds, loaded = at - before.since, at - before.loaded
         worked = min(row.cpu - cpu for row, cpu in zip(rows, before.cpu)) >= _COMPUTES * loaded
         stepping = len(steps) >= _MUTE_STEPS and seconds >= _MUTE_STEPPING
-        if self._mute_told is not None or before.looks < _TWICE or not (stepping or (worked and loaded >= _MUTE)):
+        if self._mute_told or before.looks < _TWICE or not (stepping or (worked and loaded >= _MUTE)):
             return None
         found = silent(rows, self.planned, seconds, len(steps))
-        self._mute_told = before if found else None
+        self._mute_told, self._moved = found is not None, False
         return found
 
-    def _speak(self, rows: Sequence[Row], before: Mute, at: float) -> bool:
-        """Return true if more went to the meeting point than a store's signs of life."""
-        most = _KEPT_ALIVE * (at - before.since)
-        return any(row.met - then > (most if row.framework else 0) for row, then in zip(rows, before.met))
+    def _speak(self, now: Mute, before: Mute, rows: Sequence[Row]) -> bool:
+        """Return true if bytes went to others, or more to the meeting point than a store's signs of life."""
+        most = _KEPT_ALIVE * (now.since - before.since)
+        return any(more > then for more, then in zip(now.bytes, before.bytes)) or any(
+            row.met - then > (most if row.framework else 0) for row, then in zip(rows, before.met)
+        )
 
     def at_end(self) -> Optional[Verdict]:
         """Return the verdict when all ranks have ended, if none could be given before."""
