@@ -140,7 +140,7 @@ def assert_same(text, place):
         differs = {
             name: values
             for name, values in differs.items()
-            if values[0] != values[1] and not name.startswith(("APPTAINERENV_", "_drumbeat_"))
+            if values[0] != values[1] and not name.startswith(("APPTAINERENV_", "APPTAINER_", "_drumbeat_"))
         }
         assert not differs, shown
     return draft

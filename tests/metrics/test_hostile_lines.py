@@ -54,10 +54,10 @@ def test_a_count_in_thousands_is_whole():
 
 
 def test_a_line_that_the_reader_fails_at_costs_that_line_alone(tmp_path, monkeypatch):
-    def fails(text):
+    def fails(text, *more):
         if "loss 13" in text:
             raise RuntimeError("unlucky")
-        return reads(text)
+        return reads(text, *more)
 
     reads = reader._read
     monkeypatch.setattr(reader, "_read", fails)

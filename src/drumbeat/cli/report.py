@@ -95,8 +95,10 @@ def _write_charts(folder: str, charts: Dict[str, str]) -> None:
 
 def _export(args: Any) -> int:
     from drumbeat.desk.runs import find_run
-    from drumbeat.report.export import export
+    from drumbeat.report.export import export, export_log
 
-    for line in export(find_run(args.runs[0] if args.runs else None, os.environ), args.export):
+    wanted = args.runs[0] if args.runs else None
+    from_log = wanted is not None and os.path.isfile(wanted)
+    for line in export_log(wanted, args.export) if from_log else export(find_run(wanted, os.environ), args.export):
         print(line)
     return 0

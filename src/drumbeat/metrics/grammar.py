@@ -8,12 +8,11 @@ as keys and values once its header has been seen. Whether a counter really count
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple, Union
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Union
 
-from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
+from drumbeat.metrics.shapes import Shapes, Slot
 
 KINDS = ("step", "validation", "throughput", "summary", "target")
 # The values of a metrics record: docs/metrics.md explains each.
@@ -58,14 +57,15 @@ ALIASES = {
     word: name
     for name, words in {
         "step": "upd iterate schritt étape etape paso passo stap krok adım шаг 步数 步 ステップ 단계",
-        "epoch": "epoche époque epoque época epoca эпоха pass 轮次 轮数 轮 エポック 에포크",
+        "round": "runde ronde ronda rodada",
+        "epoch": "epoka epok epocha epoche époque epoque época epoca эпоха pass 轮次 轮数 轮 エポック 에포크",
         "iteration": "itération iteración iterazione итерация 迭代次数 迭代",
         "loss": "trainloss avgloss verlust trainingsverlust verlies strata kayıp "
         "perte pérdida perdida perda perdita потери потеря 损失值 损失 損失 손실",
         "lr": "lernrate 学习率 学習率 학습률",
-        "accuracy": "genauigkeit précision precisión точность 准确率 精度 정확도",
-        "train": "tr trn trainings entraînement 训练 訓練",
-        "val": "va vl 验证",
+        "accuracy": "genauigkeit précision precisión acurácia exactitud dokładność точность 准确率 精度 정확도",
+        "train": "tr trn trainings entraînement entrenamiento treino addestramento 训练 訓練",
+        "val": "va vl validierung validación validação validazione 验证",
         "after": "nach",
     }.items()
     for word in words.split()
@@ -82,6 +82,7 @@ _SIGNS = str.maketrans(
         "—": "-",
         "–": "-",
         "→": ">",
+        "·": "|",
         "≈": "=",
         "ℒ": "L",
         "↓": " ",
@@ -92,7 +93,7 @@ _SIGNS = str.maketrans(
 _INITIALS = {"e": "epoch", "b": "batch", "i": "step", "s": "step", "l": "loss"}
 _ITEM = regex(
     rf"(?<![\w.%])(?<!@(?!\d+\.\d))(?P<number>{NUMBER})(?:-(?P<until>\d{{1,9}})(?=batch))?"
-    rf"(?:\s*(?:/|\(?(?:\bout )?\bof\b)\s*(?P<total>\d[\d,]{{0,14}})(?!\w|\.\d|\s*/))?"
+    rf"(?:\s*(?:/|\(?(?:\bout )?\b(?:of|von|van|de|di|sur|из)\b)\s*(?P<total>\d[\d,]{{0,14}})(?!\w|\.\d|\s*/))?"
     r"(?P<unit>\s?%|\s?(?:ms|us|s|sec)/(?:it|iter|step|batch|sample|epoch)\b|\s?TFLOPS?\b"
     r"|\s?(?:ms|us|s|sec|secs|seconds|[GM]i?B|[GM])(?![\w])(?!\s?/)"
     r"|\s?[A-Za-z]{0,12}\s?(?:/|\bper\s)\s?s(?:ec(?:ond)?)?(?!\w|\s*[:=]\s*[-+.\d])(?:/\w+)?(?:\s?per\s?\w+)?|\s?batches\b(?!\s?[:=])|(?:batch|epoch)\b)?"
@@ -100,7 +101,7 @@ _ITEM = regex(
 _NEXT_VALUE = regex(r"\s+[-+.]?\d(?![\d.,]*\s?[A-Za-z]{1,12}/s)")
 _KEY_BEHIND = regex(  # `2.45 avg loss, 0.001 LR`, `2.45 loss 0.44 acc`
     r"(?i) ((?:(?:avg|average|train(?:ing)?) )?(?:loss|lr|nll|xent|acc(?:uracy)?))"
-    r"(?=[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
+    r"(?=\s?[,;|)]| at | after |\s*$|\s+\d+\.\d+ [a-z]+(?:[,;|]|\s*$))"
 )
 _COUNTED = regex(r"(?i) (steps|updates|iterations|iters|epochs|batches)\b")  # `after 200 updates`
 _HAS_COUNTED = _set("after completed finished done at processed trained on seen")
@@ -132,12 +133,17 @@ _OTHER_LOSSES = (
     {"cost"},
     {"cross", "entropy"},
     {"ce"},
+    {"bits", "dim"},
+    {"bit", "dim"},
     {"neg", "log", "likelihood"},
     {"negative", "log", "likelihood"},
 )
+_OF_ENTROPY = _set("avg average mean softmax with logits sparse categorical")
 _QUALITIES = _set(
     "ppl perplexity err error rmse mae reward return score residual fitness psnr iou dice wer cer bleu auc"
 )
+_REWARDS = _set("reward rewards return returns score")
+_IMPROVED = _LOSSES | _REWARDS
 _OBJECTIVES = _set(
     "ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language"
 )
@@ -175,20 +181,19 @@ _VALUE = regex(r"\d|(?i:nan|inf)")
 _ASIDE = regex(r"(?<![A-Za-z_])(?:[Bb]est|[Ll]owest|[Ss]av(?:e|ed|ing))(?![A-Za-z_]).*")  # of what was, not of what is
 # Lines that speak of a value instead of reporting it.
 _TALK = regex(
-    r"^wandb: |(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience"
+    r"^wandb: |(?<![A-Za-z_])(?:[Rr]esum\w*|[Rr]estor\w*|[Ll]oad(?:ing|ed)?|[Pp]atience|[Pp]ackets?|[Jj]itter|[Pp]rofit"
     r"|[A-Z]\w*(?:Error|Warning)|[Ee]rror(?=: *[A-Za-z])|ERROR|[Cc]heckpoint shards|[Rr]educing)(?![A-Za-z_])"
     r"|(?i:(?<![a-z])(?:hyper-?param(?:eter)?s|params|hparams|config\w*|arg(?:ument)?s|namespace|settings|options|defaults)\s*[:=({])"
 )
 _LONE = regex(r"(?i)\W*(?:step|iter(?:ation)?)\W{1,4}\d{1,12}(?:[:,] ?| (?:- )?)-?\d+\.\d+\s*$")  # `step 20: 2.5`
 _OTHER_UNIT = regex(r"(?:\s?[kMGT]?(?:i?B|bits?|W|Hz)|\s?(?:ms|us|s|sec|seconds))\b")  # of a benchmark, not of training
 _REWARDED = regex(r"(?i)reward|return|score|loss|kimg")
-_IS = regex(r"(?:[=:]| is)[\[( ]{0,8}$")
+_IS = regex(r"(?:(?<![=<>!])[=:]| is)[\[( ]{0,8}$")
 _DONE = regex(r"(?i)[\w\s:#/\[\]-]{0,40}\d\]?\s*:?\s*(?:completed|complete|done|finished)\W*$")
-_BAR = regex(r"\d{1,3}\s*%\s*\||[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
+_BAR = regex(r"\d{1,3}\s*%\s*[|┣├▕]|[━╸╺]{4}|\|[█#=>]{2}[█▉▊▋▌▍▎▏#=> .-]{0,200}\|")
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One number of a line, with what stands around it."""
 
     words: Tuple[str, ...]  # of its key, in lower case
@@ -200,8 +205,7 @@ class Item:
     opened: str = ""  # the bracket that it stands behind
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """Meaning of a line. `values` has counters and metrics; `bare`: nothing but a counter, as a heading or a bar."""
 
     values: Dict[str, Any]
@@ -215,6 +219,8 @@ class Line:
     loss: str = "rank"  # whose it is
     batch: bool = False  # its step may be a batch of the epoch above it
     guessed: bool = False  # its step is a number in front of the loss
+    improves: bool = False  # it has a loss or a reward of any kind
+    member: bool = False  # of an open bracket: one setting, unless it repeats
 
 
 def masked(text: str) -> str:
@@ -224,30 +230,37 @@ def masked(text: str) -> str:
 
 def number(name: str, text: str) -> Union[int, float]:
     """A count is an int, unless it is not whole, not finite or too large."""
-    factor = _FACTORS.get(text[-1:], 1.0)
-    value = float(text.rstrip("kKMBT").replace(",", "").replace("D", "e").replace("d", "e")) * factor
+    try:
+        value = float(text)
+    except ValueError:
+        factor = _FACTORS.get(text[-1:], 1.0)
+        value = float(text.rstrip("kKMBT").replace(",", "").replace("D", "e").replace("d", "e")) * factor
     if name not in WHOLE:
         return value
     whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
     return int(whole) if abs(whole) < _TOO_LARGE and whole == int(whole) else value
 
 
-def parse(text: str) -> Optional[Line]:
-    """The metrics in a line; None where it holds none."""
+def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> Optional[Line]:
+    """The metrics in a line; None where it holds none. `shapes`: of the lines before it; `tabled`: it was a row of a table."""
     if not _VALUE.search(text) or _TALK.search(text):
         return None
     line = masked(_spelled(_ASIDE.sub("", text, 1)))
+    if "," in line:
+        line = _with_points(line, shapes)
     bar = _BAR.search(line)
     if bar:
         line = line[: bar.end()] + _CLOCK_OF_BAR.sub(MASK, line[bar.end() :])
     items = _with_initials(_items(line))
     if not items:
         return None
+    if shapes is not None:
+        items = _behaved(items, shapes, line, bool(bar))
     values: Dict[str, Any] = {}
     whose = "unknown"
     validation = False
     unkeyed: List[Item] = []
-    strength: Dict[str, int] = {}
+    strength: Dict[str, float] = {}
     places: Dict[str, int] = {}
     for item in items:
         words = set(item.words)
@@ -275,9 +288,14 @@ def parse(text: str) -> Optional[Line]:
             if name and item.text.isdigit() and not {*item.words} & _VALIDATION:
                 values.update({name: value, **({_TOTALS[name]: number("steps", item.total)} if item.total else {})})
                 break
+    if set(values) == {"loss"} and all(item.text.isdigit() for item in items):
+        return None  # `win 12 loss 3`
     metrics = [place for name, place in places.items() if name not in COUNTERS]
     guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
-    if (
+    total = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
+    if strength.get("loss") == 1 and total:
+        values["loss"] = number("loss", total.text)
+    elif (
         strength.get("loss") == 1
         and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1
     ):
@@ -287,6 +305,8 @@ def parse(text: str) -> Optional[Line]:
         for name, other in (("batch", "step"), ("batches", "steps")):
             if name in values:
                 values[other] = values.pop(name)
+    if values.get("epochs") and "steps" not in values and strength.get("step", 1) < 1:
+        del values["step"]  # `Epoch: 190/1500, Frames: 57300`
     before = places.get("epoch", -1) < places.get("step", len(line)) and strength.get("step", 0) < 3
     if "epoch" in values and "steps" in values and "batch" not in values and before:  # as far as one line tells
         values.update(batch=values.pop("step"), batches=values.pop("steps"))
@@ -294,25 +314,151 @@ def parse(text: str) -> Optional[Line]:
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
-    judged = _judged(values, validation, whose, bool(bar), label, line, items)
-    if judged and (batch or guessed):
-        judged = replace(judged, batch=batch, guessed=guessed)
+    judged = _judged(values, validation, whose, bool(bar), label, line, items, tabled)
+    member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
+    improves = any(not _IMPROVED.isdisjoint(item.words) for item in items)
+    if judged and (batch or guessed or member or improves):
+        judged = judged._replace(batch=batch, guessed=guessed, member=member, improves=improves)
     counted = next((item for item in unkeyed if item.opened == "[" and _PERCENT_BEHIND.match(line[item.end :])), None)
     if judged and counted and counted.total and counted.text.isdigit() and "epoch" in values:
         samples = (int(counted.text), int(number("steps", counted.total)))
-        judged = replace(judged, samples=samples) if samples[0] <= samples[1] else judged
+        judged = judged._replace(samples=samples) if samples[0] <= samples[1] else judged
     return judged
 
 
+_COUNTED_WITH = _set("of max total num n nb out planned target all")
+_NO_COUNTER = _set(
+    "client worker fold trial run model layer head seed rank size params time t elapsed seconds sec s eta mem memory gpu gpus "
+    "seen world node nodes pid port bs"
+)
+
+
+def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[Item]:
+    """Return the items with the keys and totals that only time shows."""
+    counts = [item.text.isdigit() for item in items]
+    form = tuple([item.words for item in items])
+    slots = shapes.seen(form, [number("", item.text) for item in items], counts)
+    lossy = any(not _LOSSES.isdisjoint(item.words) and "." in item.text and not item.unit for item in items)
+    shapes.losses += lossy
+    if not shapes.again:
+        return items
+    names = [
+        _count_name(item.words) if count and (item.words[:1] in _TRIED or not slot.doubles) else ""
+        for item, slot, count in zip(items, slots, counts)
+    ]
+    growing = [at for at, slot in enumerate(slots) if names[at] and slot.grows]
+    changed: Dict[int, Dict[str, Any]] = {}
+    for at, (item, slot) in enumerate(zip(items, slots)):
+        new = ""
+        if not counts[at]:
+            shapes.improving = shapes.improving or bool(growing and _improves(item, slot))
+        elif names[at]:  # one that stands still or turns back beside one that grows is a quantity
+            beside = growing not in ([], [at])
+            new = "quantity" if names[at] == "step" and not item.total and beside and (slot.still or slot.turns) else ""
+        elif slot.doubles and not item.total:
+            new = "quantity"  # sizes that are tried
+        elif item.total and slot.grows and "epoch" in names and item.words and not _meaning(item, items)[0]:
+            new = "" if _VALIDATION & {*item.words} else "batch"  # `Epoch: 1/400, Datapoint: 512/4096`
+        elif not any(names) and _grows_evenly(item, slot, lossy, len(items) == 1, line, bar):
+            new = names[at] = "step"
+            growing.append(at)
+        if counts[at] and slot.still and not item.total and not item.unit:  # a total: `it=380 of=5000`
+            of = next((each for each in growing if _is_total({*item.words}, items[each], item)), None)
+            if of is not None:
+                changed.setdefault(of, {})["total"] = item.text
+                new = "quantity"
+        if new:
+            changed.setdefault(at, {})["words"] = (new,)
+    if growing and not any(not _LOSSES.isdisjoint(item.words) for item in items):
+        changed.update(_falling(items, slots))
+    return (
+        [item._replace(**changed[at]) if at in changed else item for at, item in enumerate(items)] if changed else items
+    )
+
+
+_TRIED = (("epoch",), ("step",))  # what may double: epochs 1, 2, 4 are printed
+
+
+@lru_cache(maxsize=2048)
+def _count_name(words: Tuple[str, ...]) -> str:
+    return _counter(Item(words, "1", "", "", 0, 0), {*words} - _NOISE, {*words})[0]
+
+
+def _improves(item: Item, slot: Slot) -> bool:
+    """Return true if this value has fallen, not evenly, and is no time."""
+    return slot.falls and slot.turns > 1 and bool(item.words) and not item.unit and _NO_COUNTER.isdisjoint(item.words)
+
+
+def _grows_evenly(item: Item, slot: Slot, lossy: bool, alone: bool, line: str, bar: bool) -> bool:
+    """Return true for the counter of a line that names none: `update_t: 00016`, `{"i": 40, "mse": 0.5}`, `25/300 | 0.5 loss`."""
+    words = {*item.words}
+    if not slot.grows or item.unit:
+        return False
+    if item.total:
+        return lossy and words <= _NOISE and not bar and not _KERAS.search(line)
+    if words & (_STEP | _EPOCH) and len(words) < 4 and (lossy or alone):
+        return slot.even and slot.ups > 1
+    foreign = words & _NO_COUNTER or words & {*_NOUNS} or _UNIT_BEHIND.match(line, item.end)
+    return lossy and slot.even and slot.ups > 2 and not foreign and (bool(words) or slot.stride >= 10)
+
+
+def _is_total(words: Set[str], counter: Item, item: Item) -> bool:
+    """Return true if a number that stands still may be a counter's total: `it=380 of=5000`, `step 10 max_steps 500`."""
+    own = {*counter.words} - _COUNTED_WITH
+    plural = any(word.strip("n") in (f"{each}s", f"{each}es") for word in words for each in own)
+    known = words <= own | _COUNTED_WITH | _STEP | _EPOCH | _BATCH | {f"n{each}es" for each in own}
+    told = bool(words & _COUNTED_WITH) or plural
+    return not counter.total and told and (known or plural) and float(item.text) >= float(number("", counter.text))
+
+
+def _falling(items: List[Item], slots: List[Slot]) -> Dict[int, Dict[str, Any]]:
+    """Return the losses among bare words, if they fall: `Epoch: 10 Train: 0.13 Test: 0.14`, `Score at iteration 10 is 2.1`."""
+    floats = [at for at, item in enumerate(items) if item.words and "." in item.text and not item.unit.strip()]
+    splits = [at for at in floats if {*items[at].words} <= _VALIDATION | {"train", "training"}]
+    if len(splits) == len(floats) > 1 or len(floats) == 1 and items[floats[0]].words == ("score",):
+        return {
+            at: {"words": (*items[at].words[:1], "loss") if splits else ("loss",)} for at in floats if slots[at].falls
+        }
+    return {}
+
+
+_UNIT_BEHIND = regex(r"\s?[a-zµ]{1,3}[:,;]")  # `1510 nm: loss 0.2`
+_KEYED_COMMA = regex(
+    r"[^\W\d]\w*\s{0,2}[:=]?\s{0,2}-?(?:0,\d{1,9}|[1-9]\d{0,2},(?:\d{1,2}|\d{4,9}))(?=\s*(?:[%;|)-]|$|\s[^\W\d]))"
+)
+_POINT = regex(r"\d\.\d")
+_COMMA = regex(r"(?<![\d.,])(\d{1,9}),(\d{1,9})(?![\d,])")
+
+
+def _with_points(line: str, shapes: Optional[Shapes]) -> str:
+    """Return a line of an output with decimal commas with points. One that can be nothing else decides for all that follow."""
+    if _POINT.search(line):
+        return line
+    if (shapes is None or not shapes.comma) and not _KEYED_COMMA.search(line):
+        return line
+    if shapes is not None:
+        shapes.comma = True
+    return _COMMA.sub(r"\1.\2", line)
+
+
+_MEMBER = regex(r"""\s*['"]?[A-Za-z][\w.-]*['"]?\s*[:=]\s*[^,:={}()\[\]|]+(?:,|\s*[})\]]+,?)?\s*""")
 _FOR_VALIDATION = regex(
-    r"(?i)[\s\[(*|>-]*(?:val(?:id(?:ation|ate)?)?|eval(?:uation)?|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
+    r"(?i)(?:.{0,60}?[\])]\s)?[\s\[(*|>-]*(?:train )?(?:val(?:id(?:ation|at(?:e|ing))?)?|eval(?:uation|uat(?:e|ing))?"
+    r"|test(?:ing)?|dev)(?![a-z])[\s:\])/|_.-]"
     r"|.{0,400}?(?:name|mode|split|phase|stage|type|subset)['\"]?\s?[:=]\s?['\"]?(?:val|eval|test|dev)"
     r"|.{0,80}[|\]:] ?(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)\s?[|:\]]|\s?\* +[A-Z]"
 )
 
 
 def _judged(
-    values: Dict[str, Any], validation: bool, whose: str, bar: bool, label: str, line: str, items: List[Item]
+    values: Dict[str, Any],
+    validation: bool,
+    whose: str,
+    bar: bool,
+    label: str,
+    line: str,
+    items: List[Item],
+    tabled: bool,
 ) -> Optional[Line]:
     for count, total in (("step", "steps"), ("batch", "batches"), ("epoch", "epochs")):
         if total in values and not _fits(values.get(count), values[total]):
@@ -342,7 +488,7 @@ def _judged(
             and "." in others[0].text
             and bool(_IS.search(line[: others[0].start]) or {*others[0].words} & _QUALITIES)
         )
-        done = (
+        done = tabled or (
             not bar
             and any(item.words for item in items)
             and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)
@@ -351,6 +497,7 @@ def _judged(
             not bar
             and "step" in values
             and "epoch" not in values
+            and (len(items) > 1 or "steps" not in values)
             and {*items[first].words} & _ROUNDS
             and not _REWARDED.search(line)
         ):
@@ -359,7 +506,7 @@ def _judged(
             not done
             and not bar
             and (
-                sum(not word.isdigit() for word in _words(line)) > 12
+                sum(not word.isdigit() for word in _words(line)) - sum(len(item.words) for item in items) > 11
                 or any({"total", "max"} & {*item.words} for item in items)
             )
         ):
@@ -370,13 +517,13 @@ def _judged(
     return Line(values, validation, whose, bar, False, label)
 
 
-def _strength(name: str, words: Set[str]) -> int:
+def _strength(name: str, words: Set[str]) -> float:
     """Of several keys for one value, the strongest counts: a global step over a step, over an iteration; the most memory."""
     if name in ("loss", "validation"):
         return 1 if words & (_LOSSES | _OBJECTIVES | _PARTS) - {"loss"} else 2
     if name == "step":
         if words & _ROUNDS:
-            return 0
+            return 0.5 if "total" in words else 0
         return 3 if words & {"global", "num", "up"} else 2 if words & {"step", "steps", "timesteps"} else 1
     return 2 if words & ({"max", "peak"} if name != "step_time" else _STEP | _BATCH) else 1
 
@@ -420,7 +567,7 @@ def _count_behind(line: str, words: Tuple[str, ...], unit: str, end: int) -> Tup
         return (_words(counted[1]), unit, counted.end(), ()) if counted else (words, unit, end, ())
     link = next((place for place, word in enumerate(words) if word in _LINKS), len(words))
     told, key = words[:link], words[link + 1 :]
-    of_loss = {*told} & (_LOSSES | {"cost"}) or {*told} - _LR and {*key} & (_STEP | _EPOCH)
+    of_loss = {*told} & (_LOSSES | {"cost", "score"}) or {*told} - _LR and {*key} & (_STEP | _EPOCH)
     if unit or not of_loss or not _FRACTION.match(line, end):
         return words, unit, end, ()
     return key or ("step",), unit, counted.end() if counted else end, told
@@ -438,26 +585,30 @@ def _spelled(text: str) -> str:
     if not text.isascii():
         text = _TOGETHER.sub(r" \g<0> ", text.translate(_SIGNS).replace("d'", ""))
         text = _COUNTED_IN_CJK.sub(r"\2 \1", _DIGITS_IN_CJK.sub(" ", text))
+    if "..." in text:
+        text = _LEADER.sub(": ", text)
     if "it [" in text or "/Unknown" in text:  # a bar without a total
         text = _NO_TOTAL.sub(r"batch \1 ", text)
     if "it/" in text:
         text = _OF_PROGRESS.sub(lambda at: f"step {number('step', at[1])}/{number('steps', at[2])}", text)
-    return _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text)).replace("'s ", " ")
+    return _GLUED_VALUE.sub(r"\1 \2", _ORDINAL.sub(r"\2 \1", _GLUED.sub(r"\1 \2", text))).replace("'s ", " ")
 
 
+_LEADER = regex(r" {0,3}\.{3,80} {1,3}(?=-?\d)")  # `loss ........ 0.5`
 _NO_TOTAL = regex(r"(?<![\w.])(\d{1,12})(?:/Unknown|it (?=\[[^\]]{0,80}(?:loss|acc)))")
 _DIGITS_IN_CJK = regex("(?<=[\u3040-\u9fff\uac00-\ud7af])(?=\\d)|(?<=\\d)(?=[\u3040-\u9fff\uac00-\ud7af])")
 _COUNTED_IN_CJK = regex("第\\s*(\\d{1,12})\\s*([步轮])")
 _GLUED = regex(
     r"(?i)(?<![\w/.-])(epoch|step|iter|iteration|batch|it|ep|upd)[_-]?(\d{1,12})(?=[\s:,;|)\]=]|$)"
 )  # `step20`
+_GLUED_VALUE = regex(r"(?i)(?<![\w/.-])((?:train_?|val_?)?(?:loss|acc|lr))(\d{1,9}\.\d)")  # `loss0.059`
 _ORDINAL = regex(r"(?i)\b(\d{1,12})(?:st|nd|rd|th) (iteration|step|epoch|update)\b")
 _OF_PROGRESS = regex(r"\b(\d[\d.]{0,9}[kM]?)it/(\d[\d.]{0,9}[kM]?)it\b")  # `212it/10.0kit`
 
 
 def header(text: str) -> List[List[str]]:
     """Return the columns of a table whose header this is, in each way in which its words can be cut; [] for any other line."""
-    if len(text) > 400 or not _COUNTS.search(text) or _ALONE.search(text):
+    if len(text) > 400 or _PLURAL.search(text) or not _COUNTS.search(text) or _ALONE.search(text):
         return []
     found = []
     for way in _cells(_spelled(text)):
@@ -504,6 +655,7 @@ def _cells(text: str) -> List[List[str]]:
     return found if "|" in text else [*found, _WIDE.split(text), text.split()]
 
 
+_PLURAL = regex(r"(?i)(?<![a-z_/])epochs(?![a-z_])")  # a table of results, one row per run
 _COUNTS = regex(r"(?i)step|epoch|iter|batch|update|round|tick|^\W*E\s")
 _LETTERS = regex(r"[^\W\d]")
 _WIDE = regex(r"\s{2,}")
@@ -519,7 +671,7 @@ def _with_initials(items: List[Item]) -> List[Item]:
     counted = letters & {*"ebis", *_STEP, *_EPOCH, *_BATCH}
     known = _INITIALS if "l" in letters and counted else {"i": "step", "e": "epoch"} if "loss" in letters else {}
     return [
-        replace(item, words=(known.get(item.words[0], item.words[0]),)) if len(item.words) == 1 else item
+        item._replace(words=(known[item.words[0]],)) if len(item.words) == 1 and item.words[0] in known else item
         for item in items
     ]
 
@@ -540,8 +692,8 @@ def _meaning(item: Item, items: List[Item]) -> Tuple[str, Any]:
         return "tflops_per_device", number("tflops_per_device", item.text)
     if not words or unit.partition("/")[2]:
         return _time_of_step(item, unit)
-    if known & _LOSSES or rest - {"avg", "average", "mean"} in _OTHER_LOSSES:
-        more = rest - _LOSSES - _OBJECTIVES - {"cost", "neg", "negative", "log", "likelihood"}
+    if known & _LOSSES or rest - _OF_ENTROPY in _OTHER_LOSSES:
+        more = rest - _LOSSES - _OBJECTIVES - _OF_ENTROPY - {"cost", "neg", "negative", "log", "likelihood"}
         if more <= _LOSS and unit != "%" and unit not in _TIMES:
             return "loss", number("loss", item.text)
         if known & _VALIDATION and more - _VALIDATION - {"best"} <= _LOSS and unit != "%" and unit not in _TIMES:
@@ -674,6 +826,10 @@ def _count(
     counted = set(values) & {"step", "batch"}
     pairs = [item for item in unkeyed if item.total and not item.unit.strip() and item.text.isdigit()]
     pairs = [item for item in pairs if not _PERCENT_BEHIND.match(line[item.end :]) or bar]
+    if pairs and not counted and "epochs" not in values and _PART_OF_EPOCH.match(line):
+        values.update(step=number("step", pairs[0].text), steps=number("steps", pairs[0].total))
+        places["step"] = pairs[0].start
+        return False
     first = bool(pairs) and (
         pairs[0].opened in tuple("[(<{") or bar or not _LETTER_OR_DIGIT.search(_SHARE.sub("", line[: pairs[0].start]))
     )
@@ -722,6 +878,7 @@ _KERAS = regex(r"/step|[━=]{3}|\[[.>]")
 _PERCENT_BEHIND = regex(r"\s*\(\s*\d{1,3}(?:\.\d+)?\s*%\)")
 _EPOCH_BEFORE = regex(r"(?:\[(\d{1,6})\]|(?i:train):? (\d{1,6})) ?\[ *\d{1,9}/\d")  # `[2][10/30]`, `Train: 2 [10/30`
 _EPOCH_AND_BATCH = regex(r"\s*[\[(]\s*(\d{1,9}),\s*(\d{1,9})[\])]")
+_PART_OF_EPOCH = regex(r"(?i)\s*\d{1,12}/\d{1,12} \(epoch \d+\.\d")  # `1/21150 (epoch 0.002), loss`
 _STEP_IN_FRONT = regex(
     r"\s*\[?(\d{1,12})(?:\s*[:|]\s|\s+\d+\.\d)"
 )  # `100: 2.34 loss`, `10 | loss 2.3`, `[10 | 3.4] loss`

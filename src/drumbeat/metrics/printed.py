@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.base.regex import regex
 from drumbeat.metrics.grammar import ALIASES, COUNTERS, Line, header, more_of_header, pair, parse, row
+from drumbeat.metrics.shapes import Shapes
 from drumbeat.metrics.table import owner_of, rules
 
 _TOO_LARGE = 1e15  # for a step
@@ -39,8 +39,11 @@ class EpochSteps:
     def counted(self, record: Dict[str, Any]) -> Dict[str, Any]:
         """The record with its step, and with the number of steps where that is sure."""
         epoch, batch, batches, epochs = (record.get(name) for name in ("epoch", "batch", "batches", "epochs"))
-        if record["kind"] != "step" or "step" in record or batch is None or not batches:
+        if record["kind"] != "step" or "step" in record or batch is None:
             return record
+        if not batches:
+            whole = isinstance(epoch, (int, float)) and isinstance(batch, int)
+            return {**record, "step": batch, "step_of": "epoch"} if whole else record
         if not isinstance(epoch, (int, float)) or epoch != int(epoch):
             return record
         epoch = int(epoch)
@@ -75,6 +78,7 @@ _KEPT = 1 << 16  # bytes of an unfinished line
 _CHUNK = 1 << 20  # bytes of one log that are read at a time
 _BEHIND = 8 << 20
 _EVERY = 0.25  # seconds between two looks at the logs
+_UNPROVEN = 256  # steps that wait for a sign of training
 _BLOCK = 30  # lines that a heading is valid for, with values that name no counter
 _TABLE = 100  # lines without a row that end a table, and the most rows of a box
 _WRAPPED = b" " * 20  # how a line goes on that a bar of rich has wrapped
@@ -84,6 +88,7 @@ _BESIDE_LOSS = ("grad_norm", "lr", "step_time", *RATES)
 _OF_EPOCH = {"step": "batch", "steps": "batches"}
 _OF_VALIDATION = regex(r"(?i)(?:val|eval|test)")
 _TRAINS = regex(r"(?i)train(?:ing)?|steps?|iterations?|epochs?")  # the label of a bar that counts steps
+_BEHIND_BAR = regex(r"(?<=(?:it/s|s/it)\])(?=[^\W\d_])")  # another stream's line behind an open bar
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 # Every line that may be a metric has one of these texts, in small letters; few others have.
 WORDS = (
@@ -94,6 +99,8 @@ WORDS = (
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 _FOREIGN = tuple(text.encode() for word in ALIASES if not word.isascii() for text in {word, word.title()})
+_TRAINING = {"epoch", "loss", "validation", "accuracy", "val_accuracy", "lr", "grad_norm"}
+_TIMED = {"step_time", *RATES}  # what a benchmark has, too
 _WORTH = {"loss", "validation", "accuracy", "val_accuracy", *RATES}  # a record without a counter needs one of them
 
 
@@ -103,7 +110,7 @@ def read_line(text: str) -> List[Dict[str, Any]]:
     return line if isinstance(line, list) else _records(line) if line and _reports(line) else []
 
 
-def _read(text: str) -> Any:
+def _read(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> Any:
     """Records by a rule of the table, or a Line of the grammar, or nothing."""
     if len(text) > _LONGEST:
         return None
@@ -116,19 +123,20 @@ def _read(text: str) -> Any:
                 per = rule.rule.per
                 rate = next((per[name] for name in RATES if name in per), "unknown")
                 return [_with_owner(record, per.get("loss", "rank"), rate)] if record else []
-    line = parse(text)
+    line = parse(text, shapes, tabled)
     owner = owner_of(text) if line else None
     if line and owner:
-        line = replace(
-            line, known=True, loss=owner.loss, whose=line.whose if line.whose != "unknown" else owner.rate or "unknown"
-        )
+        rate = line.whose if line.whose != "unknown" else owner.rate or "unknown"
+        line = line._replace(known=True, loss=owner.loss, whose=rate)
     return line
 
 
 def _reports(line: Line) -> bool:
     """A heading or a bar reports nothing by itself, and a learning rate alone is a setting."""
     names = set(line.values)
-    return not line.bare and bool(names & _WORTH or names & {"step", "batch"} or names >= {"epoch", "step_time"})
+    return not line.bare and bool(
+        names & _WORTH or names & {"step", "batch"} or "epoch" in names and (line.improves or "step_time" in names)
+    )
 
 
 def _records(line: Line) -> List[Dict[str, Any]]:
@@ -189,6 +197,7 @@ class Lines:
     """Lines of one rank on both of its streams, read together."""
 
     def __init__(self) -> None:
+        self.shapes = Shapes()
         self._steps = EpochSteps()
         self._samples = EpochSteps()
         self._held: Dict[Tuple[str, ...], Record] = {}  # form -> a record whose counter has not been seen to advance
@@ -196,14 +205,21 @@ class Lines:
         self._heading: Record = {}
         self._left = 0  # lines for which the heading is valid
         self._bars: Dict[int, int] = {}  # total -> count, of bars without a label and without values
+        self._again: Set[int] = set()  # totals of bars that began again: each is of an epoch
         self._joined: Optional[int] = None  # the total of the bar that counts the program's steps
         self._epoch_over = 0  # batches of the epoch under the heading, once it is over
         self._block: Optional[Record] = None  # values below a heading, which may go on
         self._under: Set[str] = set()  # names of the values that stood below it
+        self._trains = False  # something that training improves was read
+        self._unproven: List[Record] = []  # steps of what may be no training
         self._columns: List[List[str]] = []  # of the table whose header was seen
         self._rows, self._others = 0, 0  # its rows, and the lines since the last one
         self._box: Dict[str, str] = {}  # keys and values of `| loss | 0.5 |`, up to the border
         self._section = ""
+        self._went_on = False  # the heading is the one before it, some steps later
+        self._headings = self._losses = (
+            0  # headings in a row that went on, and losses that were seen above the last one
+        )
         self._guess = -1  # the last number in front of a loss
         self._line, self._told = 0, 0  # lines so far, and the last one that gave a loss with its counter
 
@@ -219,8 +235,8 @@ class Lines:
                 yield start, stop
                 place = stop + 1
 
-    def untabled(self, text: str) -> List[str]:
-        """Return rows of a table, and boxes, as keys and values, and any other line as it is."""
+    def untabled(self, text: str) -> List[Tuple[str, bool]]:
+        """Return rows of a table, and boxes, as keys and values, and any other line as it is; true: its table has a loss."""
         key, value = pair(text) if text.lstrip()[:1] in ("|", "│") else ("", "")
         if key:
             self._section = self._section if value else key
@@ -228,7 +244,7 @@ class Lines:
             self._box.update({key if not _OF_VALIDATION.match(self._section) else f"val {key}": value} if value else {})
             return []
         box, self._box, self._section = self._box, {}, ""
-        lines = [", ".join(f"{key}: {value}" for key, value in box.items())] if box else []
+        lines = [(", ".join(f"{key}: {value}" for key, value in box.items()), _with_loss(box))] if box else []
         columns = header(text)
         if columns:
             self._columns, self._rows, self._others = columns, 0, 0
@@ -236,15 +252,31 @@ class Lines:
             line = row(text, self._columns)
             self._rows, self._others = self._rows + bool(line), 0 if line else self._others + 1
             if line:
-                return [*lines, line]
+                return [*lines, (line, _with_loss(self._columns[0]))]
             self._columns = [] if self._others > _TABLE else self._columns
-        return [*lines, text]
+        return [*lines, (text, False)]
 
     def read(self, line: Any) -> List[Record]:
+        """Return the records that a line completes. Steps with nothing but a speed, which a
+        benchmark has too, wait for something that training improves."""
         if not line:
             return []
         if isinstance(line, list):
+            self._trains = True
             return [self._steps.counted(record) for record in line]
+        found = self._understood(line)
+        self._trains = self._trains or line.known or line.improves or not _TRAINING.isdisjoint(line.values)
+        return self._proven(found)
+
+    def _proven(self, records: List[Record]) -> List[Record]:
+        if self._trains or self.shapes.improving or self.shapes.losses:
+            records, self._unproven = self._unproven + records, []
+            return records
+        timed = [record for record in records if "step" in record and not _TIMED.isdisjoint(record)]
+        self._unproven = [*self._unproven, *timed][-_UNPROVEN:]
+        return [record for record in records if record not in timed]
+
+    def _understood(self, line: Line) -> List[Record]:
         self._left, self._line = self._left - 1, self._line + 1
         if line.bare:
             return self._end_block() + (self._bar(line) if line.bar else self._head(line))
@@ -258,6 +290,8 @@ class Lines:
             follows = line.guessed and "step" in record and self._follows(record["step"])
             if line.guessed and not follows:
                 record.pop("step", None)
+            if line.member:
+                record["member"] = True
             if line.batch and "epoch" in self._heading and "step" in record:
                 record.update({_OF_EPOCH[name]: record.pop(name) for name in ("step", "steps") if name in record})
             found += self._step(record, line.known or follows) if record["kind"] in ("step", "throughput") else [record]
@@ -279,23 +313,31 @@ class Lines:
                     "step",
                     "batch",
                 }  # `loss 2.1 after 2000 steps` is told, not counted
-                known = before and "again" not in held and set(held) & {"steps", "batches", *_BESIDE_LOSS}
+                known = (
+                    before and not {"again", "member"} & set(held) and set(held) & {"steps", "batches", *_BESIDE_LOSS}
+                )
                 late = held["line"] < self._told  # what is older than the last loss must not come after it
                 found += (
                     [] if late else [self._in_steps(_told(held))] if known and "loss" in held else _without_count(held)
                 )
             self._held = {}
-        return found
+        return self._proven(found)
 
     def stamp(self, t: float) -> None:
         """Give what waits the time at which it was written; a later look would take its own."""
-        for held in self._held.values():
+        for held in (*self._held.values(), *self._unproven):
             held.setdefault("t", t)
 
     def _head(self, line: Line) -> List[Record]:
         if line.validation:
             return []
+        before, self._losses = self._losses, self.shapes.losses
+        goes_on = set(self._heading) & set(line.values) and _place(line.values) > _place(self._heading)
+        self._headings = self._headings + 1 if goes_on and before < self._losses else 0
+        self._went_on = bool(goes_on)
         self._set_heading(line.values, _BLOCK)
+        if self._headings > 1 and not self._trusted and not line.member:  # it counts, though no value below it is known
+            return [self._in_steps({"kind": "step", **self._heading})]
         return []
 
     def _set_heading(self, values: Record, lines: int) -> None:
@@ -308,7 +350,9 @@ class Lines:
             return self._step({"kind": "step", **line.values}, False)
         if line.label or line.validation or count is None or total is None:
             return []
-        before = self._bars.get(total, 0)
+        before = self._bars.pop(total, 0)
+        if count < before == total:
+            self._again.add(total)
         self._bars[total] = count
         if total == self._joined and count > before:
             return [{"kind": "step", "step": count, "steps": total}]
@@ -323,7 +367,7 @@ class Lines:
             if not self._in_epoch(record):
                 rest = {name: value for name, value in record.items() if name not in (*COUNTERS, "step_time")}
                 return [{**rest, "kind": "validation"}] if "loss" in rest else []
-        elif not counters and self._heading and self._left > 0:
+        elif not counters and self._heading and self._left > 0 and (self._went_on or not self._again):
             return self._below_heading(record)
         elif (
             "step" not in counters
@@ -334,9 +378,10 @@ class Lines:
             bar = self._running_bar()
             if bar:
                 record, known = {**record, "step": self._bars[bar], "steps": bar}, True
+                record.update({"step_of": "epoch"} if bar in self._again else {})
                 self._joined = bar
         if not set(record) & {"epoch", "step", "batch"}:
-            return [record] if set(record) & _WORTH else []
+            return [record] if set(record) & _WORTH and "member" not in record else []
         found = self._end_block() + self._advanced(record, known)
         if "step" in record and "loss" not in record:  # it may be in the next line
             self._set_heading(record, 3)
@@ -359,7 +404,7 @@ class Lines:
         if self._joined in self._bars:
             return self._joined
         going = [total for total, count in self._bars.items() if count < total]
-        return next(iter(going or self._bars), None)
+        return next(reversed(going or [*self._bars]), None)
 
     def _below_heading(self, record: Record) -> List[Record]:
         """The first values below a heading have its counter; those that follow are of the same record."""
@@ -406,14 +451,18 @@ class Lines:
         return {**record, "step": epoch, **planned, "step_is": "epoch"}
 
 
+def _with_loss(columns: Iterable[str]) -> bool:
+    return any("loss" in column.lower() for column in columns)
+
+
 def _told(record: Record) -> Record:
-    return {name: value for name, value in record.items() if name not in ("again", "line")}
+    return {name: value for name, value in record.items() if name not in ("again", "line", "member")}
 
 
 def _without_count(record: Optional[Record]) -> List[Record]:
     counts = ("step", "steps", "batch", "batches")
     rest = {name: value for name, value in _told(record or {}).items() if name not in counts}
-    return [rest] if set(rest) & _WORTH else []
+    return [rest] if set(rest) & _WORTH and "member" not in (record or {}) else []
 
 
 def _goes_on(held: Record, record: Record) -> bool:
@@ -445,8 +494,9 @@ class Reader:
             line = data[start:stop].decode("utf-8", "replace")
             line = " ".join(line.split()) if "\n" in line else line  # it was wrapped
             try:
-                for text in self._lines.untabled(line):
-                    found += self._lines.read(_read(text))
+                for part in _BEHIND_BAR.split(line) if "/s]" in line or "/it]" in line else (line,):
+                    for text, tabled in self._lines.untabled(part):
+                        found += self._lines.read(_read(text, self._lines.shapes, tabled))
             except Exception as error:  # a rank may print anything, and a run must not end by it
                 self.unread.add(error, line)
         return found + self._lines.end(final)

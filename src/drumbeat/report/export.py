@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import os
 from typing import List
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.trackers import MODULES, open_tracker
+from drumbeat.report.printed_log import metrics_of_log
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.tracker import SCALARS, figures, identity, send
@@ -15,16 +17,28 @@ _COLUMNS = ("t", "node", "rank", "kind", "step", "steps", *SCALARS[:-1], "unit")
 _PLACES = "csv=FILE, tensorboard=FOLDER, wandb=PROJECT or mlflow=EXPERIMENT"
 
 
+def export_log(path: str, where: str) -> List[str]:
+    """Export what a program printed into a file. It has no times, so a tracker, which needs them, is refused."""
+    kind, _, place = where.partition("=")
+    if kind != "csv" or not place:
+        raise Problem(f"--export {where}: a file that a program printed is exported as csv", "--export csv=FILE")
+    metrics = [metric._replace(t=None) for metric in metrics_of_log(path)]  # type: ignore[arg-type]
+    return _written(_csv(metrics, place), os.path.basename(path), kind, place)
+
+
 def export(run: Run, where: str) -> List[str]:
     """Export metrics; the lines say what was written."""
     kind, _, place = where.partition("=")
     if kind not in ("csv", *MODULES) or not place:
         raise Problem(f"--export {where}: unknown", _PLACES)
-    count = _csv(run, place) if kind == "csv" else _export(run, kind, place)
+    count = _csv(_metrics_in_order(run), place) if kind == "csv" else _export(run, kind, place)
+    return _written(count, run.run_id, kind, place)
+
+
+def _written(count: int, name: str, kind: str, place: str) -> List[str]:
     if not count:
-        words = f"{run.run_id} has no metrics: nothing was written"
-        raise Problem(words, "docs/metrics.md says how a program reports some")
-    return [f"{count:,} records of {run.run_id} written to {kind} {place}"]
+        raise Problem(f"{name} has no metrics: nothing was written", "docs/metrics.md says how a program reports some")
+    return [f"{count:,} records of {name} written to {kind} {place}"]
 
 
 def _metrics_in_order(run: Run) -> List[Metric]:
@@ -34,8 +48,7 @@ def _metrics_in_order(run: Run) -> List[Metric]:
     return sorted((metric._replace(t=metric.t + offset) for offset, metric in both), key=lambda metric: metric.t)
 
 
-def _csv(run: Run, path: str) -> int:
-    metrics = _metrics_in_order(run)
+def _csv(metrics: List[Metric], path: str) -> int:
     if not metrics:
         return 0
     more = sorted({name for metric in metrics for name in metric.more})

@@ -2,74 +2,103 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
-from itertools import takewhile
 from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.base.problem import Problem
 from drumbeat.metrics.printed import Reader
-from drumbeat.report.figures import NOT_RECORDED, PER, Figures, Phases, Setting, Speed
-from drumbeat.report.intervals import error_of_mean, quantile
+from drumbeat.report.figures import LOSS, NOT_RECORDED, PER, VALIDATION, Figures, Phases, Setting, Speed
+from drumbeat.report.intervals import error_of_mean, quantile, thinned
 from drumbeat.report.setting import precision_in
-from drumbeat.runfolder.lines import trend
+from drumbeat.runfolder.lines import not_finite_words, trend
+from drumbeat.runfolder.progress import AS_PRINTED, Progress
+from drumbeat.runfolder.records import Metric, parse_metric
 
 _CHUNK = 1 << 20
 _LARGEST = 2 << 30  # bytes
 
 
 def figures_of_log(path: str) -> Figures:
-    records = _records(path)
-    values: Dict[str, List[float]] = {}
+    """Return the figures of a file that a program printed, summed up as those of a run are."""
+    metrics = metrics_of_log(path)
+    progress = Progress()
     ends: Dict[str, Any] = {}
+    rates: List[float] = []
+    times: List[float] = []
     unit = ""
-    for record in records:
-        kind = record["kind"]
-        if kind in ("step", "throughput") and "rate" in record:
-            values.setdefault("rate", []).append(record["rate"])
-            unit = record["unit"]
-        if kind == "summary":
-            ends.update({name: value for name, value in record.items() if isinstance(value, (int, float))})
-            unit = record.get("unit", unit)
-        for name in ("loss", "accuracy", "step_time"):
-            if isinstance(record.get(name), float) and kind in ("step", "validation"):
-                own = "validation" if (kind, name) == ("validation", "loss") else name
-                values.setdefault(own, []).append(record[name])
-        for name in ("step", "steps"):
-            if kind == "step" and isinstance(record.get(name), int):
-                ends[name], ends["step_is"] = record[name], record.get("step_is", "")
-        if "target_reached" in record:
-            ends["target_reached"] = record["target_reached"]
-    if not values and not ends and not _not_finite(records, "step"):
-        fix = "docs/metrics.md says which lines are read; a run folder works too"
-        raise Problem(f"{path}: has no line with a metric that drumbeat knows", fix)
-    nodes, gpus = ends.get("nodes"), _gpus(ends)
-    speed = _speed(values, ends, unit, gpus)
-    steps = values.get("step_time")
+    for metric in metrics:
+        progress.add(metric)
+        if metric.kind == "summary":
+            values = {**metric.more, "rate": metric.rate}
+            ends.update({name: value for name, value in values.items() if isinstance(value, (int, float))})
+            unit = metric.unit or unit
+        elif metric.kind in ("step", "throughput") and metric.rate is not None:
+            rates.append(metric.rate)
+            unit = metric.unit
+        took = metric.more.get("step_time")
+        if metric.kind == "step" and isinstance(took, float) and took > 0:
+            times.append(took)
+    trained = progress.step is not None or progress.first_loss is not None or bool(progress.not_finite)
+    known = (trained, ends, progress.first_validation, progress.accuracy, progress.target_reached)
+    if not any(value not in (None, False, {}) for value in known) and not (times or _all_ranks(unit)):
+        raise Problem(
+            f"{path}: has no line with a metric that drumbeat knows",
+            "docs/metrics.md says which lines are read; a run folder works too",
+        )
+    gpus = _gpus(ends)
+    numbered = [(at, metric) for at, metric in enumerate(metrics) if metric.step is not None and metric.kind == "step"]
     return Figures(
         name=os.path.basename(path),
         source=path,
         outcome=NOT_RECORDED,
-        nodes=nodes,
+        nodes=ends.get("nodes"),
         ranks=gpus,
         gpus=gpus,
         training_s=ends.get("total_s"),
         gpu_hours=gpus * ends["total_s"] / 3600 if gpus and "total_s" in ends else None,
-        step=ends.get("step"),
-        steps=ends.get("steps"),
-        step_is=ends.get("step_is", ""),
-        loss=_both(values.get("loss")),
-        loss_trend=trend(values.get("loss", [])),
-        loss_not_finite=_not_finite(records, "step"),
-        validation=_both(values.get("validation")),
-        validation_not_finite=_not_finite(records, "validation"),
-        accuracy=values["accuracy"][-1] if values.get("accuracy") else None,
-        target_reached=ends.get("target_reached"),
-        speed=speed,
+        step=progress.step,
+        steps=progress.steps,
+        step_is=progress.step_is,
+        steps_of=progress.lap,
+        loss=_both(progress.first_loss, progress.last_loss),
+        loss_trend=trend([value for _, value in _curve(metrics, "step")]),
+        loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
+        validation=_both(progress.first_validation, progress.last_validation),
+        validation_not_finite=progress.validation_not_finite,
+        accuracy=progress.accuracy,
+        target_reached=progress.target_reached,
+        speed=_speed(rates, times, ends, unit, gpus, progress) if trained or ends or _all_ranks(unit) else None,
         no_utilisation="FLOPs are not in the output",
-        phases=Phases(step=1e3 * statistics.fmean(steps) if steps else None),
+        phases=Phases(step=1e3 * statistics.fmean(times) if times else None),
         setting=Setting(precision=precision_in(_head(path))),
+        curves={
+            name: thinned(points)
+            for name, points in ((LOSS, _curve(metrics, "step")), (VALIDATION, _curve(metrics, "validation")))
+            if len(points) > 1
+        },
+        steps_at=[] if progress.laps else thinned([(float(at), float(each.step or 0)) for at, each in numbered]),
     )
+
+
+def metrics_of_log(path: str) -> List[Metric]:
+    """Return what a program printed as metrics. A file has no times: the number of the record stands for them."""
+    found = (parse_metric({"t": float(at), **record}, 0) for at, record in enumerate(_records(path)))
+    return [metric for metric in found if metric]
+
+
+def _curve(metrics: List[Metric], kind: str) -> List[Tuple[float, float]]:
+    return [
+        (metric.t, metric.loss)
+        for metric in metrics
+        if metric.kind == kind and metric.loss is not None and math.isfinite(metric.loss)
+    ]
+
+
+def _all_ranks(unit: str) -> bool:
+    """Return true for the throughput of a training benchmark that drumbeat knows, which may print nothing else."""
+    return bool(unit) and not unit.endswith(AS_PRINTED)
 
 
 def _records(path: str) -> List[Dict[str, Any]]:
@@ -97,13 +126,13 @@ def _gpus(ends: Dict[str, Any]) -> Optional[int]:
     return int(both[0] * both[1]) if both[0] and both[1] else None
 
 
-def _speed(values: Dict[str, List[float]], ends: Dict[str, Any], unit: str, gpus: Optional[int]) -> Optional[Speed]:
-    rates = values.get("rate", [])
+def _speed(
+    rates: List[float], times: List[float], ends: Dict[str, Any], unit: str, gpus: Optional[int], progress: Progress
+) -> Optional[Speed]:
     if not rates and "rate" not in ends:
-        times = [each for each in values.get("step_time", []) if each > 0]
         if not times:
             return None
-        rates, unit = [1 / each for each in times], f"{ends.get('step_is') or 'step'}s/s"
+        rates, unit = [1 / each for each in times], f"{progress.step_is or 'step'}s/s"
     factor, how = 1, "the program's own summary" if "rate" in ends else "mean of what the program prints"
     for words in PER:
         if unit.endswith(words) and gpus:
@@ -117,15 +146,5 @@ def _speed(values: Dict[str, List[float]], ends: Dict[str, Any], unit: str, gpus
     return Speed(value, unit, how, len(rates), low, statistics.median(rates), high, error_of_mean(rates))
 
 
-def _not_finite(records: List[Dict[str, Any]], kind: str) -> str:
-    """Return the last loss if it is nan or infinite (a string: JSON has neither), and the first step from which it was."""
-    losses = [record for record in records if record["kind"] == kind and "loss" in record]
-    bad = list(takewhile(lambda record: isinstance(record["loss"], str), reversed(losses)))
-    if not bad:
-        return ""
-    since = f" since step {bad[-1]['step']}" if isinstance(bad[-1].get("step"), int) else ""
-    return f"{bad[0]['loss']}{since}"
-
-
-def _both(values: Optional[List[float]]) -> Optional[Tuple[float, float]]:
-    return (values[0], values[-1]) if values else None
+def _both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:
+    return None if first is None or last is None else (first, last)

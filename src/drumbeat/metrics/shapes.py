@@ -1,0 +1,82 @@
+"""Behaviour of each number of a printed line over time.
+
+Lines of one form (the same keys in the same order) repeat. Of each of their numbers only a few words are kept: it grows, stands
+still, turns back, begins again inside a counter that goes on. The grammar asks for them where words do not decide.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Tuple
+
+_FORMS = 64  # of one stream; the form that was not seen for longest goes
+
+
+class Slot:
+    """One number of a form."""
+
+    __slots__ = ("first", "last", "ups", "inner", "stays", "turns", "stride", "even", "doubled")
+
+    def __init__(self, value: float) -> None:
+        self.first = self.last = value
+        self.ups = self.stays = self.turns = 0
+        self.inner = 0  # ups while no other count went on
+        self.stride, self.even = 0.0, True  # it always grows by the same
+        self.doubled = 0
+
+    @property
+    def grows(self) -> bool:
+        return self.ups > 0 and not self.turns
+
+    @property
+    def still(self) -> bool:
+        return self.stays > 0 and not self.ups and not self.turns
+
+    @property
+    def doubles(self) -> bool:
+        return self.doubled > 1 and self.doubled == self.ups and not self.turns
+
+    @property
+    def falls(self) -> bool:
+        return self.last < self.first
+
+    def add(self, value: float, others_grow: bool) -> None:
+        step, self.last = value - self.last, value
+        if step > 0:
+            self.ups += 1
+            self.doubled += value == 2 * step and value > 2
+            self.inner += not others_grow
+            self.even = self.even and self.stride in (0.0, step)
+            self.stride = step
+        elif step == 0:
+            self.stays += 1
+        elif not (others_grow and self.inner and value <= self.first):  # else it has begun again
+            self.turns += 1
+
+
+class Shapes:
+    """The forms of one stream."""
+
+    def __init__(self) -> None:
+        self._forms: Dict[Tuple[Tuple[str, ...], ...], List[Slot]] = {}
+        self.comma = False  # numbers have a decimal comma
+        self.again = self.changed = False  # the form of the last line had been seen before; and with other values
+        self.improving = False  # a value has fallen while a counter grew
+        self.losses = 0  # lines with a loss of any kind
+
+    def seen(self, form: Tuple[Tuple[str, ...], ...], values: Sequence[float], whole: Sequence[bool]) -> List[Slot]:
+        """Add a line and return its numbers' behaviour."""
+        slots = self._forms.pop(form, None)
+        if slots is None:
+            slots = [Slot(value) for value in values]
+            self.again = self.changed = False
+            if len(self._forms) >= _FORMS:
+                del self._forms[next(iter(self._forms))]
+        else:
+            ups = [value > slot.last for slot, value in zip(slots, values)]
+            self.again = True
+            self.changed = any(value != slot.last for slot, value in zip(slots, values))
+            growing = sum(up and count for up, count in zip(ups, whole))
+            for slot, value, up, count in zip(slots, values, ups, whole):
+                slot.add(value, growing > (up and count))
+        self._forms[form] = slots
+        return slots
