@@ -74,9 +74,9 @@ def secret_values(
 def pod_script(order: Order, folder: str, linger: int) -> str:
     names = " ".join((SCRIPT, ORDER, *(f"{PROGRAM}_{number}" for number in range(PIECES))))
     unpack = (
-        "import base64, gzip, os, sys; "
+        "import base64, lzma, os, sys; "
         f"text = ''.join(os.environ['{PROGRAM}_%d' % number] for number in range({PIECES})); "
-        "open(sys.argv[1], 'wb').write(gzip.decompress(base64.b85decode(text))); "
+        "open(sys.argv[1], 'wb').write(lzma.decompress(base64.b85decode(text))); "
         f"open(sys.argv[2], 'w').write(os.environ['{ORDER}'])"
     )
     program, order_file = f"{LOCAL}/drumbeat.pyz", f"{LOCAL}/order.json"
