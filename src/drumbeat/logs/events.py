@@ -62,6 +62,7 @@ class Event:
     meant: str = ""  # the code of plain words, read with the log's own words for ranks
     task: Optional[int] = None  # of srun -l, as its line begins
     rank_is_task: bool = False  # no other words name the rank
+    of_table: bool = False  # an entry of a launcher's table, and not the one that it calls the first
 
     @property
     def sense(self) -> str:
@@ -129,6 +130,7 @@ class Events:
         host: str = "",
         pid: int = 0,
         device: Optional[int] = None,
+        of_table: bool = False,
     ) -> None:
         rule = match.rule
         if rule.role == REPORT and len(self.reported) < MAX_SOURCES:
@@ -157,6 +159,7 @@ class Events:
             level=line.level or ("I" if match.talk else ""),
             task=line.task,
             rank_is_task=line.rank_is_task,
+            of_table=of_table,
         )
         self._keep((rule.id, evidence.file or "", rank, host), event, most)
 
@@ -283,6 +286,11 @@ class Events:
         else:
             self._first.append(event)
         self._per_source[source] = count + 1
+
+
+def is_reported(text: str) -> bool:
+    """Return True if a launcher or scheduler speaks of a process that it started."""
+    return bool(_REPORTED.search(text)) or text.startswith(("srun: ", "slurmstepd: "))
 
 
 def _reported(text: str) -> Tuple[Optional[int], str, bool]:

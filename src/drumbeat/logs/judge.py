@@ -539,6 +539,7 @@ class _Judge:
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
         named = named and not self.tiers.trained_behind() and not found.unexplained
+        named = named and not all(map(self.tiers.may_have_been_outlived, alike))
         return replace(
             rest,
             answer=finding.code,
@@ -568,8 +569,8 @@ class _Judge:
         first = self.first if self.first and self.first.exit_code and self.first.rank is not None else None
         if lost and first and all(self.ranks.rank(event) not in (None, first.rank) for event in lost):
             return self._reported_only(rest, first)  # who lost a peer is known, and so is who was lost
-        if lost:
-            event = self._first_of(lost)
+        if lost:  # a line that names the lost peer says more than one that sends to the other logs
+            event = self._first_of([each for each in lost if each.match and each.match.groups.get("rank")] or lost)
             return replace(
                 rest,
                 answer=event.code,

@@ -14,7 +14,7 @@ from drumbeat.causes import events as order
 from drumbeat.causes.events import consequences, may_follow
 from drumbeat.causes.table import NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import ERROR, Finding
-from drumbeat.logs.events import Event, RankOf
+from drumbeat.logs.events import Event, RankOf, is_reported
 from drumbeat.logs.failure import AT_THE_END, Log
 from drumbeat.logs.meaning.grammar import is_listed
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
@@ -36,10 +36,21 @@ WAITED = frozenset({"collective-timeout"})
 BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
 # Signs that a process ended; any other symptom may be lived through.
 _ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
+_DEATHS = _ENDS - NOBODYS_FAULT - {"watchdog-stuck"}
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
 _TIME_LIMIT = "DUE TO TIME LIMIT"
 TEARDOWN = 60  # seconds before a time limit is logged in which ranks end because of it
 _TEARDOWN = re.compile(r"(?i)shut ?down|SignalException|KeyboardInterrupt|SIGTERM|terminat|closed|interrupted")
+# How the tools that scripts set a run up with begin their errors: pip, compilers, make, apt, conda, npm, git, downloads.
+_OF_TOOLS = re.compile(
+    r"\s*[\u2502|\u00d7\u2570\u256d] *\S|Failed to build \w|E: |Err:\d+ |fatal: "
+    r"|\s*(?:ERROR|error): (?:subprocess-exited|metadata-gen|Could not (?:find a v|install|build|open req)"
+    r"|Failed (?:building|to build)|No matching dist|Command errored|command ['\"]|could not compile|failed to solve)"
+    r"|\s*(?:g?make|cmake)(?:\[\d+\])?: |\s*ninja: |\s*(?:CMake|configure:?|dpkg:|FAILED:|npm|yarn) (?:[Ee]rr(?:or|!)|\S+\.o\b)"
+    r"|\s*(?:\S*/)?(?:g\+\+|gcc|c\+\+|clang\S*|nvcc|cc1plus|ld|collect2)(?: (?:fatal|error)| ?: )"
+    r"|(?:Conda|Mamba|LibMamba|PackagesNotFound|ResolvePackage|EnvironmentNameNot|UnsatisfiableEr)\w*(?:Error|Found)?:"
+    r"|(?:curl|wget|tar|unzip|gzip|rsync|git|cp|mv|rm|ln|mkdir|rmdir|chmod|modprobe|ulimit|umount|mount): "
+)
 _ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
 
 
@@ -64,6 +75,7 @@ class Tiers:
         for event in live:
             self.tiers[NOTE if self.survived(event) else self._tier(event)].append(event)
         self._put_behind_the_death()
+        self._put_behind_what_went_on()
         self._sort_out()
 
     def __getitem__(self, tier: str) -> List[Event]:
@@ -92,6 +104,32 @@ class Tiers:
             self.tiers[tier] = [event for event, each in pairs if each not in behind]
             self.tiers[CONSEQUENCE] += [event for event, each in pairs if each in behind]
 
+    def _put_behind_what_went_on(self) -> None:
+        """A death that nobody reports of a rank, and that no other failure follows before hundreds of lines were written or
+        steps were made, ended a helper or a command of the script: not the run."""
+        failing = sorted((each for tier in _FAILING for each in self.tiers[tier]), key=lambda each: each.number)
+        for event in [each for each in self.tiers[SYMPTOM] if each.code in _DEATHS and not self._of_a_rank(each)]:
+            behind = (
+                each.number - event.number
+                for each in failing
+                if each.evidence.file == event.evidence.file and each.code not in (event.code, *NOBODYS_FAULT)
+            )
+            next_one = min((lines for lines in behind if lines >= 0), default=None)
+            quiet = self.log.after(event) if next_one is None else next_one
+            if quiet > CAUGHT_LINES or next_one is None and self.log.trains_on(event):
+                self.tiers[SYMPTOM].remove(event)
+                self.tiers[NOTE].append(event)
+                self.lived_through = True
+
+    def may_have_been_outlived(self, event: Event) -> bool:
+        """Hundreds of lines follow a death that nobody reports of a rank."""
+        return event.code in _DEATHS and self.log.after(event) > CAUGHT_LINES and not self._of_a_rank(event)
+
+    def _of_a_rank(self, event: Event) -> bool:
+        """Return True if a launcher or scheduler says so of a rank, or the line names it."""
+        first = self.first is not None and self.first.evidence.file == event.evidence.file
+        return first or event.rank is not None or bool(event.host) or is_reported(event.evidence.text)
+
     def _put_behind_the_time_limit(self) -> None:
         """Slurm ended the job: what was raised after that, or in the seconds before it as ranks got their signal, follows."""
         limits = [event for event in self.tiers[SYMPTOM] if _TIME_LIMIT in event.evidence.text]
@@ -106,11 +144,14 @@ class Tiers:
         if record and kind == order.OUTSIDE and file == record.source and 0 <= event.sequence - record.order <= TABLE:
             return replace(record, order=event.sequence)
         place = order.Place(self.ranks.rank(event) if not self.ranks.local(event) else None, host=event.host or "")
-        return order.Event(kind, place, event.time, event.time, event.sequence, file)
+        when = None if _ELASTIC_FAILED.search(event.evidence.text) else event.time  # torchrun says so in the end
+        return order.Event(kind, place, when, when, event.sequence, file)
 
     def _tier(self, event: Event) -> str:
         if event.number <= self._restarted.get(event.evidence.file, 0):
             return NOTE if event.match and event.match.rule.role in (CAUSE, SYMPTOM, NOTE) else NOISE
+        if _survivable(event) and self._lived_through(event):
+            return NOTE if event.match and event.match.rule.role != CONSEQUENCE else NOISE
         if event.said:
             return NOISE if self._done_before(event) and event.level not in ("E", "F") else SAID
         if event.match is None and event.level in ("I", "W") and not event.bare:
@@ -118,6 +159,8 @@ class Tiers:
         if event.match is None:
             return UNEXPLAINED if event.bare else CAUSE
         rule = event.match.rule
+        if event.of_table and self.first is not None and self.ranks.rank(event) != self.first.rank:
+            return CONSEQUENCE  # the launcher had seen another rank fail, and ended this one
         if rule.severity != ERROR and rule.role in (CAUSE, SYMPTOM):
             return NOTE
         if rule.fallback and (self._lived_through(event) or self._connects_after(event)):
@@ -130,8 +173,6 @@ class Tiers:
             return NOTE
         if event.mention and event.rank is None and (self._good_end_after(event) or self.log.trains_on(event)):
             return NOISE if rule.role in (REPORT, CONSEQUENCE) else NOTE
-        if rule.survivable and self._lived_through(event):
-            return NOISE if rule.role == CONSEQUENCE else NOTE
         if (rule.role == CONSEQUENCE or event.code == "terminated") and self._done_before(event):
             return NOISE
         if event.code == "killed" and self._killed_by_srun(event):
@@ -389,7 +430,9 @@ def _ended_by(event: Event, limit: Event) -> bool:
 
 
 def _survivable(event: Event) -> bool:
-    return event.match is not None and event.match.rule.survivable
+    """Return True for a line of a script, which goes on behind it."""
+    of_rule = event.match is not None and event.match.rule.survivable
+    return of_rule or event.rank is None and bool(_OF_TOOLS.match(event.evidence.text))
 
 
 # Events that another one explains: in the same traceback, on the same line, passed on, or lived through by their rank.
@@ -420,12 +463,13 @@ def explained(exception: Event, known: Nearby) -> bool:
 
 
 def without_reraised(causes: List[Event]) -> List[Event]:
-    """An exception that only passes on what a worker or replica raised: the worker's own stands below it."""
+    """An exception that only passes on what a worker or replica raised, or has no words of its own before those that it quotes:
+    the worker's own stands below it."""
     near = Nearby(causes)
     return [
         event
         for event in causes
-        if not (event.match is None and _RERAISED.search(event.exception))
+        if not (event.match is None and (_RERAISED.search(event.exception) or event.exception.rstrip().endswith(":")))
         or not near.between(event.evidence.file, event.number + 1, event.number + 299)
     ]
 

@@ -74,6 +74,29 @@ DEATH_WORDS = (
     "signal", "Signal", "SIGNAL", "exitcode", "exitCode", "exit code", "Exit Code", "EXIT CODE", "exit status", "return code",
     "exited with code",
 )  # fmt: skip
+_INITIALS = regex(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+@functools.lru_cache(maxsize=1)
+def gpu_errors() -> Mapping[str, str]:
+    """Names and texts of the GPU runtimes' errors -> the code of their cause."""
+    found = {}
+    for code, row in load("drumbeat.logs.meaning", "gpu_errors").items():
+        for name in row["names"]:
+            driver = f"CUDA_ERROR_{_INITIALS.sub('_', name).upper()}"
+            found.update(dict.fromkeys((f"cudaError{name}", f"hipError{name}", driver), code))
+        found.update(dict.fromkeys(row["texts"], code))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def gpu_error_in(text: str) -> Tuple[str, Tuple[int, int]]:
+    """Return the code of the first such error in the text, and its place; empty where none is there."""
+    found = [(text.find(words), -len(words), code) for words, code in gpu_errors().items() if words in text]
+    start, length, code = min(found, default=(0, 0, ""))
+    return code, (start, start - length)
+
+
 _HTTP = regex(
     r"(?i)\b(?:https?|(?-i:GET|POST) \S{1,200} \S{0,2}|status(?: code)?"
     r"|answer(?:ed|s)?|return(?:ed|s)?|response|repl(?:ied|ies)|gave|got|sa(?:id|ys))"
@@ -107,7 +130,7 @@ def words() -> Words:
 
 def senses() -> FrozenSet[str]:
     """Every code that the grammar or the model of likely.py can give."""
-    known = (*OF_ERRNO.values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows))
+    known = (*OF_ERRNO.values(), *gpu_errors().values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows))
     return frozenset((*known, *load("drumbeat.logs.meaning", "weights"))) - {PROGRAM}
 
 
@@ -137,6 +160,9 @@ MAX = 600  # characters of an error that are read
 def sense(text: str) -> str:
     """The code of what this error means; empty where its words do not tell."""
     text = text[:MAX]
+    runtime = gpu_error_in(text)[0]
+    if runtime:
+        return runtime
     found = _ERRNO.search(text)
     exact = (OF_ERRNO.get(int(found["number"])) if found["number"] else _NAMES[found["name"]]) if found else None
     if exact is None:

@@ -63,6 +63,26 @@ def unwrap(lines: Sequence[bytes]) -> List[bytes]:
     return whole
 
 
+TWICE = re.compile(rb"EErrrroorr|(\w{2,60}(?:Error|Exception))\1")
+MAX_TWICE = 400  # bytes
+
+
+def once(line: bytes) -> bytes:
+    """The line, where several ranks have printed it at the same time, letter by letter or piece by piece: `SSyynnttaaxx`."""
+    size = len(line)
+    pieces = [0] * size + [-1]  # at each place: half of what comes twice there, if all behind it does too
+    for start in range(size - 2, -1, -1) if size <= MAX_TWICE else ():
+        for half in range(1, (size - start) // 2 + 1):
+            if pieces[start + 2 * half] and line.startswith(line[start : start + half], start + half):
+                pieces[start] = half
+                break
+    start, found = 0, b""
+    while start < size and pieces[start]:
+        found += line[start : start + pieces[start]]
+        start += 2 * pieces[start]
+    return once(found) if start == size and TWICE.search(found) else found if start == size else line
+
+
 def _begin(text: str) -> str:
     return text[:_BEGINNING].translate(_DIGITS)
 
