@@ -41,7 +41,8 @@ _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Te
 _TIME_LIMIT = "DUE TO TIME LIMIT"
 TEARDOWN = 60  # seconds before a time limit is logged in which ranks end because of it
 _TEARDOWN = re.compile(r"(?i)shut ?down|SignalException|KeyboardInterrupt|SIGTERM|terminat|closed|interrupted")
-# How the tools that scripts set a run up with begin their errors: pip, compilers, make, apt, conda, npm, git, downloads.
+# How tools and libraries begin errors behind which a run goes on: pip, compilers, make, apt, conda, npm, git, downloads;
+# Slurm's set-up of a step, caches of compiled kernels, a Lustre client.
 _OF_TOOLS = re.compile(
     r"\s*[\u2502|\u00d7\u2570\u256d] *\S|Failed to build \w|E: |Err:\d+ |fatal: "
     r"|\s*(?:ERROR|error): (?:subprocess-exited|metadata-gen|Could not (?:find a v|install|build|open req)"
@@ -49,6 +50,7 @@ _OF_TOOLS = re.compile(
     r"|\s*(?:g?make|cmake)(?:\[\d+\])?: |\s*ninja: |\s*(?:CMake|configure:?|dpkg:|FAILED:|npm|yarn) (?:[Ee]rr(?:or|!)|\S+\.o\b)"
     r"|\s*(?:\S*/)?(?:g\+\+|gcc|c\+\+|clang\S*|nvcc|cc1plus|ld|collect2)(?: (?:fatal|error)| ?: )"
     r"|(?:Conda|Mamba|LibMamba|PackagesNotFound|ResolvePackage|EnvironmentNameNot|UnsatisfiableEr)\w*(?:Error|Found)?:"
+    r"|slurmstepd: error: (?:Unable|Could not|Setting)\b|MIOpen\(\w+\): |Lustre(?:Error)?: "
     r"|(?:curl|wget|tar|unzip|gzip|rsync|git|cp|mv|rm|ln|mkdir|rmdir|chmod|modprobe|ulimit|umount|mount): "
 )
 _ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
@@ -265,13 +267,22 @@ class Tiers:
         )
 
     def _without_trained_on(self, causes: List[Event]) -> List[Event]:
-        """An error behind which training went on, step by step, did not end it: one of the same rank at the end did."""
-        last = {(event.evidence.file, event.rank): event for event in sorted(causes, key=lambda each: each.number)}
+        """An error behind which training went on, step by step, did not end it: one of the same rank at the end did, or any
+        where no rank is known and no traceback ends there (whose words may come before what was printed earlier)."""
+        last = {
+            key: event
+            for event in sorted(causes, key=lambda each: each.number)
+            for key in ((event.evidence.file, event.rank), (event.evidence.file, None))
+        }
         passed = [
             event
             for event in causes
-            if (end := last[(event.evidence.file, event.rank)]).number > event.number + MESSAGE_LINES
+            if (end := last[(event.evidence.file, event.rank)]).number > event.number
             and end.code != event.code
+            and (
+                not self.log.is_raised(event, MESSAGE_LINES)
+                or (end.rank == event.rank and end.number > event.number + MESSAGE_LINES)
+            )
             and self.log.after(end) <= AT_THE_END + MESSAGE_LINES
             and self.log.trained_between(event, end)
         ]
@@ -429,10 +440,14 @@ def _ended_by(event: Event, limit: Event) -> bool:
     return limit.number - event.number <= AT_THE_END and bool(_TEARDOWN.search(event.exception))
 
 
+def of_tool(event: Event) -> bool:
+    """Return True for a line of no rank, of a tool or library behind whose errors a run goes on."""
+    return event.rank is None and bool(_OF_TOOLS.match(event.evidence.text))
+
+
 def _survivable(event: Event) -> bool:
     """Return True for a line of a script, which goes on behind it."""
-    of_rule = event.match is not None and event.match.rule.survivable
-    return of_rule or event.rank is None and bool(_OF_TOOLS.match(event.evidence.text))
+    return event.match is not None and event.match.rule.survivable or of_tool(event)
 
 
 # Events that another one explains: in the same traceback, on the same line, passed on, or lived through by their rank.
