@@ -19,7 +19,9 @@ def answer(*lines):
     return failure.answer, failure.finding.rank
 
 
-@pytest.mark.parametrize("words", ["Input/output error", "Transport endpoint is not connected", "No space left on device"])
+@pytest.mark.parametrize(
+    "words", ["Input/output error", "Transport endpoint is not connected", "No space left on device"]
+)
 def test_an_error_of_a_network_library_is_the_network_s(words):
     assert read(OFI.format(5, words)).failure.answer == "ofi-error"
     for line in (
@@ -32,7 +34,10 @@ def test_an_error_of_a_network_library_is_the_network_s(words):
 
 
 def test_an_error_of_a_file_system_s_client_is_the_file_system_s():
-    assert sense("LustreError: 11-0: scratch-OST0012: connection to the server was lost, connection refused") == "storage-error"
+    assert (
+        sense("LustreError: 11-0: scratch-OST0012: connection to the server was lost, connection refused")
+        == "storage-error"
+    )
 
 
 def test_a_run_that_went_on_ended_otherwise():

@@ -50,7 +50,7 @@ _OF_TOOLS = re.compile(
     r"|\s*(?:g?make|cmake)(?:\[\d+\])?: |\s*ninja: |\s*(?:CMake|configure:?|dpkg:|FAILED:|npm|yarn) (?:[Ee]rr(?:or|!)|\S+\.o\b)"
     r"|\s*(?:\S*/)?(?:g\+\+|gcc|c\+\+|clang\S*|nvcc|cc1plus|ld|collect2)(?: (?:fatal|error)| ?: )"
     r"|(?:Conda|Mamba|LibMamba|PackagesNotFound|ResolvePackage|EnvironmentNameNot|UnsatisfiableEr)\w*(?:Error|Found)?:"
-    r"|slurmstepd: error: (?:Unable|Could not|Setting)\b|MIOpen\(\w+\): |Lustre(?:Error)?: "
+    r"|slurmstepd: error: (?:Unable|Could not|Setting)\b|MIOpen\(\w+\): |Lustre(?:Error)?: |mlx[45]_core "
     r"|(?:curl|wget|tar|unzip|gzip|rsync|git|cp|mv|rm|ln|mkdir|rmdir|chmod|modprobe|ulimit|umount|mount): "
 )
 _ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")

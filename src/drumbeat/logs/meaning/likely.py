@@ -11,7 +11,7 @@ from typing import Dict, Mapping, Set, Tuple
 
 from drumbeat.base.data import load
 from drumbeat.base.regex import regex
-from drumbeat.logs.meaning.senses import MAX, of_owner, row_of, sense, spelt, words
+from drumbeat.logs.meaning.senses import MAX, owned, row_of, sense, spelt, words
 
 _NO_CAUSES = ("benign", "aftermath", "vague")  # codes of the model
 _LETTERS = regex(r"[a-z+]+")
@@ -68,4 +68,4 @@ def likely_sense(text: str) -> Tuple[str, float]:
         kinds = (meant, words().like.get(meant, meant))
         points[meant] = max(points.get(each, 0.0) for each in kinds) + weight
     best = max(points, key=points.__getitem__, default="")
-    return of_owner(text, best), points.get(best, 0.0)
+    return owned(text, best), points.get(best, 0.0)

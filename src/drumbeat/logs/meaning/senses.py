@@ -158,7 +158,7 @@ _SET = regex(
 MAX = 600  # characters of an error that are read
 
 
-def of_owner(text: str, code: str) -> str:
+def owned(text: str, code: str) -> str:
     """The code of an error, bounded by the library that wrote the line: a network library's I/O error is the network's."""
     owner = next((each for each in words().owners if each[0].search(text)), None)
     return owner[1] if owner and code in owner[2] else code
@@ -168,7 +168,7 @@ def of_owner(text: str, code: str) -> str:
 def sense(text: str) -> str:
     """The code of what this error means; empty where its words do not tell."""
     code = _sense(text[:MAX])
-    return of_owner(text[:MAX], code) if code else ""
+    return owned(text[:MAX], code) if code else ""
 
 
 def _sense(text: str) -> str:
@@ -207,7 +207,8 @@ _NAMES_OBJECT = {
 
 
 _MEMBER = regex(
-    r"(?i)\b(?:rank|worker|trainer|member|replica|(?<!kill )(?<!killed )process(?! \d+ \()|proc|peer|task|child|actor|participant)[\s#=:]{1,2}(\d{1,6})\b"
+    r"(?i)\b(?:rank|worker|trainer|member|replica|(?<!kill )(?<!killed )process(?! \d+ \()|proc|peer|task|child|actor|participant)"
+    r"[\s#=:]{1,2}(\d{1,6})\b"
 )
 
 

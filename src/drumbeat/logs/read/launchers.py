@@ -315,7 +315,6 @@ def _judge(
     group: str, timeouts: Dict[int, Timeout], nranks: Optional[int], enqueued: Dict[int, Enqueued]
 ) -> Optional[Late]:
     sequences = {timeout.sequence for timeout in timeouts.values()}
-    operations = {(timeout.sequence, timeout.operation) for timeout in timeouts.values()}
     evidence = tuple(timeout.evidence for timeout in sorted(timeouts.values(), key=lambda t: t.sequence)[:3])
     if len(sequences) > 1:
         behind = [rank for rank, timeout in timeouts.items() if timeout.sequence == min(sequences)]
@@ -328,20 +327,16 @@ def _judge(
     callers: Dict[str, List[int]] = {}
     for rank in sorted(timeouts):
         callers.setdefault(timeouts[rank].operation, []).append(rank)
-    if len(callers) > 1 and not _BETWEEN_TWO.issuperset(callers):
-        calls = ", ".join(f"{operation} ({ranks(callers[operation])})" for operation in sorted(callers))
-        alone = [each[0] for each in callers.values() if len(each) == 1]
-        odd = _only(alone) if len(timeouts) > 2 else None
-        shown = tuple(timeouts[each[0]].evidence for each in sorted(callers.values(), key=len)[:3])
-        return Late(
-            find(
-                "collective-desync", "operations", sequence=min(sequences), operations=calls, evidence=shown, rank=odd,
-                confidence=CERTAIN if group else LIKELY,  # else they may be of two groups
-            )
-        )  # fmt: skip
+    sequence, operation = sequences.pop(), next(iter(callers))
     if len(callers) > 1:
-        return None
-    (sequence, operation) = next(iter(operations))
+        calls = ", ".join(f"{each} ({ranks(who)})" for each, who in sorted(callers.items()))
+        odd = _only([who[0] for who in callers.values() if len(who) == 1]) if len(timeouts) > 2 else None
+        shown = tuple(timeouts[who[0]].evidence for who in sorted(callers.values(), key=len)[:3])
+        sure = CERTAIN if group else LIKELY  # else they may be of two groups
+        differ = find(
+            "collective-desync", "operations", sequence=sequence, operations=calls, evidence=shown, rank=odd, confidence=sure
+        )  # fmt: skip
+        return None if _BETWEEN_TWO.issuperset(callers) else Late(differ)
     behind = sorted(rank for rank, last in enqueued.items() if last.number < sequence and rank not in timeouts)
     silent = [rank for rank in _silent(timeouts, nranks) if rank not in enqueued]
     absent = [*behind, *silent]
