@@ -107,7 +107,7 @@ _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
 # Of lines that tell something without any word of a rule.
-_SIGNS = (ESCAPE, b"EErrrroorr", *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
+_SIGNS = (ESCAPE, b"EErr", *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *communicators.SIGNS)
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 4_000  # lines of one shape from which something is still learnt
@@ -540,7 +540,7 @@ class Reader:
         return bare or raised is not None
 
     def _message_below(self, named: Line, number: int) -> str:
-        """The message of an exception that was written in pieces, each of which came as a line: its name, a colon, and the rest."""
+        """The message of an exception that was written in pieces, each of which came as a line: name, colon, and the rest."""
         first, chunk = self._chunk
         message = ""
         for raw in chunk[number - first + 1 : number - first + 1 + PIECES] if number >= first else ():

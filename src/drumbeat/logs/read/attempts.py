@@ -43,6 +43,7 @@ WINDOW = 120  # lines within which such lines belong to one start
 REPEATS = 100  # times that such a line may come within one run: each rank has its banner
 PAUSE = 60  # seconds between two runs of which only few lines are alike
 MAX_SHAPES = 4_000
+MAX_ENDS = 1_000  # lines of ends behind which new openings are learned
 _NAMED = re.compile(rb"[A-Za-z]{3}.*[A-Za-z]{3}")
 _COUNTS = re.compile(rb"it/s|s/it|%\||(?i:\b(?:step|iter\w*|epoch|loss)\b)")  # what comes again within one run
 _BAR = re.compile(rb"[A-Za-z][^\n:%|]{3,60}:\s+(?=0%\|)")  # a bar that begins: the same bar is full before
@@ -65,6 +66,7 @@ class Opening:
         self._sizes = [0]  # lines of each opening
         self._left = OPENING  # lines of this one still to come
         self._ended = False  # since the last start
+        self._ends = 0
         self._recent: List[Tuple[int, bytes]] = []  # line and shape
         self._repeats: Dict[bytes, int] = {}
 
@@ -72,13 +74,19 @@ class Opening:
         """The lines at which an opening comes again behind an end, among these from number `first` on; and whether a pause or
         a bar shows that it is no other rank's of the same run."""
         if self._left <= 0 and self._shapes.keys().isdisjoint(shapes):
+            if self._ended and self._ends > MAX_ENDS:
+                return []
             text = b"\n".join(shapes)
             if not _has_end(text) and not (self._ended and b" 0%|" in text):
                 return []
         starts = []
+        many = self._ended and self._ends > MAX_ENDS
         for place, (shape, line) in enumerate(zip(shapes, lines)):
+            if many and shape not in self._shapes:
+                continue
             if _has_end(shape):
-                if not self._ended or len(self._sizes) < MAX_STARTS:
+                self._ends += 1
+                if not self._ended or self._ends < MAX_ENDS:
                     self._sizes += [0] if self._sizes[-1] else []
                     self._ended, self._left, self._recent = True, BEHIND, []
                 continue
@@ -98,14 +106,15 @@ class Opening:
 
     def _again(self, number: int, shape: bytes, lines: Sequence[bytes], begins: bool) -> List[Tuple[int, bool]]:
         """`lines` end with this one."""
-        if not self._ended:
-            self._repeats[shape] = self._repeats.get(shape, 0) + 1
-            if self._repeats[shape] > REPEATS:
-                del self._shapes[shape]
+        self._repeats[shape] = self._repeats.get(shape, 0) + 1
+        if self._repeats[shape] > REPEATS:
+            del self._shapes[shape]
+        if not self._ended or shape not in self._shapes:
             return []
         self._recent = [*(each for each in self._recent if number - each[0] <= WINDOW), (number, shape)]
         opening = self._shapes[shape][0]
-        places = {place for start, place in (self._shapes[each] for _, each in self._recent) if start == opening}
+        known = [self._shapes[each] for _, each in self._recent if each in self._shapes]
+        places = {place for start, place in known if start == opening}
         size = self._sizes[opening]
         needed = max(2 if opening else 3, min(8, (size + 1) // 2))
         if not begins and (len(places) < needed or min(places) > size // 3):
@@ -125,12 +134,17 @@ def _pause(lines: Sequence[bytes]) -> Tuple[Optional[int], int]:
     where fewer than two have one."""
     times = [(place, match) for place, match in enumerate(map(_TIME.search, lines)) if match]
     seconds = [(place, int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])) for place, match in times]
-    pauses = [((later - one) % 86_400, place) for (_, one), (place, later) in zip(seconds, seconds[1:])]
+    pauses = [
+        ((later - one + 43_200) % 86_400 - 43_200, place) for (_, one), (place, later) in zip(seconds, seconds[1:])
+    ]
     return max(pauses, default=(None, 0))
 
 
 def _has_end(text: bytes) -> bool:
-    return any(words in text for words in _ENDS)
+    for words in _ENDS:  # noqa: SIM110 (quicker than any)
+        if words in text:
+            return True
+    return False
 
 
 class Runs:

@@ -63,7 +63,7 @@ def unwrap(lines: Sequence[bytes]) -> List[bytes]:
     return whole
 
 
-TWICE = re.compile(rb"EErrrroorr|(\w{2,60}(?:Error|Exception))\1")
+TWICE = re.compile(rb"EE+rrrr+oo+rr|(\w{2,60}(?:Error|Exception))\1")
 MAX_TWICE = 400  # bytes
 
 
