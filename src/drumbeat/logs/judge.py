@@ -18,6 +18,7 @@ from drumbeat.findings.model import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNI
 from drumbeat.logs.events import Event, RankOf
 from drumbeat.logs.failure import AT_THE_END, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, WORDS, Failure, Log
 from drumbeat.logs.meaning.conditions import Whole, holds, with_settings
+from drumbeat.logs.meaning.essence import message
 from drumbeat.logs.meaning.grammar import names_itself
 from drumbeat.logs.meaning.rules import (
     CAUSE,
@@ -60,9 +61,8 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         where, sure = (event.evidence, *event.beside), LIKELY if event.sense else CERTAIN
         own = not known or known.rule.blames == SELF and known.rule.role in (CAUSE, SYMPTOM)
         rank = rank_in(event.exception) if event.said and rank is None and own else rank
-        return Finding(
-            event.code, ERROR, event.exception, cause, fix, where, host=event.host, rank=rank, confidence=sure
-        )
+        title = message(event.exception) if event.said else event.exception
+        return Finding(event.code, ERROR, title, cause, fix, where, host=event.host, rank=rank, confidence=sure)
     rule = event.match.rule
     severity = rule.severity if rule.role != CONSEQUENCE else INFO
     severity = WARNING if rule.role == NOTE and severity == ERROR else severity

@@ -8,16 +8,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.causes import events as order
 from drumbeat.causes.events import consequences, may_follow
-from drumbeat.causes.table import NOBODYS_FAULT, kind_of
+from drumbeat.causes.table import CONSEQUENCES, NOBODYS_FAULT, kind_of
 from drumbeat.findings.model import ERROR, Finding
 from drumbeat.logs.events import Event, RankOf, is_reported
 from drumbeat.logs.failure import AT_THE_END, Log
 from drumbeat.logs.meaning.grammar import is_listed
 from drumbeat.logs.meaning.rules import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
+from drumbeat.logs.meaning.senses import PROGRAM, rank_in
 from drumbeat.logs.read.launchers import NOTICED, FirstFailure
 from drumbeat.logs.read.tracebacks import CUT_OFF, Survived
 
@@ -139,6 +140,28 @@ class Tiers:
             behind = [event for event in self.tiers[tier] if any(_ended_by(event, limit) for limit in limits)]
             self.tiers[tier] = [event for event in self.tiers[tier] if event not in behind]
             self.tiers[NOTE] += [event for event in behind if event.match]
+
+    def _put_behind_its_cause(self) -> None:
+        """An exception that tells of another member, whose own fate other words explain: these are the cause."""
+        causes = [event for event in self.tiers[SAID] if event.code not in (PROGRAM, *CONSEQUENCES)]
+        explained_ones = {rank for event in causes for rank in self._tells_of(event)}
+        for tier in (CAUSE, UNEXPLAINED) if explained_ones else ():
+            told = [
+                event
+                for event in self.tiers[tier]
+                if event.match is None
+                and event.code in (PROGRAM, *CONSEQUENCES)
+                and (self._tells_of(event) - {self.ranks.rank(event)}) & explained_ones
+            ]
+            self.tiers[tier] = [event for event in self.tiers[tier] if event not in told]
+            self.tiers[CONSEQUENCE] += told
+
+    def _tells_of(self, event: Event) -> Set[int]:
+        """The members that its words name, and its speaker where they name none."""
+        file, named = event.evidence.file or "", rank_in(event.exception)
+        found = self.log.labels.named(file, event.number) | ({named} if named is not None else set())
+        own = self.ranks.rank(event)
+        return found or ({own} if own is not None else set())
 
     def in_order(self, event: Event, tier: str) -> order.Event:
         """The event as the judge of order takes it. A line of the launcher's own table is its record."""
@@ -359,6 +382,7 @@ class Tiers:
         if any(event.code in NOBODYS_FAULT and event.code != "terminated" for event in tiers[SYMPTOM]):
             tiers[CONSEQUENCE] += [event for event in tiers[SYMPTOM] if event.code == "terminated"]
             tiers[SYMPTOM] = [event for event in tiers[SYMPTOM] if event.code != "terminated"]
+        self._put_behind_its_cause()
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):

@@ -18,6 +18,7 @@ from drumbeat.base.data import load
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.regex import regex
 from drumbeat.causes.table import OF_ERRNO
+from drumbeat.logs.meaning.essence import without_names
 
 # Names, numbers and texts of errno all mean the same.
 _TEXTS = {os.strerror(number).lower(): code for number, code in OF_ERRNO.items()}
@@ -133,7 +134,7 @@ def words() -> Words:
 def senses() -> FrozenSet[str]:
     """Every code that the grammar or the model of likely.py can give."""
     known = (*OF_ERRNO.values(), *gpu_errors().values(), *CODE_OF_SIGNAL.values(), *(code for code, _ in words().rows))
-    return frozenset((*known, *load("drumbeat.logs.meaning", "weights"))) - {PROGRAM}
+    return frozenset((*known, *load("drumbeat.logs.meaning", "weights")["codes"])) - {PROGRAM}
 
 
 def _joined(text: str) -> str:
@@ -282,7 +283,7 @@ def _together(places: Sequence[Sequence[Tuple[int, int]]]) -> bool:
 
 def spelt(text: str) -> str:
     """In small letters and plain words."""
-    text = _APOSTROPHE.sub(" not", text)
+    text = _APOSTROPHE.sub(" not", without_names(text))
     for pattern, word in words().names:
         text = pattern.sub(word, text)
     text = text.lower()
