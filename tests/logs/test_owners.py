@@ -73,9 +73,9 @@ JobId=884213 JobName=llm
 """
 RAS = """
 ============================ ROCm System Management Interface ============================
-GPU[0]		: GPU[0]: RAS INFO
-		       Block     Status  Correctable Error  Uncorrectable Error
-		         UMC    ENABLED                  0                    2
+GPU[0]\t\t: GPU[0]: RAS INFO
+\t\t       Block     Status  Correctable Error  Uncorrectable Error
+\t\t         UMC    ENABLED                  0                    2
 __________________________________________________________________________________________
 ================================== End of ROCm SMI Log ===================================
 """
@@ -85,3 +85,14 @@ ________________________________________________________________________________
 def test_a_tool_s_dump_gives_no_cause(dump):
     failure = read(dump).failure
     assert failure.answer in ("unknown", "none") and failure.finding is None
+
+
+def test_the_device_of_nccl_s_own_line_is_no_rank():
+    at = "nid1:1379578:1379825 [{}] "
+    warn = (
+        at.format(1)
+        + "register_mr_buffers:647 NCCL WARN NET/OFI Unable to register memory (type = 2) for device 5. RC: -22"
+    )
+    calls = [at.format(device) + f"NCCL INFO transport/net.cc:926 -> {device}" for device in (0, 3, 1, 0, 2, 1, 3, 0)]
+    finding = read("\n".join([*calls, warn])).failure.finding
+    assert (finding.rank, finding.host) == (None, "nid1")

@@ -530,9 +530,9 @@ class _Judge:
         if event is None or differs is not None and event.code in WAITED:
             finding = differs or self.extra[0]
             others = tuple(each for each in self.extra if each is not finding) + self._merged(symptoms) + rest.others
-            sure = finding.confidence if differs and event else LIKELY
+            known = finding.confidence if differs and event else LIKELY
             why = "the ranks' calls differ, so they wait for each other" if differs else why
-            return replace(rest, answer=finding.code, confidence=sure, finding=finding, why_first=why, others=others)
+            return replace(rest, answer=finding.code, confidence=known, finding=finding, why_first=why, others=others)
         telling = [event for event in symptoms if event.code not in BARE]
         unexplained = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:

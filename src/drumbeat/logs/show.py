@@ -156,7 +156,7 @@ def _who(finding: Finding) -> str:
     rank = "" if finding.title.endswith(f" {rank}") else rank  # it says so itself
     host = f"on {finding.host}" if finding.host else ""
     who = " ".join(part for part in (rank, host) if part)
-    return f" ({who})" if who and not finding.title.endswith(f" {who}") else ""
+    return f" ({who})" if who and not finding.title.endswith((f" {who}", f"({who})")) else ""
 
 
 def _where(evidence: Tuple[Evidence, ...]) -> str:

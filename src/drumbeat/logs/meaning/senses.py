@@ -208,8 +208,8 @@ _NAMES_OBJECT = {
 
 
 _MEMBER = regex(
-    r"(?i)\b(?:rank|worker|trainer|member|replica|(?<!kill )(?<!killed )process(?! \d+ \()|proc|peer|task|child|actor|participant)"
-    r"[\s#=:]{1,2}(\d{1,6})\b"
+    r"(?i)\b(?:rank|worker|trainer|member|replica|(?<!kill )(?<!killed )process(?! \d+ \()|proc|peer|task|child"
+    r"|actor|participant)[\s#=:]{1,2}(\d{1,6})\b"
 )
 
 

@@ -110,7 +110,9 @@ def differences(state: Communicators) -> List[Finding]:
     values: Dict[str, Dict[str, List[str]]] = {}
     evidence: Dict[str, List[Evidence]] = {}
     for process in state.processes.values():
-        for name, (value, where) in process.settings.items():
+        version = state.versions.get((process.library, process.version))
+        own = {"NCCL version": (process.version, version)} if version else {}
+        for name, (value, where) in {**process.settings, **own}.items():
             hosts = values.setdefault(name, {}).setdefault(value, [])
             if not hosts:
                 evidence.setdefault(name, []).append(where)
