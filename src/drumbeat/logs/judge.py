@@ -275,9 +275,7 @@ def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Fa
         unseen.append(f"{_ranks(log.missing_ranks)}: no line of their communicator in these logs")
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
-        maybe = (
-            "" if log.nranks else "; a log may be missing"
-        )  # of a known world, those without any line are named above
+        maybe = "" if log.nranks else "; a log may be missing"  # of a known world, these are named above
         unseen.append(f"{_ranks(unheard)}: no line about this{maybe}")
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
@@ -470,9 +468,7 @@ class _Judge:
         if found.unexplained:
             why = f"the first line that names a cause; {self._before(found)} stands before it"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
-        named = named and all(
-            each.wrote_on for each in passed
-        )  # else the last exception may follow from the one before
+        named = named and all(each.wrote_on for each in passed)  # else the last may follow from the one before
         others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
         other = self.named.first_of_others(finding)
         if other is not None:

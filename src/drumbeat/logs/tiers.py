@@ -67,9 +67,8 @@ class Tiers:
         self.record = _record(first, live) if first else None
         self.lived_through = False  # errors were left out because the work was done in the end
         self.passed_over = False  # errors were left out because training went on behind them
-        self._step_ends: Dict[
-            Optional[str], int
-        ] = {}  # file -> the first line that says that srun or slurmstepd ended a step
+        # file -> the first line that says that srun or slurmstepd ended a step
+        self._step_ends: Dict[Optional[str], int] = {}
         for event in live:
             if event.code in ("step-cancelled", "terminated-by-launcher") and _STEP_ENDS.search(event.evidence.text):
                 self._step_ends.setdefault(event.evidence.file, event.number)
@@ -101,9 +100,8 @@ class Tiers:
             return
         for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED):
             pairs = [(event, self.in_order(event, tier)) for event in self.tiers[tier]]
-            behind = consequences(
-                [self.record, *(each for event, each in pairs if event.code != "oom-kill")], NOTICED
-            )  # which says why
+            others = (each for event, each in pairs if event.code != "oom-kill")  # which says why
+            behind = consequences([self.record, *others], NOTICED)
             self.tiers[tier] = [event for event, each in pairs if each not in behind]
             self.tiers[CONSEQUENCE] += [event for event, each in pairs if each in behind]
 
@@ -292,23 +290,18 @@ class Tiers:
     def _without_trained_on(self, causes: List[Event]) -> List[Event]:
         """An error behind which training went on, step by step, did not end it: one of the same rank at the end did, or any
         where no rank is known and no traceback ends there (whose words may come before what was printed earlier)."""
-        last = {
-            key: event
-            for event in sorted(causes, key=lambda each: each.number)
-            for key in ((event.evidence.file, event.rank), (event.evidence.file, None))
-        }
+        in_order = sorted(causes, key=lambda each: each.number)
+        last = {(each.evidence.file, rank): each for each in in_order for rank in (each.rank, None)}
         passed = [
             event
             for event in causes
             if (end := last[(event.evidence.file, event.rank)]).number > event.number
             and end.code != event.code
-            and (
-                not self.log.is_raised(event, MESSAGE_LINES)
-                or (end.rank == event.rank and end.number > event.number + MESSAGE_LINES)
-            )
+            and (end.rank == event.rank and end.number > event.number + MESSAGE_LINES
+                 or not self.log.is_raised(event, MESSAGE_LINES))
             and self.log.after(end) <= AT_THE_END + MESSAGE_LINES
             and self.log.trained_between(event, end)
-        ]
+        ]  # fmt: skip
         self.passed_over = self.passed_over or bool(passed)
         self.tiers[NOTE] += [event for event in passed if event.match]
         return [event for event in causes if event not in passed]

@@ -43,9 +43,8 @@ _COUNTER = regex(
 @dataclass(frozen=True)
 class Label:
     word: str
-    words: FrozenSet[
-        str
-    ]  # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
+    # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
+    words: FrozenSet[str]
     ranks: FrozenSet[int]
     world: int  # ranks that the job has, at least
 
