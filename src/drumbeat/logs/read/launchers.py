@@ -112,10 +112,10 @@ class ElasticSummary:
         self._inline(text[max(start, 0) :])
         if match:
             self._fields[match[1]] = match[2].strip()
-        self.entry = self._read() if match else None
+        self.entry = self._read() if match and not self._headless else None
         if text.startswith("====") or not self.open:
             self._close()
-        elif self._headless and not match and not next_one and text.strip("-"):
+        elif self._headless and not match and not next_one:
             self.open = 0
 
     def finish(self) -> None:
