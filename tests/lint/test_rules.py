@@ -193,3 +193,24 @@ def test_near_misses(text, code, found):
 def test_the_reason_against_the_old_launcher_holds_with_use_env():
     (found,) = lint("python -m torch.distributed.launch --use_env train.py", "x.sh").findings
     assert "without --use-env" in found.cause
+
+
+def test_a_program_averages_its_gradients_wherever_that_stands():
+    """An import alone does nothing; what a module beside it does counts, and one that cannot be read may do anything."""
+    text = RULES["nothing-averaged"].bad
+    code = "nothing-averaged"
+    unused = text.replace("import torch", "from torch.nn.parallel import DistributedDataParallel\nimport torch", 1)
+    assert code in codes(text, "t.py") and code in codes(unused, "t.py")
+    own = text.replace("import torch", "from helpers.wrap import prepare\nimport torch", 1)
+    files = {"helpers/wrap.py": "def prepare(model): return DistributedDataParallel(model)"}
+
+    def told(files):
+        return code in [finding.code for finding in lint(own, "t.py", lambda path: files.get(path, "")).findings]
+
+    assert not told(files) and not told({}) and told({"helpers/wrap.py": "def prepare(model): return model"})
+    for word in (
+        "dist.all_reduce(grad)",
+        "engine = deepspeed.initialize(model)[0]",
+        "PostLocalSGDOptimizer.average(model)",
+    ):
+        assert code not in codes(text.replace("optimizer.zero_grad()", word), "t.py"), word

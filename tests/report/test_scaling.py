@@ -108,6 +108,12 @@ def test_runs_of_one_size_stay_in_their_order_and_lose_what_the_efficiency_says(
     assert slower.rows[1].efficiency == 0.623 and slower.rows[1].lost_ms == pytest.approx(770 * 0.377)
 
 
+def test_what_was_seen_of_a_world_that_is_not_proven_is_carried_into_the_comparison():
+    short = dataclasses.replace(run(2, 1000.0, name="short"), world_unproven="2 ranks connected")
+    asked = compare([run(1, 600.0, name="one"), short]).questions
+    assert "short is not proven to be one training: 2 ranks connected" in asked
+
+
 def test_losses_are_labelled_with_their_counter():
     alone = Phases(step=80.0, input=8.0)
     eight = Phases(step=15.0, input=2.0, communication=2.5, waiting=0.5)

@@ -81,6 +81,7 @@ def test_a_loss_that_is_a_number_again_is_one():
     progress = added(step(1, 3.0), step(2, math.inf), step(3, 2.0))
     assert (progress.not_finite, loss_words(progress)) == ("", "fell from 3.000 to 2.000 over 3 steps")
     assert loss_words(added(step(1, math.nan))) == "nan since step 1"
+    assert loss_words(added(step(1, math.inf), step(2, math.nan))) == "not finite since step 1 (now nan)"
     both = merged([(added(step(1, math.nan)), 0.0), (added(step(1, 4.0, rank=1)), 0.0)])
     assert loss_words(both) == "nan since step 1"  # the lowest rank's
 
@@ -107,6 +108,7 @@ def test_noise_is_no_trend(tmp_path):
     noise = [3.0, -2.0, 1.0, -1.0, 0.0] * 8
     flat = [17.0 + each for each in noise[2:]] + [20.4, 20.4]
     same = trend(flat)
+    assert trend([2.03, 1.2, 2.4, 0.9, 2.2, 1.31]) == "too noisy to tell, 2.030 at first and 1.310 at the end"
     assert same.startswith("about the same, ") and same.endswith("(medians of 4 reports)")
     run = make_run(tmp_path / "r")
     write_metrics(run, [step(number, loss) for number, loss in enumerate(flat, 1)])

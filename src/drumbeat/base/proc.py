@@ -177,6 +177,19 @@ def mapped(pid: int) -> Set[str]:
     return {fields[5] for fields in (line.split(None, 5) for line in lines) if len(fields) == 6 and "/" in fields[5]}
 
 
+def shared_memory(pid: int) -> Set[str]:
+    """Device and inode of what it has mapped to write to together with others; a lock's single page is no data."""
+    lines = (_read(pid, "maps", -1) or b"").decode("utf-8", "replace").splitlines()
+    fields = (line.split(None, 5) for line in lines)
+    shared = (each for each in fields if len(each) > 4 and each[1].startswith("rw") and each[1].endswith("s"))
+    return {f"{each[3]} {each[4]}" for each in shared if each[4] != "0" and _size(each[0]) > os.sysconf("SC_PAGE_SIZE")}
+
+
+def _size(addresses: str) -> int:
+    begin, _, end = addresses.partition("-")
+    return int(end, 16) - int(begin, 16)
+
+
 def network(pid: int) -> Optional[str]:
     """Its network namespace."""
     try:

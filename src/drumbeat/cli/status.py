@@ -83,6 +83,9 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         finding = state.hang.finding
         lines.append(("hang", f"{finding.title} ({duration(max(0.0, now - state.hang.t))} ago)"))
         lines += [("cause", finding.cause), ("fix", finding.fix)]
+    if state.before:
+        lines.append(("attempt", f"{state.attempt + 1}; before it: {'; '.join(state.before[-3:])}"))
+        lines += [("progress", "no step in this attempt yet")] if state.progress.step is None else []
     if state.progress.step is not None:
         lines.append(("progress", progress_line(state.progress, not state.hang and state.status.state == RUNNING, now)))
     if state.world:

@@ -153,6 +153,7 @@ class Figures:
     gpus: Optional[int] = None  # of all nodes; 0: none
     cores: Optional[int] = None  # distinct ones that its ranks had; None: not known
     world: str = ""  # why its ranks are not the one training that was planned
+    world_unproven: str = ""  # what was seen of its world, where that does not prove one training
     emulated: bool = False
     seconds: Optional[float] = None  # without the time in a queue
     gpu_hours: Optional[float] = None

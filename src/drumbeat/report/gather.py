@@ -15,7 +15,7 @@ from drumbeat.base.record import RecordError
 from drumbeat.base.regex import regex
 from drumbeat.desk.runs import find_run
 from drumbeat.desk.state import state_of
-from drumbeat.findings.model import INFO, OK, UNKNOWN, WARNING, Finding
+from drumbeat.findings.model import CERTAIN, INFO, OK, UNKNOWN, WARNING, Finding
 from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
 from drumbeat.report.figures import (
@@ -233,6 +233,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         gpus=gpus,
         cores=_cores(run) if nodes_here and len(nodes_here) <= _MANY else None,
         world=state.world.title if state.world else "",
+        world_unproven="" if state.world else _unproven(events),
         emulated=bool(order and order.nodes_emulated),
         seconds=seconds,
         gpu_hours=gpus * seconds / 3600 if gpus and seconds is not None else None,
@@ -498,6 +499,13 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     waiting = statistics.fmean(exposed.values()) - least if least is not None and len(exposed) > 1 else None
     how = "input: reported data_ms; communication: torch's profiler on single steps" if reports.sums or exposed else ""
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
+
+
+def _unproven(events: Sequence[Event]) -> str:
+    """Return what the last attempt's verdict about its world says, where that is less than one training, and not for lack of
+    sight."""
+    said = [each.verdict for each in events if isinstance(each, kinds.VerdictGiven) and each.verdict.check == "world"]
+    return said[-1].summary if said and said[-1].confidence != CERTAIN and not said[-1].unseen else ""
 
 
 def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang]) -> List[Note]:

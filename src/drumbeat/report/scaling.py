@@ -293,6 +293,8 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
     for run in runs:
         if run.world:
             found.append(f"{run.name} is not one training: {run.world}")
+        if run.world_unproven:
+            found.append(f"{run.name} is not proven to be one training: {run.world_unproven}")
         if run.outcome not in (FINISHED, NOT_RECORDED):
             found.append(f"{run.name} did not finish ({run.outcome}): its figures are those of the part that was done")
         if run.speed and run.speed.hung:

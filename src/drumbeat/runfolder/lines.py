@@ -290,7 +290,7 @@ def _lines_at_start(path: str) -> int:
 _FEW = 5  # losses: of fewer, the first and the last one say all
 _BLOCKS = 20  # means of neighbours, between which a lasting trend shows
 _SURE = 3.0  # standard deviations
-_TINY = 0.005  # of the loss: a change that nobody looks for
+_TINY, _MUCH = 0.005, 0.1  # of the loss: a change that nobody looks for, and one that reads as a trend
 
 
 def trend(losses: Sequence[float]) -> str:
@@ -304,14 +304,15 @@ def trend(losses: Sequence[float]) -> str:
     if not _changed(first, last) or (
         abs(last - first) <= _SURE * _noise(losses) * math.sqrt(2 / size) and abs(_order(losses)) < _SURE
     ):
-        return f"about the same, {loss_text(first)} at first and {loss_text(last)} at the end{of}"
+        ends = f"{loss_text(first)} at first and {loss_text(last)} at the end{of}"
+        return f"too noisy to tell, {ends}" if _changed(first, last, _MUCH) else f"about the same, {ends}"
     if (last < first) == (losses[-1] < losses[0]):
         return ""
     return f"{'fell' if last < first else 'rose'} from {loss_text(first)} to {loss_text(last)}{of}"
 
 
-def _changed(first: float, last: float) -> bool:
-    return abs(last - first) > _TINY * max(abs(first), abs(last))
+def _changed(first: float, last: float, least: float = _TINY) -> bool:
+    return abs(last - first) > least * max(abs(first), abs(last))
 
 
 def _noise(losses: Sequence[float]) -> float:
@@ -355,7 +356,11 @@ def loss_words(progress: Progress, losses: Sequence[float] = ()) -> str:
 
 def not_finite_words(progress: Progress) -> str:
     since = progress.not_finite_since
-    return progress.not_finite + ("" if since is None or progress.laps else f" since {progress.counts} {since}")
+    if since is None or progress.laps:
+        return progress.not_finite
+    words = progress.not_finite if progress.not_finite_first in ("", progress.not_finite) else "not finite"
+    now = "" if words == progress.not_finite else f" (now {progress.not_finite})"
+    return f"{words} since {progress.counts} {since}{now}"
 
 
 def _went(

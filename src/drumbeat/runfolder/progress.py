@@ -21,7 +21,15 @@ _UNKNOWN = (None, "")
 # After no step for longer than both of these (as in the hang watcher) the time left is unknown.
 _QUIET = 5.0  # seconds
 _QUIET_TIMES = 5.0  # times the usual time between two reports
-_LOSSES = ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since")
+_LOSSES = (
+    "first_loss",
+    "first_loss_step",
+    "last_loss",
+    "last_loss_step",
+    "not_finite",
+    "not_finite_since",
+    "not_finite_first",
+)
 _VALIDATIONS = ("first_validation", "last_validation", "validation_not_finite")
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
@@ -92,7 +100,8 @@ class Progress:
     last_loss: Optional[float] = None  # the last finite one
     last_loss_step: Optional[int] = None
     not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf
-    not_finite_since: Optional[int] = None  # the first step of those
+    not_finite_since: Optional[int] = None  # the first step of those,
+    not_finite_first: str = ""  # and its loss
     saved: Optional[int] = None  # step of the last checkpoint that was reported
     first_validation: Optional[float] = None
     last_validation: Optional[float] = None
@@ -234,9 +243,10 @@ class Progress:
             self.first_loss = None
         if not math.isfinite(loss):
             self.not_finite_since = self.not_finite_since if self.not_finite else step
+            self.not_finite_first = self.not_finite_first if self.not_finite else str(loss)
             self.not_finite = str(loss)
             return
-        self.not_finite, self.not_finite_since = "", None
+        self.not_finite, self.not_finite_since, self.not_finite_first = "", None, ""
         if self.first_loss is None:
             self.first_loss, self.first_loss_step = loss, step
         self.last_loss, self.last_loss_step = loss, step

@@ -184,7 +184,7 @@ def seconds_of(finding: Optional[Finding], hangs: Iterable[Hang]) -> Optional[fl
 # The world of a run by its lead's records: one training as planned or not, and the number of ranks.
 
 
-CODES = ("ranks-never-joined", "separate-worlds", "ranks-repeated", "world-of-another-size")
+CODES = ("ranks-never-joined", "ranks-exchange-nothing", "separate-worlds", "ranks-repeated", "world-of-another-size")
 
 
 def world_of(events: Iterable[Event]) -> Optional[Finding]:

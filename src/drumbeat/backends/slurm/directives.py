@@ -36,12 +36,13 @@ def check(order: Order, where: Callable[[str], str]) -> None:
     if request.specific.get("gpus-as", _GPUS_AS[0]) not in _GPUS_AS:
         raise Problem(f"{where('gpus-as')}: {request.specific['gpus-as']!r} is not one of {', '.join(_GPUS_AS)}")
     for option in request.options:
+        place = option.place or where("submit-options")
         if not option.text.startswith("-"):
             raise Problem(
-                f"{where('submit-options')}: {option.text!r} is not an option of sbatch",
+                f"{place}: {option.text!r} is not an option of sbatch",
                 "write each as one word: --licenses=scratch",
             )
-        _check_word(option.text, where("submit-options"))
+        _check_word(option.text, place)
     for module in order.modules:
         if not module.isprintable():
             raise Problem(f"{where('modules')}: {module[:80]!r} cannot be the name of a module")
