@@ -171,7 +171,7 @@ def test_text_fits_and_says_what_is_not_measured(tmp_path):
     assert "FLOPs (6 N) / (2 x 989" in text and "J per token in training" in text
     bare = lines_of(figures_of(make_run(tmp_path / "bare")))
     said = "\n".join(bare)
-    for label in ("loss", "throughput", "spread", "batch", "GPU use", "energy", "network", "in a step"):
+    for label in ("loss", "throughput", "spread", "batch", "GPU use", "energy", "network", "per step"):
         assert re.search(rf"^{label} +not measured", said, re.MULTILINE), label
 
 

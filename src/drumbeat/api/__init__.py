@@ -33,14 +33,14 @@ from drumbeat.base.order import FUNCTION, Order
 from drumbeat.base.problem import Problem
 from drumbeat.desk.cancel import Patience, wait_for_end
 from drumbeat.desk.cancel import cancel as cancel_run
-from drumbeat.desk.console import mark, opening_lines
+from drumbeat.desk.console import Console
 from drumbeat.desk.log_sources import diagnose as read_report
 from drumbeat.desk.runs import find_run, open_run
 from drumbeat.desk.start import submit as desk
 from drumbeat.desk.start.make_order import site_of
 from drumbeat.desk.start.place import check_not_login, find_place, to_queue
 from drumbeat.desk.start.submit import prepare
-from drumbeat.desk.state import State, state_of
+from drumbeat.desk.state import State, state_of, with_ranks
 from drumbeat.desk.status import status as run_status
 from drumbeat.inrank.call.__main__ import read_own
 from drumbeat.jobfile.flags import with_hostfile, with_preset
@@ -54,7 +54,6 @@ from drumbeat.report.gather import compare_named, read_figures
 from drumbeat.report.scaling import Comparison
 from drumbeat.runfolder.follow import LINES, Follower
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.lines import closing_lines
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import Run
 
@@ -143,7 +142,7 @@ class Submitted:
             whole = state_of(self._open(self.folder))
             own = [each for each in whole.status.tasks if each.handle == name]
             return state_of(self.run) if not own else dataclasses.replace(whole, status=own[0])
-        return state_of(self.run)
+        return with_ranks(self.run, state_of(self.run))
 
     @property
     def state(self) -> str:
@@ -218,7 +217,7 @@ def run(
     **kwargs: Any,
 ) -> Submitted:
     """Run a job, or a function that every rank calls, on this machine and return when it has ended. `show` gets each line
-    that `drumbeat run` would print at the start, of the ranks, and at the end. An interrupt cancels the run."""
+    that `drumbeat run` would print: its own and those of the ranks. An interrupt cancels the run."""
     asked = _on_this_machine(as_job((job or {}) if callable(what) else what))
     if callable(what):
         started = submit(what, *args, job=asked, **kwargs)
@@ -226,16 +225,19 @@ def run(
         raise Problem("arguments are for a function", "write them into the job: run({'command': ...})")
     else:
         started = _submitted(desk.queued_order(asked, os.environ), job_file(what), ())
-    show = show or (lambda text: None)
-    order = started.run.order()
-    for label, text in opening_lines(order) if order else ():
-        show(f"{label:<10} {text}")
+    order, patience = started.run.order(), Patience()
+    assert order is not None  # submit has written it
+    console = Console(order, list(range(order.members)), show=show or (lambda text: None))
     try:
-        for line in started.logs(follow=True):
-            show(mark(line.rank) + line.text)
+        console.begin(from_end=False)
+        while not patience.over(run_status(started.run).state):
+            console.poll(None)
+            time.sleep(0.3)
+        started.run.files.settle()
+        console.poll(None, final=True)
         summary = started.wait().summary
-        for label, text in closing_lines(started.run, summary, started.run.nodes()) if summary else ():
-            show(f"{label:<10} {text}")
+        if summary:
+            console.end(started.run, summary)
     except KeyboardInterrupt:
         started.cancel()
         raise

@@ -103,7 +103,7 @@ def in_communication(text: str) -> bool:
 
 
 BY_TIME = "earliest by its time"
-BY_ORDER = "first in the log"
+BY_ORDER = "first in its log"
 BY_SOURCE = "first in the order the files were given; they carry no times to compare"
 
 

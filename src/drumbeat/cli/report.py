@@ -98,7 +98,9 @@ def _export(args: Any) -> int:
     from drumbeat.report.export import export, export_log
 
     wanted = args.runs[0] if args.runs else None
-    from_log = wanted is not None and os.path.isfile(wanted)
-    for line in export_log(wanted, args.export) if from_log else export(find_run(wanted, os.environ), args.export):
-        print(line)
+    if wanted is not None and os.path.isfile(wanted):
+        lines = export_log(wanted, args.export)
+    else:
+        lines = export(find_run(wanted, os.environ), args.export)
+    print("\n".join(lines))
     return 0

@@ -104,6 +104,11 @@ def state_of(run: Run, now: Optional[float] = None, parts: Optional[Mapping[int,
     )  # fmt: skip
 
 
+def with_ranks(run: Run, state: State) -> State:
+    """Add the ranks of a run that has ended, for which the events of all its nodes are read."""
+    return state if state.goes_on else replace(state, ranks=run.ranks())
+
+
 def _before(events: Sequence[Event]) -> Tuple[str, ...]:
     """Say how each attempt ended that was followed by another one, and how far it had come."""
     found, why = [], {event.attempt: event.finding for event in events if isinstance(event, kinds.Failed)}

@@ -22,6 +22,7 @@ class Case:
     order: Order
     here: Scene
     shown: Optional[FrozenSet[str]] = None  # subjects that a pasted dump shows whole; None: a live node, all of them
+    of_job: bool = False  # a job that is about to start, not any
 
     @property
     def several_nodes(self) -> bool:
@@ -47,6 +48,11 @@ class Case:
         return INFO if self.live else WARNING
 
     @property
+    def unfit(self) -> str:
+        """Severity of what makes a node unfit, though a job may get through on it: no run is stopped for that."""
+        return WARNING if self.of_job else ERROR
+
+    @property
     def live(self) -> bool:
         return self.shown is None
 
@@ -54,8 +60,8 @@ class Case:
 def make_case(
     facts: Facts, order: Optional[Order], peers: Optional[Peers] = None, shown: Optional[FrozenSet[str]] = None
 ) -> Case:
-    order = order or stand_in(facts)
-    return Case(facts, order, scene(order, facts, peers or alone(facts)), shown)
+    wanted = order or stand_in(facts)
+    return Case(facts, wanted, scene(wanted, facts, peers or alone(facts)), shown, order is not None)
 
 
 def alone(facts: Facts, node: int = 0) -> Peers:

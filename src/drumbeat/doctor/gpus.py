@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Sequence, Tuple, Union
 
-from drumbeat.doctor.case import Case, find, seen, some
+from drumbeat.doctor.case import Case, find, gib, seen, some
 from drumbeat.findings.model import WARNING, Finding
 from drumbeat.machine.model import CxiDevice, Gpu, RdmaDevice
 from drumbeat.machine.topology import distance, nearest
@@ -22,6 +22,7 @@ def check(case: Case) -> Iterator[Finding]:
 
 def _check(case: Case) -> Iterator[Finding]:
     gpus = case.gpus
+    yield from _unreachable(case)
     if not gpus:
         if case.order.gpus:
             yield find("no-gpu", wanted=case.order.gpus)
@@ -52,20 +53,38 @@ def _twice(gpus: List[Gpu]) -> Iterator[Finding]:
             first[identity] = gpu.index
 
 
+def _unreachable(case: Case) -> Iterator[Finding]:
+    """Name GPUs that their driver does not reach, and how many a dump should show and does not."""
+    lost = []
+    for words in case.facts.driver_errors:
+        address, colon, what = words.partition(": ")
+        if colon and re.fullmatch(r"[\da-fA-F:.]{7,16}", address):
+            lost.append(address)
+            yield find("gpu-lost", gpu=address, words=what, host=case.facts.host)
+        else:
+            yield find("gpu-driver-fails", words=words, host=case.facts.host)
+    shown, attached = {gpu.pci for gpu in case.gpus if gpu.pci}, sum(case.facts.gpus_on_bus.values())
+    if not case.live and attached > len(shown.union(lost)):
+        yield find("gpus-missing", attached=attached, shown=len(shown), evidence=["Attached GPUs"])
+
+
 def _in_use(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     known = [gpu for gpu in gpus if gpu.pids is not None]
     busy = [(gpu, gpu.pids) for gpu in known if gpu.pids]
     for gpu, pids in busy:
-        kind = "processes" if len(pids) > 1 else "process"
-        yield find("gpu-in-use", gpu=gpu.index, processes=kind, pids=", ".join(map(str, pids)), host=case.facts.host)
+        about = {"gpu": gpu.index, "processes": "processes" if len(pids) > 1 else "process", "host": case.facts.host}
+        yield find("gpu-in-use", "" if case.live else "pasted", pids=", ".join(map(str, pids)), **about)
     if known and not busy:
         yield find("gpus-free")
 
 
 def _mixed(gpus: List[Gpu]) -> Iterator[Finding]:
-    kinds = sorted({f"{gpu.name or 'unknown'} {gpu.memory_bytes or 0}" for gpu in gpus})
-    if len(kinds) > 1:
-        yield find("gpus-differ", evidence=[f"GPU {gpu.index}: {gpu.name or 'unknown'}" for gpu in gpus])
+    """Compare names and memory where they are known; a name that a tool has cut off is not."""
+    names = {gpu.index: gpu.name for gpu in gpus if gpu.name and not gpu.name.endswith("...")}
+    sizes = {gpu.index: gib(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes}
+    differ = next((known for known in (names, sizes) if len(set(known.values())) > 1), None)
+    if differ:
+        yield find("gpus-differ", evidence=[f"GPU {index}: {value}" for index, value in differ.items()])
 
 
 def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
@@ -85,8 +104,10 @@ def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     for gpu, health in known:
         identity, host = gpu.uuid or gpu.pci, case.facts.host
         if health.remap_failed or health.uncorrected_errors:
-            what = "could not replace a bad row" if health.remap_failed else f"{health.uncorrected_errors} errors"
-            yield find("gpu-memory-errors", gpu=gpu.index, what=what, id=identity, host=host)
+            what = (
+                "could not replace a bad row or page" if health.remap_failed else f"{health.uncorrected_errors} errors"
+            )
+            yield find("gpu-memory-errors", gpu=gpu.index, what=what, id=identity, host=host, severity=case.unfit)
         elif health.remap_pending:
             yield find("gpu-remap-pending", gpu=gpu.index, id=identity, host=host)
         if health.ecc is False:

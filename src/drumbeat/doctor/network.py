@@ -192,9 +192,9 @@ def _mtu(case: Case) -> Iterator[Finding]:
     used = {device.name: port.mtu for device in case.here.nics.devices for port in active_ports(device) if port.mtu}
     small.update({name: mtu for name, mtu in used.items() if mtu < SMALL_PACKETS})
     if small:
-        sizes = ", ".join(sorted({str(mtu) for mtu in small.values()}))
+        sizes = ", ".join(f"{name} {size}" for name, size in small.items())
         limits = {"least": ROCE_MTU, "good": GOOD_MTU}
-        yield find("mtu-small", interfaces=", ".join(small), mtu=sizes, host=case.facts.host, **limits)
+        yield find("mtu-small", mtus=sizes, host=case.facts.host, **limits)
     elif mtus:
         yield find("mtu", mtu=min(mtus.values()))
 

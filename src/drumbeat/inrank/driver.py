@@ -201,7 +201,8 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
         processes, nodes = args.num_processes or 1, args.num_machines or 1
         if max(processes, nodes) > 1:
             worker = worker_of(settings.get("shim", []), arguments)
-            raise Refused(several_wanted(processes, nodes, bool(args.cpu or args.use_cpu), worker))
+            cpu = bool(args.cpu or args.use_cpu) or not has_gpu()
+            raise Refused(several_wanted(processes, nodes, cpu, worker))
         args.quiet = False  # quietly, it would not say how the process failed
         simple_launcher(args)
 
@@ -214,6 +215,14 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
         if settings["redirected"]:  # else drumbeat says it where the run ends
             print(f"drumbeat: {why}", file=sys.stderr)
         return 2
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available() or any(
+        hasattr(torch, kind) and getattr(torch, kind).is_available() for kind in ("xpu", "npu", "mlu", "musa")
+    )
 
 
 class Refused(Exception):

@@ -220,19 +220,24 @@ def check(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> T:
     """Check a table. `what` names the whole for messages (`the job`); `given` are fields that are not in the file."""
     checker = Checker(file)
     made = checker.record(cls, table, what, **given)
-    if len(checker.problems) == 1:
-        raise checker.problems[0]
-    if checker.problems:
-        lines = [str(problem).replace("\n ", ";") for problem in checker.problems[:_SHOWN]]
-        more = [f"and {len(checker.problems) - _SHOWN} more"] if len(checker.problems) > _SHOWN else []
-        raise Problem("\n  ".join([f"{file}: {len(checker.problems)} mistakes", *lines, *more]))
+    raise_all(file, checker.problems)
     return dataclasses.replace(made, origins=checker.origins)  # type: ignore[type-var]
 
 
-def mistakes(cls: Type[T], table: Table, file: str, what: str) -> List[Problem]:
+def raise_all(file: str, problems: Sequence[Problem]) -> None:
+    """Raise the mistakes of a file as one Problem; none: go on."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        lines = [str(problem).replace("\n ", ";") for problem in problems[:_SHOWN]]
+        more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+        raise Problem("\n  ".join([f"{file}: {len(problems)} mistakes", *lines, *more]))
+
+
+def mistakes(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> List[Problem]:
     """Return the mistakes that `check` would refuse, one by one."""
     checker = Checker(file)
-    checker.record(cls, table, what)
+    checker.record(cls, table, what, **given)
     return checker.problems
 
 

@@ -256,7 +256,13 @@ class JobLaunch:
         default_text="one per GPU if GPUs are known, else the site's, else 1",
     )
     gpus: Optional[int] = key(
-        "number", "GPUs per node to use.", "8", None, minimum=0, flag="N", default_text="all of them"
+        "number",
+        "GPUs per node to use.",
+        "8",
+        None,
+        minimum=0,
+        flag="N",
+        default_text="all of them; Slurm is asked for the number in the site's profile, and for none if it has no number",
     )
     gpus_per_rank: int = key("number", "GPUs per rank.", "2", 1, minimum=1, flag="N")
     ranks_per_gpu: int = key(

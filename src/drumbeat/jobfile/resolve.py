@@ -16,7 +16,7 @@ from drumbeat.base.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wra
 from drumbeat.base.problem import Problem
 from drumbeat.commands import launchers
 from drumbeat.commands.launch import Found, find_launcher
-from drumbeat.jobfile.check import check_limits, expand, keys_of, least_of, refuse_assignment, refuse_shell
+from drumbeat.jobfile.check import check_limits, expand, keys_of, least_of, near, refuse_assignment, refuse_shell
 from drumbeat.jobfile.job import Job
 from drumbeat.jobfile.resources import Here, container, environment, flag_of, image_of, places, resources
 from drumbeat.jobfile.site import Site
@@ -359,6 +359,10 @@ def _python(job: Job, site: Site) -> str:
 
 
 def _missing(job: Job, site: Site) -> Tuple[str, ...]:
+    known = {name for name, _ in keys_of(Job).items()}
+    for name in site.needs:
+        if name not in known:
+            raise Problem(f"{site.where('needs')}: {shown(name)} is not a key of a job file{near(name, known)}")
     submit = {flag_of(option.value) for option in site.submit.values()} | {flag_of(text) for text in job.submit_options}
     return tuple(name for name in site.needs if not getattr(job, name, None) and f"--{name}" not in submit)
 

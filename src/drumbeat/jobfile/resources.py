@@ -83,7 +83,7 @@ def _options(job: Job, site: Site, environ: Mapping[str, str], specific: Dict[st
     for name, option in site.submit.items():
         text = expand(option.value, environ, site.where(f"submit.{name}.value"))
         if flag_of(text) not in given:
-            options.append(Option(text, option.why))
+            options.append(Option(text, option.why, site.where(f"submit.{name}")))
     return tuple(options)
 
 

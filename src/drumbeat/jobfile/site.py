@@ -13,17 +13,20 @@ from drumbeat.base.folders import users_folder
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.base.order import HostPath
 from drumbeat.base.problem import Problem
+from drumbeat.base.ranges import HostlistError
+from drumbeat.base.ranges import expand as expand_hosts
 from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.findings.catalog import Catalog
 from drumbeat.findings.model import Finding
 from drumbeat.jobfile.check import check, key, keys_of, near, origins_field
 from drumbeat.jobfile.job import JobExpect
-from drumbeat.jobfile.yamlfile import load_text, read_file, shown, shown_path
+from drumbeat.jobfile.yamlfile import Table, load_text, read_file, shown, shown_path
 from drumbeat.machine.model import Facts, Pool
 from drumbeat.machine.vendors import job_vendors
 from drumbeat.plan.network import candidates, slingshot_interfaces
 
 find = Catalog("machine")
+_ANY_TEXT, _ANY_LETTER = "..any..", "..one.."  # in place of `*` and `?` while a host list is expanded
 _VENDORS = tuple(vendor.name for vendor in job_vendors())
 
 
@@ -123,7 +126,9 @@ class SiteFloor:
 @dataclass(frozen=True)
 class Detect:
     cluster: Tuple[str, ...] = key("words", "Names that the scheduler may have for this cluster.", "[lumi]", ())
-    hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", '["uan*", "nid??????"]', ())
+    hosts: Tuple[str, ...] = key(
+        "words", "Patterns of host names: `*`, `?`, and ranges as in `gpu[01-24]`.", '["uan*", "nid??????"]', ()
+    )
     variables: Tuple[str, ...] = key(
         "words",
         "Variables that only jobs there have: NAME, or NAME=PATTERN. All of them must match. A profile of yours "
@@ -287,7 +292,25 @@ class Site:
 
 
 def site_from_text(text: str, name: str, file: str) -> Site:
-    return check(Site, load_text(text, file, "a site profile"), file, "the site", name=name)
+    return checked_site(load_text(text, file, "a site profile"), name, file)
+
+
+def checked_site(table: Table, name: str, file: str) -> Site:
+    site = check(Site, table, file, "the site", name=name)
+    for pattern in site.detect.hosts:
+        host_patterns(pattern, site.where("detect.hosts"))
+    return site
+
+
+def host_patterns(text: str, place: str) -> List[str]:
+    """Expand `gpu[01-24]` to the names that it stands for; `*` and `?` stay."""
+    try:
+        plain = text.replace("*", _ANY_TEXT).replace("?", _ANY_LETTER)
+        return [name.replace(_ANY_TEXT, "*").replace(_ANY_LETTER, "?") for name in expand_hosts(plain)]
+    except HostlistError as error:
+        raise Problem(
+            f"{place}: {shown(text)} is not a pattern of host names: {error}", "write gpu[01-24] or gpu*"
+        ) from None
 
 
 # Finds a site's profile: the user's own wins over the built-in one of the same name; a cluster is data.
@@ -345,7 +368,7 @@ def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) ->
     signs = {name: detect_of(name) for name in built_in() if name not in own}
     signs.update({name: site_from_path(path).detect for name, path in own.items()})
     by_cluster = [name for name, each in signs.items() if cluster and cluster in each.cluster]
-    by_host = [name for name, each in signs.items() if any(fnmatch.fnmatchcase(hostname, one) for one in each.hosts)]
+    by_host = [name for name, each in signs.items() if any(_fits(hostname, one) for one in each.hosts)]
     for found, what in ((by_cluster, f"cluster {cluster}"), (by_host, f"host {hostname}")):
         if len(found) > 1:
             raise Problem(f"{what} belongs to several sites: {', '.join(sorted(found))}", "choose one with --site")
@@ -356,6 +379,10 @@ def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) ->
     if len(by_variables) > 1:
         raise Problem(f"this job belongs to several sites: {', '.join(sorted(by_variables))}", "choose one with --site")
     return load_site(by_variables[0] if by_variables else DEFAULT, environ)
+
+
+def _fits(hostname: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(hostname, one) for one in host_patterns(pattern, "detect.hosts"))
 
 
 def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:

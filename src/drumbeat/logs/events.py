@@ -98,9 +98,8 @@ def rank_of_file(file: str) -> Optional[int]:
 class Events:
     def __init__(self) -> None:
         self._first: List[Event] = []
-        self._latest: Dict[
-            _Source, Event
-        ] = {}  # of sources that have had their room: a log may repeat itself to its end
+        # of sources that have had their room: a log may repeat itself to its end
+        self._latest: Dict[_Source, Event] = {}
         self.counts: Dict[str, int] = {}  # rule -> how often, also of those not kept
         self.marks: Set[str] = set()
         self.mark_lines: Dict[Tuple[str, str], List[int]] = {}  # mark and file -> the numbers of its first lines

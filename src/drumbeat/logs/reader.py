@@ -141,9 +141,8 @@ class Reader:
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line
-        self._last_errors: Dict[
-            str, Evidence
-        ] = {}  # file -> its last line that a logger calls an error and no rule knows
+        # file -> its last line that a logger calls an error and no rule knows
+        self._last_errors: Dict[str, Evidence] = {}
         self._failed: Set[str] = set()  # files whose last words speak of a failure
         self._good_ends = GoodEnds()
         self._tails = Tails()

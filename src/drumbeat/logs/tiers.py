@@ -42,7 +42,8 @@ _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Te
 _TIME_LIMIT = "DUE TO TIME LIMIT"
 TEARDOWN = 60  # seconds before a time limit is logged in which ranks end because of it
 _TEARDOWN = re.compile(r"(?i)shut ?down|SignalException|KeyboardInterrupt|SIGTERM|terminat|closed|interrupted")
-# How the tools that scripts set a run up with begin their errors: pip, compilers, make, apt, conda, npm, git, downloads.
+# How tools and libraries begin errors behind which a run goes on: pip, compilers, make, apt, conda, npm, git, downloads;
+# Slurm's set-up of a step, caches of compiled kernels, a Lustre client.
 _OF_TOOLS = re.compile(
     r"\s*[\u2502|\u00d7\u2570\u256d] *\S|Failed to build \w|E: |Err:\d+ |fatal: "
     r"|\s*(?:ERROR|error): (?:subprocess-exited|metadata-gen|Could not (?:find a v|install|build|open req)"
@@ -50,6 +51,7 @@ _OF_TOOLS = re.compile(
     r"|\s*(?:g?make|cmake)(?:\[\d+\])?: |\s*ninja: |\s*(?:CMake|configure:?|dpkg:|FAILED:|npm|yarn) (?:[Ee]rr(?:or|!)|\S+\.o\b)"
     r"|\s*(?:\S*/)?(?:g\+\+|gcc|c\+\+|clang\S*|nvcc|cc1plus|ld|collect2)(?: (?:fatal|error)| ?: )"
     r"|(?:Conda|Mamba|LibMamba|PackagesNotFound|ResolvePackage|EnvironmentNameNot|UnsatisfiableEr)\w*(?:Error|Found)?:"
+    r"|slurmstepd: error: (?:Unable|Could not|Setting)\b|MIOpen\(\w+\): |Lustre(?:Error)?: |mlx[45]_core "
     r"|(?:curl|wget|tar|unzip|gzip|rsync|git|cp|mv|rm|ln|mkdir|rmdir|chmod|modprobe|ulimit|umount|mount): "
 )
 _ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
@@ -65,9 +67,8 @@ class Tiers:
         self.record = _record(first, live) if first else None
         self.lived_through = False  # errors were left out because the work was done in the end
         self.passed_over = False  # errors were left out because training went on behind them
-        self._step_ends: Dict[
-            Optional[str], int
-        ] = {}  # file -> the first line that says that srun or slurmstepd ended a step
+        # file -> the first line that says that srun or slurmstepd ended a step
+        self._step_ends: Dict[Optional[str], int] = {}
         for event in live:
             if event.code in ("step-cancelled", "terminated-by-launcher") and _STEP_ENDS.search(event.evidence.text):
                 self._step_ends.setdefault(event.evidence.file, event.number)
@@ -99,9 +100,8 @@ class Tiers:
             return
         for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED):
             pairs = [(event, self.in_order(event, tier)) for event in self.tiers[tier]]
-            behind = consequences(
-                [self.record, *(each for event, each in pairs if event.code != "oom-kill")], NOTICED
-            )  # which says why
+            others = (each for event, each in pairs if event.code != "oom-kill")  # which says why
+            behind = consequences([self.record, *others], NOTICED)
             self.tiers[tier] = [event for event, each in pairs if each not in behind]
             self.tiers[CONSEQUENCE] += [event for event, each in pairs if each in behind]
 
@@ -288,16 +288,20 @@ class Tiers:
         )
 
     def _without_trained_on(self, causes: List[Event]) -> List[Event]:
-        """An error behind which training went on, step by step, did not end it: one of the same rank at the end did."""
-        last = {(event.evidence.file, event.rank): event for event in sorted(causes, key=lambda each: each.number)}
+        """An error behind which training went on, step by step, did not end it: one of the same rank at the end did, or any
+        where no rank is known and no traceback ends there (whose words may come before what was printed earlier)."""
+        in_order = sorted(causes, key=lambda each: each.number)
+        last = {(each.evidence.file, rank): each for each in in_order for rank in (each.rank, None)}
         passed = [
             event
             for event in causes
-            if (end := last[(event.evidence.file, event.rank)]).number > event.number + MESSAGE_LINES
+            if (end := last[(event.evidence.file, event.rank)]).number > event.number
             and end.code != event.code
+            and (end.rank == event.rank and end.number > event.number + MESSAGE_LINES
+                 or not self.log.is_raised(event, MESSAGE_LINES))
             and self.log.after(end) <= AT_THE_END + MESSAGE_LINES
             and self.log.trained_between(event, end)
-        ]
+        ]  # fmt: skip
         self.passed_over = self.passed_over or bool(passed)
         self.tiers[NOTE] += [event for event in passed if event.match]
         return [event for event in causes if event not in passed]
@@ -453,10 +457,14 @@ def _ended_by(event: Event, limit: Event) -> bool:
     return limit.number - event.number <= AT_THE_END and bool(_TEARDOWN.search(event.exception))
 
 
+def of_tool(event: Event) -> bool:
+    """Return True for a line of no rank, of a tool or library behind whose errors a run goes on."""
+    return event.rank is None and bool(_OF_TOOLS.match(event.evidence.text))
+
+
 def _survivable(event: Event) -> bool:
     """Return True for a line of a script, which goes on behind it."""
-    of_rule = event.match is not None and event.match.rule.survivable
-    return of_rule or event.rank is None and bool(_OF_TOOLS.match(event.evidence.text))
+    return event.match is not None and event.match.rule.survivable or of_tool(event)
 
 
 # Events that another one explains: in the same traceback, on the same line, passed on, or lived through by their rank.

@@ -292,9 +292,9 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         return None  # `win 12 loss 3`
     metrics = [place for name, place in places.items() if name not in COUNTERS]
     guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
-    total = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
-    if strength.get("loss") == 1 and total:
-        values["loss"] = number("loss", total.text)
+    whole = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
+    if strength.get("loss") == 1 and whole:
+        values["loss"] = number("loss", whole.text)
     elif (
         strength.get("loss") == 1
         and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1

@@ -11,6 +11,7 @@ Point = Tuple[float, float]  # seconds since the start, value
 Span = Tuple[int, int, float, float, float, int]  # first and last step, least, median, most, slowest rank
 LOSS, VALIDATION = "loss", "validation loss"  # titles of curves that share a chart
 PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
+MEAN_STATED, OWN_SUMMARY = "mean of what the program prints", "the program's own summary"  # how a speed is known
 NOT_RECORDED = "how it ended is not recorded"  # the outcome of a log
 
 

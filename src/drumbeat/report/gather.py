@@ -20,6 +20,8 @@ from drumbeat.machine.model import GpuSample
 from drumbeat.machine.peaks import peak_of
 from drumbeat.report.figures import (
     LOSS,
+    MEAN_STATED,
+    OWN_SUMMARY,
     PER,
     VALIDATION,
     Figures,
@@ -373,7 +375,7 @@ def _speed(
     how += "; times of printed lines, to about 0.25 s on an idle node" if reports.printed else ""
     hung = reports.hung
     if not (progress.tokens or progress.samples) and unit != f"{progress.counts}s/s":
-        how, hung = "as the program states it" if reports.stated else "the program's own summary", 0.0
+        how, hung = MEAN_STATED if reports.stated and "rate" not in reports.summary else OWN_SUMMARY, 0.0
     factor = 1
     for words, many in zip(PER, (gpus or ranks, ranks)):
         if unit.endswith(words) and many:

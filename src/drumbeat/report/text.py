@@ -55,9 +55,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
         ("slowest", slowest_words(figures)),
     ]
     if figures.steps_by_rank:
-        found.append(("by rank", steps_words(figures.steps_by_rank)))
-    unit = "in an epoch" if figures.step_is == "epoch" else f"in a {figures.step_is or 'step'}"
-    found.append((unit, phase_words(figures)))
+        found.append(("by rank", steps_words(figures.steps_by_rank, figures.step_is or "step")))
+    found.append((f"per {figures.step_is or 'step'}", phase_words(figures)))
     if figures.foreseen:
         found.append(("predicted", foreseen_words(figures.foreseen)))
     notes = figures.notes[:_MOST_NOTES]
@@ -211,11 +210,12 @@ def slowest_words(figures: Figures) -> str:
     return f"rank {slow.rank} on node {slow.node}: {slow.ms:.1f} ms; {slow.how}"
 
 
-def steps_words(steps: Steps) -> str:
-    words = f"{steps.least:.3g} to {steps.most:.3g} s per step, median {steps.median:.3g} s"
+def steps_words(steps: Steps, counts: str) -> str:
+    """`counts`: name of what a step number counts."""
+    words = f"{steps.least:.3g} to {steps.most:.3g} s per {counts}, median {steps.median:.3g} s"
     if steps.slowest is None:
         return f"{words}; no rank is slower than the others for long"
-    when = f"in steps {steps.first:,} to {steps.last:,}, with up to {steps.seconds:.3g} s"
+    when = f"in {counts}s {steps.first:,} to {steps.last:,}, with up to {steps.seconds:.3g} s"
     return f"{words}; rank {steps.slowest} is slowest {when}"
 
 

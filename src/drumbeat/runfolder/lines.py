@@ -228,18 +228,21 @@ _DOUBTS = {
 }
 
 
+_GO_ON = "start the same command to go on"
+
+
 def end_words(summary: Summary) -> str:
     took = duration(summary.elapsed)
     if summary.outcome == "requeue":
-        return (
-            f"cancelled after {took}; its ranks ask to be started again (exit code 75): start the same command to go on"
-        )
+        return f"cancelled after {took}; its ranks ask to be started again (exit code 75): {_GO_ON}"
     if summary.outcome == "doubtful":
         why = _DOUBTS.get(summary.failure.code if summary.failure else "", "but what was written last is a failure")
         return f"doubtful: finished in {took}, {why}; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":
         return f"time-limit reached after {took}, exit code {summary.exit_code}"
     short = summary.progress.short_words if summary.outcome == "finished" else ""
+    if summary.outcome == "cancelled" and summary.attempts and summary.attempts[-1].resumable:
+        return f"cancelled after {took}, exit code {summary.exit_code}; its ranks saved and ended with 75: {_GO_ON}"
     after = "after" if summary.outcome == "cancelled" else "in"
     return f"{summary.outcome} {after} {took}, exit code {summary.exit_code}" + (f", but {short}" if short else "")
 

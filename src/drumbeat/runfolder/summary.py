@@ -39,6 +39,7 @@ class AttemptEnd:
     outcome: str  # finished, doubtful, failed, cancelled, time-limit, requeue; cut off: its node, or the whole job, was killed
     exit_code: Optional[int]
     finding: Optional[Finding] = None
+    resumable: bool = False  # it was cancelled, and its ranks ended with 75
 
 
 @dataclass(frozen=True)

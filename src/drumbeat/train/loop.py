@@ -111,7 +111,10 @@ def _train(
                 spoke = time.monotonic()
             if reporting or stopped:
                 spoke = time.monotonic()
-                now = _report_step(settings, unit, reporter, meter, trainer, gathered, utilisation, communication)
+                tokens = stream.tokens(len(gathered))
+                now = _report_step(
+                    settings, unit, reporter, meter, trainer, gathered, tokens, utilisation, communication
+                )
                 figures |= now
                 losses.append(now["loss"])
                 gathered.clear()
@@ -191,14 +194,16 @@ def _report_step(
     meter: Meter,
     trainer: Trainer,
     gathered: List[Outcome],
+    tokens: Optional[int],
     utilisation: Optional[Utilisation],
     communication: Communication,
 ) -> Dict[str, float]:
-    """The figures of the steps since the last report. The one place where the host waits for the device."""
+    """The figures of the steps since the last report. The one place where the host waits for the device. `tokens`: of these
+    steps, on all ranks, where not each is a target."""
     phases = meter.take()
     done, step, world = trainer.steps, trainer.inner, trainer.world
     last = trainer.result(gathered[-1])
-    targets = float(torch.stack([outcome.targets for outcome in gathered]).sum())
+    work = tokens or float(torch.stack([outcome.targets for outcome in gathered]).sum())
     shared: Dict[str, float] = {"loss": float(last.loss), "grad_norm": float(last.norm)}
     shared.update({name: float(value) for name, value in last.metrics.items()})
     skipped = int(step.skipped)
@@ -208,14 +213,14 @@ def _report_step(
         shared["rescaled_steps"] = int(step.rescaled)
     step_ms = sum(phases.values())
     if step_ms:
-        shared[f"{unit}_per_s"] = targets / len(gathered) / step_ms * 1e3
+        shared[f"{unit}_per_s"] = work / len(gathered) / step_ms * 1e3
         shared.update({f"{phase}_ms": ms for phase, ms in phases.items()})
         if utilisation is not None:
             shared.update(utilisation.of(shared[f"{unit}_per_s"] / world.size))
     if world.device.type == "cuda":
         shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
     watched = communication.take()
-    own = {unit: round(targets / world.size), **watched, **own_seconds(phases, watched)}
+    own = {unit: round(work / world.size), **watched, **own_seconds(phases, watched)}
     reporter.figures("step", done, own, shared, settings.steps)
     reporter.say(_line(done, settings.steps, unit, {**own, **shared}))
     return {**own, **shared}

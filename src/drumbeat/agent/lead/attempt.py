@@ -555,7 +555,7 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
     whole = commands == len(attempt.assignment) if commands else len(codes) == attempt.ranks
     if requests.outcome == TIME_LIMIT and whole and not any(end.failed for end in attempt.ends):
         return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
-    return Outcome(requests.outcome, requests.exit_code)
+    return Outcome(requests.outcome, requests.exit_code, resumable=EXIT_REQUEUE in codes)
 
 
 def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:

@@ -77,7 +77,7 @@ def _attempts(lead: Lead) -> List[AttemptEnd]:
     """Those of earlier starts of this job, then our own; one that never started ranks has the next number."""
     first = lead.first_attempt
     own = [
-        AttemptEnd(first + index, outcome.outcome, outcome.exit_code, outcome.finding)
+        AttemptEnd(first + index, outcome.outcome, outcome.exit_code, outcome.finding, outcome.resumable)
         for index, outcome in enumerate(lead.history)
     ]
     return [*lead.earlier, *own]

@@ -27,7 +27,7 @@ from drumbeat.runfolder.summary import VERDICT
 SCRIPT = "node.sh"
 FILES = "/drumbeat"  # what travels: the order, the script, drumbeat.pyz
 LOCAL = "/drumbeat-run"  # a volume of the pod's own
-PACKED = "drumbeat.pyz.gz"
+PACKED = "drumbeat.pyz.xz"
 _RELEASED = 60  # seconds to fetch a run whose nodes did not come together
 FETCHED = "fetched"  # the desk has all of the run: the lead's pod may go
 
@@ -49,7 +49,7 @@ def python_of(order: Order) -> str:
 
 def pod_script(order: Order, settings: Settings) -> str:
     program = f"{LOCAL}/drumbeat.pyz"
-    unpack = "import gzip, shutil, sys; shutil.copyfileobj(gzip.open(sys.argv[1]), open(sys.argv[2], 'wb'))"
+    unpack = "import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], 'wb'))"
     prepare = [f"{_python(order)} -I -S -c {shlex.quote(unpack)} {FILES}/{PACKED} {program} || exit 78"]
     pieces = " ".join(f"{FILES}/{piece}" for piece in pieces_of(order))
     if pieces:

@@ -73,7 +73,8 @@ class Slurm(Backend):
 
     def notes(self, order: Order) -> List[str]:
         exported = {**self.exported, "time": "SBATCH_TIMELIMIT"}
-        return [*directives.missing(order, os.environ, exported), *directives.notes(order)]
+        missing = directives.missing(order, os.environ, exported)
+        return [*missing, *directives.no_gpus(order), *directives.notes(order)]
 
     def render(self, order: Order) -> Request:
         return render(order)

@@ -9,7 +9,7 @@ from typing import Tuple
 
 from drumbeat.logs.meaning.essence import essence
 from drumbeat.logs.meaning.model import NO_CAUSES, likely
-from drumbeat.logs.meaning.senses import MAX, row_of, sense, spelt, words
+from drumbeat.logs.meaning.senses import MAX, owned, row_of, sense, spelt, words
 
 _CERTAIN = 3.0  # points of a code that is certain
 _LITTLE = 7.0  # evidence that any few words may have; twice as much is enough
@@ -19,7 +19,7 @@ _DOUBT, _SOME = 0.8, 3.0  # share of it that words of healthy runs take away, wi
 
 def likely_sense(text: str) -> Tuple[str, float]:
     """The code that the words of a failed run most likely mean, and its points: model and grammar together."""
-    text = essence(text[:MAX])
+    line, text = text[:MAX], essence(text[:MAX])
     if words().concepts["unrelated"].search(spelt(text)):
         return "", 0.0
     model = likely(text)
@@ -37,4 +37,4 @@ def likely_sense(text: str) -> Tuple[str, float]:
         kinds = (meant, words().like.get(meant, meant))
         points[meant] = max(points.get(each, 0.0) for each in kinds) + weight
     best = max(points, key=points.__getitem__, default="")
-    return best, points.get(best, 0.0)
+    return owned(line, best), points.get(best, 0.0)

@@ -18,7 +18,7 @@ from drumbeat.base.data import load, names
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.model import ERROR, SEVERITIES
 from drumbeat.logs.meaning.grammar import is_exception, is_in_prose, is_quoted, is_talk
-from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, DEATH_WORDS, death_in, gpu_error_in, gpu_errors, senses
+from drumbeat.logs.meaning.senses import CODE_OF_SIGNAL, DEATH_WORDS, death_in, gpu_error_in, gpu_errors, owned, senses
 
 # Which literals a line holds: cheap for the lines that hold none, which are nearly all. Every literal has a word
 # that is looked for first. Lines are split into words, and one set operation says whether any of them is such a
@@ -235,7 +235,7 @@ class Rulebook:
                 if rule.id not in tried and self.literals[number] in text:
                     tried.add(rule.id)
                     match = _apply(rule, text, self.literals[number])
-                    if match is not None:
+                    if match is not None and owned(text, rule.code) == rule.code:
                         matches.append(match)
         return [match for match in matches if not match.rule.fallback] or matches
 

@@ -116,6 +116,7 @@ class Words:
     concepts: Mapping[str, re.Pattern[str]]
     rows: Sequence[Tuple[str, Sequence[str]]]  # code and concepts
     like: Mapping[str, str]  # code -> the code of which it is a kind
+    owners: Sequence[Tuple[re.Pattern[str], str, Sequence[str]]]  # whose lines, their code, codes that are not theirs
 
 
 @functools.lru_cache(maxsize=1)
@@ -126,7 +127,8 @@ def words() -> Words:
     names, spellings = ([(regex(_joined(one)), word) for one, word in data[key]] for key in ("names", "spellings"))
     patterns = {name: regex(rf"(?<![\w-])(?:{_joined(text)})(?!\w|-\d)") for name, text in concepts.items()}
     rows = [(code, row.split()) for each in data["rows"] for code, rows in each.items() for row in rows]
-    return Words(names, spellings, patterns, rows, data["like"])
+    owners = [(regex(line), code, others.split()) for line, code, others in data["owners"]]
+    return Words(names, spellings, patterns, rows, data["like"], owners)
 
 
 def senses() -> FrozenSet[str]:
@@ -157,10 +159,20 @@ _SET = regex(
 MAX = 600  # characters of an error that are read
 
 
+def owned(text: str, code: str) -> str:
+    """The code of an error, bounded by the library that wrote the line: a network library's I/O error is the network's."""
+    owner = next((each for each in words().owners if each[0].search(text)), None)
+    return owner[1] if owner and code in owner[2] else code
+
+
 @functools.lru_cache(maxsize=4096)
 def sense(text: str) -> str:
     """The code of what this error means; empty where its words do not tell."""
-    text = text[:MAX]
+    code = _sense(text[:MAX])
+    return owned(text[:MAX], code) if code else ""
+
+
+def _sense(text: str) -> str:
     runtime = gpu_error_in(text)[0]
     if runtime:
         return runtime
@@ -196,7 +208,8 @@ _NAMES_OBJECT = {
 
 
 _MEMBER = regex(
-    r"(?i)\b(?:rank|worker|trainer|member|replica|process|proc|peer|task|child|actor|participant)[\s#=:]{1,2}(\d{1,6})\b"
+    r"(?i)\b(?:rank|worker|trainer|member|replica|(?<!kill )(?<!killed )process(?! \d+ \()|proc|peer|task|child"
+    r"|actor|participant)[\s#=:]{1,2}(\d{1,6})\b"
 )
 
 

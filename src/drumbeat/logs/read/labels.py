@@ -33,7 +33,7 @@ _WORD = regex(rf"(?<!\S)(?!{LEVEL})[A-Za-z_]+[:,]?(?!\S)")
 _TOKEN = regex(
     r"(?<![\w-])(?P<word>[A-Za-z][A-Za-z_]*(?:-[A-Za-z]+)*)(?:[\"']?[:=] ?|[._#/-]|\[ ?| {1,4})?"
     r"(?P<number>\d{1,5})(?![\w%]|[.:,]\d)(?:/(?P<of>\d{1,5})\b)?"
-    r"|(?P<opens>[<\[(]) {0,4}(?P<inside>\d{1,5})[>\])]"
+    r"|(?P<opens>[<\[(]) {0,4}(?P<inside>\d{1,5})[>\])](?! (?:\S{1,60} )?NCCL )"
     r"|^\W{0,6}(?P<bare>\d{1,5})(?=\s{0,2}[\])>|:}]|(?<=#\d) )"
 )
 _COUNTER = regex(
@@ -44,9 +44,8 @@ _COUNTER = regex(
 @dataclass(frozen=True)
 class Label:
     word: str
-    words: FrozenSet[
-        str
-    ]  # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
+    # the label's own, and the word that it is short for: v11 is `voice 11` where there are `16 voices`
+    words: FrozenSet[str]
     ranks: FrozenSet[int]
     world: int  # ranks that the job has, at least
 

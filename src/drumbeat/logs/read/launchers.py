@@ -10,7 +10,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 from drumbeat.base.light_dataclass import dataclass
 from drumbeat.findings.catalog import Catalog
-from drumbeat.findings.model import Evidence, Finding
+from drumbeat.findings.model import CERTAIN, LIKELY, Evidence, Finding
 from drumbeat.logs.read.prefixes import Line, seconds_in_year
 
 find = Catalog("logs")
@@ -211,6 +211,7 @@ _WORK = re.compile(
 _GROUP = re.compile(r"\[PG (?:ID )?(\S+)(?: PG GUID (\S+))? Rank (\d+)\]|\[Rank (\d+)\]")
 _ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")  # longer numbers were seen to be garbage
 _FAILED_AT = re.compile(r"(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?): (\d{1,12})\b")
+_BETWEEN_TWO = frozenset({"SEND", "RECV", "RECVANYSOURCE"})  # each end has its own call
 MAX_TIMEOUTS = 20_000
 MAX_NAMED = 16
 
@@ -288,7 +289,7 @@ class Timeouts:
         for group, timeouts in sorted(self._by_group().items()):
             if group in self._several or not timeouts:  # each group counts for itself; nothing can be compared
                 continue
-            late = _judge(timeouts, nranks, self.enqueued.get(group, {}))
+            late = _judge(group, timeouts, nranks, self.enqueued.get(group, {}))
             if late:
                 found.append(late)
         return found
@@ -310,24 +311,32 @@ class Timeouts:
         return groups
 
 
-def _judge(timeouts: Dict[int, Timeout], nranks: Optional[int], enqueued: Dict[int, Enqueued]) -> Optional[Late]:
+def _judge(
+    group: str, timeouts: Dict[int, Timeout], nranks: Optional[int], enqueued: Dict[int, Enqueued]
+) -> Optional[Late]:
     sequences = {timeout.sequence for timeout in timeouts.values()}
-    operations = {(timeout.sequence, timeout.operation) for timeout in timeouts.values()}
     evidence = tuple(timeout.evidence for timeout in sorted(timeouts.values(), key=lambda t: t.sequence)[:3])
     if len(sequences) > 1:
         behind = [rank for rank, timeout in timeouts.items() if timeout.sequence == min(sequences)]
         return Late(
             find(
-                "collective-desync", "apart", first=min(sequences), last=max(sequences), behind=ranks(behind),
+                "rank-behind", "apart", first=min(sequences), last=max(sequences), behind=ranks(behind),
                 evidence=evidence, rank=_only(behind),
             )
         )  # fmt: skip
-    if len({operation for _, operation in operations}) > 1:
-        calls = ", ".join(sorted({operation for _, operation in operations}))
-        return Late(
-            find("collective-desync", "operations", sequence=min(sequences), operations=calls, evidence=evidence)
-        )
-    (sequence, operation) = next(iter(operations))
+    callers: Dict[str, List[int]] = {}
+    for rank in sorted(timeouts):
+        callers.setdefault(timeouts[rank].operation, []).append(rank)
+    sequence, operation = sequences.pop(), next(iter(callers))
+    if len(callers) > 1:
+        calls = ", ".join(f"{each} ({ranks(who)})" for each, who in sorted(callers.items()))
+        odd = _only([who[0] for who in callers.values() if len(who) == 1]) if len(timeouts) > 2 else None
+        shown = tuple(timeouts[who[0]].evidence for who in sorted(callers.values(), key=len)[:3])
+        sure = CERTAIN if group else LIKELY  # else they may be of two groups
+        differ = find(
+            "collective-desync", "operations", sequence=sequence, operations=calls, evidence=shown, rank=odd, confidence=sure
+        )  # fmt: skip
+        return None if _BETWEEN_TWO.issuperset(callers) else Late(differ)
     behind = sorted(rank for rank, last in enqueued.items() if last.number < sequence and rank not in timeouts)
     silent = [rank for rank in _silent(timeouts, nranks) if rank not in enqueued]
     absent = [*behind, *silent]

@@ -360,6 +360,12 @@ _NEGATIVE = regex(
 _COLUMNS = regex(r"\S(?: {3,}| ?\t)\S")
 _SENTENCE = regex(r"(?:[A-Za-z'-]{2,},? ){3,}[a-z]{2,}")
 _TABLE = regex(r"^\W*\{|[\"']\w+[\"']: |\.{4}|^\s*[\w ]{1,40} +: ")  # columns, fields, settings: not a sentence
+# What a tool shows of a machine or a job says nothing about a run: rules, columns, `Key=Value`, `key : value`.
+_DUMP = regex(
+    r"[=_*+-]{8}|^\s*[A-Z][\w:/]*=|^\s*[\w ./()\[\]-]{1,40}(?:\s:\s|:\s{2}|:\t|:$)|\S(?: {3,}|\s?\t)\S"
+    r"|^\s*(?:[{}\]],?$|\"\w+\": )"
+)
+_FEWEST_OF_DUMP = 5  # lines
 _LEAST = 1.0  # points of a line that says why
 _STRONG = 2.4  # points of a line that says so though nothing else does
 _LOUD = regex(
@@ -421,6 +427,8 @@ def telling(
     speaks of a failure. `is_known`: lines that were read already; `begin`: first line of the file's last run; `plain`: a text
     with plain words for its labels of ranks; `began`: something worked."""
     texts = [(number, decode(raw)) for number, raw in lines if raw.strip() and number >= begin]
+    if len(texts) >= _FEWEST_OF_DUMP and sum(not _DUMP.search(text) for _, text in texts) * 10 < len(texts):
+        return None
     works = _works(texts, speaker)
     worked = max(works, default=-1) + 1
     workers = {speaker(texts[place][0]) for place in works}

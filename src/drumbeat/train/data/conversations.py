@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drumbeat.train.data.stream import Batch, Pieces, Samples, Stream
+from drumbeat.train.data.stream import Batch, Pieces, Stream
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.refusal import Refusal
 
@@ -105,6 +105,9 @@ class Packed:
         self.inputs = np.zeros((len(rows), 2, length), dtype=np.int64)
         self.inputs[:, 0] = padding
         self.labels = np.full((len(rows), length), IGNORE, dtype=np.int64)
+        self.sizes = np.array(
+            [sum(len(tokens) for tokens, _ in row) for row in rows], dtype=np.int64
+        )  # without padding
         for i, row in enumerate(rows):
             at = 0
             for tokens, counts in row:
@@ -125,11 +128,12 @@ class Mixture:
     """Rows of several sources, by weight: a pass takes each one's share, from a source that is too small several times. Which
     rows a step takes follows from its number alone, so a resumed run goes on exactly."""
 
-    def __init__(self, sources: Sequence[Samples], weights: Sequence[float]) -> None:
+    def __init__(self, sources: Sequence[Packed], weights: Sequence[float]) -> None:
         total = sum(map(len, sources))
         counts = [max(1, round(total * weight / sum(weights))) for weight in weights]
         self.sources = list(sources)
         self.table = [(s, j % len(source)) for s, source in enumerate(sources) for j in range(counts[s])]
+        self.sizes = np.array([sources[s].sizes[row] for s, row in self.table], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.table)

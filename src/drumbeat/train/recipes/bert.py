@@ -30,7 +30,9 @@ from drumbeat.train.world import join
 @dataclass(frozen=True)
 class BertSettings(TokenSettings):
     model: str = option("byte-tiny", "shape: byte-tiny, base, large")
-    data: str = option("python", "python (its own source), a folder of text (bytes), or a .bin or .npy token file")
+    data: str = option(
+        "python", "python (its own source), a folder of text (bytes), or a .bin or .npy token file", reads=("python",)
+    )
     mask: int = option(0, "the mask token; 0: the shape's last one")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
     steps: int = option(400, "optimizer steps")

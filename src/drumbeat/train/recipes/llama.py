@@ -45,8 +45,17 @@ from drumbeat.train.world import join
 @dataclass(frozen=True)
 class LlamaSettings(TokenSettings):
     model: str = option("byte-tiny", "shape: byte-tiny, 1b, 3b, 8b, 70b")
-    weights: str = option("", "folder with config.json and safetensors: start from these weights, in their shape")
-    data: str = option("python", "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file")
+    weights: str = option(
+        "",
+        "folder with config.json and safetensors: start from these weights, in their shape",
+        reads=(),
+        holds="config.json",
+    )
+    data: str = option(
+        "python",
+        "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file",
+        reads=("python", "synthetic"),
+    )
     length: int = option(0, "tokens a sequence; 0: the shape's context")
     rope: str = option("", "longer sequences than the shape's: llama3:FACTOR or yarn:FACTOR times as long")
     context: str = option("auto", "cp: ulysses, ring, or auto: ulysses where the heads divide by it, else ring")

@@ -26,7 +26,9 @@ from drumbeat.train.world import World, join
 @dataclass(frozen=True)
 class ResNetSettings(Settings):
     depth: int = option(50, "18 or 50")
-    data: str = option("synthetic", "synthetic, or a folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
+    data: str = option(
+        "synthetic", "synthetic, or a folder with train/CLASS/*.jpg and val/CLASS/*.jpg", reads=("synthetic",)
+    )
     size: int = option(224, "pixels per side")
     classes: int = option(1000, "classes of the synthetic data; folders count their own")
     epochs: int = option(0, "passes over the data; 0: as many as `steps` give")

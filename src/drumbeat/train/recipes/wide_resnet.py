@@ -28,7 +28,9 @@ from drumbeat.train.world import join
 class WideResNetSettings(Settings):
     depth: int = option(28, "layers: 6 n + 4")
     widening: int = option(10, "how many times wider than a ResNet")
-    data: str = option("synthetic", "synthetic, or a folder with CIFAR-100, its binary or its Python version")
+    data: str = option(
+        "synthetic", "synthetic, or a folder with CIFAR-100, its binary or its Python version", reads=("synthetic",)
+    )
     images: int = option(50_000, "images of the synthetic data")
     classes: int = option(100, "classes")
     epochs: int = option(100, "passes over the data")
