@@ -1,4 +1,4 @@
-"""What the ranks of this node have sent each other so far: bytes per TCP connection, by the kernel's own counts. Where they may
+"""Bytes that the ranks of this node have sent each other so far, per TCP connection, by the kernel's own counts. Where they may
 use other means (a device, shared memory), these bytes say nothing, and the row says why."""
 
 from __future__ import annotations
