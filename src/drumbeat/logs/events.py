@@ -12,6 +12,7 @@ from drumbeat.findings.model import Evidence
 from drumbeat.logs.meaning.rules import REPORT, Match
 from drumbeat.logs.meaning.senses import PROGRAM, remedy, sense
 from drumbeat.logs.nccl.communicators import Communicators, Process
+from drumbeat.logs.nccl.grammar import Record
 from drumbeat.logs.read.labels import Labels
 from drumbeat.logs.read.launchers import FirstFailure
 from drumbeat.logs.read.prefixes import Line
@@ -126,11 +127,10 @@ class Events:
         match: Match,
         line: Line,
         evidence: Evidence,
-        host: str = "",
-        pid: int = 0,
-        device: Optional[int] = None,
+        record: Optional[Record] = None,
         of_table: bool = False,
     ) -> None:
+        """`record`: NCCL's own head of the line. `of_table`: an entry of a launcher's table that is not its root cause."""
         rule = match.rule
         if rule.role == REPORT and len(self.reported) < MAX_SOURCES:
             self.reported.add((rule.id, evidence.file or ""))
@@ -138,7 +138,7 @@ class Events:
         self._place(rule.code, evidence)
         named = match.groups.get("rank", "").strip()
         rank = int(named) if named.isdigit() else line.rank
-        host = match.groups.get("host", "").strip() or host or line.host or ""
+        host = match.groups.get("host", "").strip() or (record.host if record else "") or line.host or ""
         local = False
         if rank is None:
             rank, reported_host, local = _reported(evidence.text)
@@ -152,8 +152,8 @@ class Events:
             rank=rank if rank is not None else owner[0],
             local=local,
             host=host or owner[1],
-            pid=pid,
-            device=device,
+            pid=record.pid if record else 0,
+            device=record.device if record else None,
             time=line.time,
             level=line.level or ("I" if match.talk else ""),
             task=line.task,

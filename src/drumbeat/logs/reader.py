@@ -481,13 +481,12 @@ class Reader:
             self._good_ends.add(file, number, speaker(text, line.rank, line.host))
         if found and not quoted:
             record = next(grammar.records(text), None) if "NCCL" in text else None
-            host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
             for match in self.rules.match(text, found):
                 matched = matched or (match.rule.role != NOTE and not match.rule.conditional)
                 if match.rule.role == REPORT and (match.rule.id, file) not in self.events.reported:
                     self._look_above(file, number)
                 of_table = entry is not None and not self.elastic.root
-                self.events.add_match(self.lines, match, line, evidence, host, pid, device, of_table)
+                self.events.add_match(self.lines, match, line, evidence, record, of_table)
                 if match.rule.code == NAN_LOSS:
                     self.losses.nan(file, evidence)
             self.losses.value(file, evidence)

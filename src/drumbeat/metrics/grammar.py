@@ -142,7 +142,7 @@ _OF_ENTROPY = _set("avg average mean softmax with logits sparse categorical")
 _QUALITIES = _set(
     "ppl perplexity err error rmse mae reward return score residual fitness psnr iou dice wer cer bleu auc"
 )
-_REWARDS = _set("reward rewards return returns score")
+_REWARDS = _set("reward rewards")
 _IMPROVED = _LOSSES | _REWARDS
 _OBJECTIVES = _set(
     "ctc mlm clm sft dpo l recon reconstruction diffusion contrastive huber triplet elbo masked causal language"
@@ -292,9 +292,9 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
         return None  # `win 12 loss 3`
     metrics = [place for name, place in places.items() if name not in COUNTERS]
     guessed = _count(values, unkeyed, line, bool(bar), min(metrics, default=len(line)), places)
-    whole = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
-    if strength.get("loss") == 1 and whole:
-        values["loss"] = number("loss", whole.text)
+    summed = next((item for item in items if item.words == ("total",) and "." in item.text and not item.unit), None)
+    if strength.get("loss") == 1 and summed:
+        values["loss"] = number("loss", summed.text)
     elif (
         strength.get("loss") == 1
         and sum(bool(_LOSSES & {*item.words} and not _VALIDATION & {*item.words}) for item in items) > 1
@@ -314,7 +314,7 @@ def parse(text: str, shapes: Optional[Shapes] = None, tabled: bool = False) -> O
     if "epochs" in values and "•" in line and bar:  # rich, as Lightning uses it, names the last epoch's number
         values["epochs"] += 1
     validation = validation or bool(set(_words(label)) & _VALIDATION) or bool(_FOR_VALIDATION.match(line))
-    judged = _judged(values, validation, whose, bool(bar), label, line, items, tabled)
+    judged = _judged(values, validation, whose, _BAR if bar else _ROW if tabled else "", label, line, items)
     member = not bar and not tabled and not (shapes and shapes.changed) and bool(_MEMBER.fullmatch(text))
     improves = any(not _IMPROVED.isdisjoint(item.words) for item in items)
     if judged and (batch or guessed or member or improves):
@@ -359,7 +359,7 @@ def _behaved(items: List[Item], shapes: Shapes, line: str, bar: bool) -> List[It
             new = "quantity"  # sizes that are tried
         elif item.total and slot.grows and "epoch" in names and item.words and not _meaning(item, items)[0]:
             new = "" if _VALIDATION & {*item.words} else "batch"  # `Epoch: 1/400, Datapoint: 512/4096`
-        elif not any(names) and _grows_evenly(item, slot, lossy, len(items) == 1, line, bar):
+        elif not any(names) and _grows_evenly(item, slot, lossy and _sole_loss(items), len(items) == 1, line, bar):
             new = names[at] = "step"
             growing.append(at)
         if counts[at] and slot.still and not item.total and not item.unit:  # a total: `it=380 of=5000`
@@ -382,6 +382,12 @@ _TRIED = (("epoch",), ("step",))  # what may double: epochs 1, 2, 4 are printed
 @lru_cache(maxsize=2048)
 def _count_name(words: Tuple[str, ...]) -> str:
     return _counter(Item(words, "1", "", "", 0, 0), {*words} - _NOISE, {*words})[0]
+
+
+def _sole_loss(items: List[Item]) -> bool:
+    """Return true if one value is the loss; `mse_y mse_u mse_v` of a video are not."""
+    kinds = [{*item.words} & _LOSSES for item in items if not _LOSSES.isdisjoint(item.words)]
+    return (len(kinds) == 1 or {"loss"} in kinds) and any(_meaning(item, items)[0] == "loss" for item in items)
 
 
 def _improves(item: Item, slot: Slot) -> bool:
@@ -450,16 +456,20 @@ _FOR_VALIDATION = regex(
 )
 
 
+_BAR, _ROW = "bar", "row"
+
+
 def _judged(
     values: Dict[str, Any],
     validation: bool,
     whose: str,
-    bar: bool,
+    form: str,
     label: str,
     line: str,
     items: List[Item],
-    tabled: bool,
 ) -> Optional[Line]:
+    """Say what a line's values mean together. `form`: a progress bar, or the row of a table."""
+    bar = form == _BAR
     for count, total in (("step", "steps"), ("batch", "batches"), ("epoch", "epochs")):
         if total in values and not _fits(values.get(count), values[total]):
             values.pop(count, None)  # no counter goes beyond its total
@@ -488,7 +498,7 @@ def _judged(
             and "." in others[0].text
             and bool(_IS.search(line[: others[0].start]) or {*others[0].words} & _QUALITIES)
         )
-        done = tabled or (
+        done = form == _ROW or (
             not bar
             and any(item.words for item in items)
             and (bool(_DONE.match(line) or _LONE.match(line)) or len(others) > 1 or one)

@@ -265,7 +265,13 @@ class Lines:
             self._trains = True
             return [self._steps.counted(record) for record in line]
         found = self._understood(line)
-        self._trains = self._trains or line.known or line.improves or not _TRAINING.isdisjoint(line.values)
+        self._trains = (
+            self._trains
+            or line.known
+            or line.improves
+            or bool(_TRAINS.fullmatch(line.label))
+            or not _TRAINING.isdisjoint(line.values)
+        )
         return self._proven(found)
 
     def _proven(self, records: List[Record]) -> List[Record]:
